@@ -25,7 +25,9 @@ class View(Request):
 
 
 class PicturedView(View):
-    html: Annotated[str | None, Field("Save the answer as a page in one file.", NEW_FILE, metavar="FILE.html")] = None
+    html: Annotated[
+        str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
+    ] = None
     figure: Annotated[
         str | None,
         Field("Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it with their title.",

@@ -228,14 +228,18 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
 
 
 class WatchView(View):
-    steps: Annotated[range | None, Field("Steps of the timeline.  [default: ten midway]", STEPS, metavar="A:B")] = None
+    steps: Annotated[
+        range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
+    ] = None
     timeline: Annotated[bool, Field("Print the timeline: the loader's workers against the training steps.")] = False
     html: Annotated[str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")] = None
     svg: Annotated[str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")] = None
     trace: Annotated[
         str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
     ] = None
-    baseline: Annotated[str | None, Field("A recording or a run in the journal to compare with.", metavar="RUN")] = None
+    baseline: Annotated[
+        str | None, Field("An earlier recording, or a run of the journal: is this one slower?", metavar="RUN")
+    ] = None
     tolerance: Annotated[
         float | None,
         Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),

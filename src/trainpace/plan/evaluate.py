@@ -116,7 +116,7 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
 
 def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:
     """A step together with its data: the later of both where samples are made beside the computation, else one after
-    the other (the pipeline model of `loader.model`, from the pace that it gave)."""
+    the other (the pipeline model of `loader.costs`, from the pace that it gave)."""
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
     return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
 

@@ -22,7 +22,10 @@ class CalibrateRequest(Request):
     ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
     storage: Annotated[str | None, Field("Also write and read 250 MB in this folder.", metavar="FOLDER")] = None
-    output: Annotated[str | None, Field("Leave the profile in another file.", NEW_FILE, metavar="FILE.json")] = None
+    output: Annotated[
+        str | None,
+        Field("Where to leave the profile, in place of the user's data folder.", NEW_FILE, metavar="FILE.json"),
+    ] = None
 
     @property
     def profile_file(self) -> Path:

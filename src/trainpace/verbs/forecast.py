@@ -42,7 +42,9 @@ class ForecastRequest(ExecutedRequest):
     ] = None  # fmt: skip
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
-    samples: Annotated[int | None, Field("Samples in an epoch, to forecast all `epochs` too.", AT_LEAST_1)] = None
+    samples: Annotated[
+        int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
+    ] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of all `epochs`.", USD)] = None
     hardware: HardwareFile = None
 

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 class LoaderRequest(Request):
     target: Annotated[str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")]
     batch: Annotated[int | None, Field("Samples in a batch.  [default: the DataLoader's own, or 32]", COUNT)] = None
-    workers: Annotated[tuple[int, ...] | None, Field("4, or 0:4.  [default: 0 until gains stop]", WORKERS)] = None
-    compute_ms: Annotated[float | None, Field("Step time without data wait.  [default: a task's]", MILLISECONDS)] = None
+    workers: Annotated[
+        tuple[int, ...] | None, Field("4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]", WORKERS)
+    ] = None
+    compute_ms: Annotated[
+        float | None, Field("Step time with its data at hand.  [default: measured for a task]", MILLISECONDS)
+    ] = None
     seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
     repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
     timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0

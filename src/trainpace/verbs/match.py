@@ -16,7 +16,9 @@ from trainpace.workload import Form, Workload, form_of
 
 class MatchRequest(TrainingRequest, kw_only=True):
     samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
-    max_steps: Annotated[int | None, Field("Stop after this many updates, instead of `epochs`.", AT_LEAST_1)] = None
+    max_steps: Annotated[
+        int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
+    ] = None
     global_batch: Annotated[int, Field("Samples per update, on every server.", AT_LEAST_1)] = 256
     precision: Annotated[
         tuple[Precision, ...],

@@ -42,9 +42,13 @@ class MeasureRequest(Request):
     """A model, the batch sizes, and how its steps are measured. `command`: the one that the journal notes, "" for none."""
 
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
-    batch: Annotated[tuple[int, ...] | None, Field("Sizes: 32, 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)] = None
+    batch: Annotated[
+        tuple[int, ...] | None, Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)
+    ] = None
     every: Annotated[bool, Field("Measure every size of a long range; without it those that tell most.")] = False
-    repeats: Annotated[int | None, Field("Probes of a size where all are measured.  [default: 2 or 3]", COUNT)] = None
+    repeats: Annotated[
+        int | None, Field("Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]", COUNT)
+    ] = None
     until_oom: Annotated[bool, Field("Find the largest batch that fits (up to the largest of `batch`).")] = False
     precision: Annotated[Precision, Field("Number format.")] = "fp32"
     optimizer: Optimizer = None

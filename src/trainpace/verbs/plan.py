@@ -50,9 +50,15 @@ class PlanRequest(TrainingRequest):
     config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
     command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
     watched: Annotated[str | None, Field("How it trains now: a recording of trainpace watch.", metavar="FOLDER")] = None
-    batch: Annotated[int | None, Field("Samples per GPU now.  [default: 32]", AT_LEAST_1, sets="micro_batch")] = None
-    accumulate: Annotated[int | None, Field("Accumulation now.  [default: 1]", AT_LEAST_1, sets="accumulation")] = None
-    global_batch: Annotated[int | None, Field("Samples per update, in place of `accumulate`.", AT_LEAST_1)] = None
+    batch: Annotated[
+        int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, sets="micro_batch")
+    ] = None
+    accumulate: Annotated[
+        int | None, Field("Micro-batches per update now.  [default: 1]", AT_LEAST_1, sets="accumulation")
+    ] = None
+    global_batch: Annotated[
+        int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
+    ] = None
     gpus_now: Annotated[int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)] = None
     nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)] = None
     precision: Annotated[Precision | None, Field("Number format now.  [default: fp32]")] = None
@@ -60,7 +66,9 @@ class PlanRequest(TrainingRequest):
     tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
     pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
     cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None
-    checkpointing: Annotated[Checkpointing | None, Field("Recomputation now.", sets="activation_checkpointing")] = None
+    checkpointing: Annotated[
+        Checkpointing | None, Field("What is recomputed now.", sets="activation_checkpointing")
+    ] = None
     offload: Annotated[Offload | None, Field("What is kept in the host's memory now.", sets="offload_optimizer")] = None
     compile: Annotated[bool, Field("torch.compile is used now.")] = False
     channels_last: Annotated[bool, Field("NHWC tensors are used now.")] = False

@@ -49,7 +49,9 @@ STATE = "ladder.json"
 class RunRequest(Request):
     ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
     task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's.", metavar="SPEC")] = None
-    command: Annotated[str | None, Field("The launch command of an unchanged script.", metavar="TEXT")] = None
+    command: Annotated[
+        str | None, Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT")
+    ] = None
     config: Annotated[tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")] = ()
     precompute: Annotated[str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")] = ""
     out: Annotated[str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")] = None

@@ -37,17 +37,23 @@ MOST_IN_AN_ARRAY = 1000
 
 
 class SuiteRequest(MeasureRequest):
-    suite: Annotated[str | None, Field("A list of models: classic, random, small or FILE.toml.", metavar="NAME")] = None
+    suite: Annotated[
+        str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
+    ] = None
     suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = None
     suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
-    launcher: Annotated[Literal["here", "slurm"], Field("slurm: a job array, with a node for each model.")] = "here"
+    launcher: Annotated[
+        Literal["here", "slurm"], Field("slurm: a job array, a task for each model, with a node to itself.")
+    ] = "here"
     at_once: Annotated[int | None, Field("Most tasks of the array that run at the same time.", COUNT)] = None
     cpus: Annotated[int | None, Field("Cores of a task.  [default: 1]", COUNT)] = None
     limit: Annotated[float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)] = None
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
     sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
-    out: Annotated[str | None, Field("Where an array's results go.  [default: NAME-measured]", metavar="FOLDER")] = None
+    out: Annotated[
+        str | None, Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER")
+    ] = None
 
     @property
     def is_one_model_here(self) -> bool:

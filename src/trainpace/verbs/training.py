@@ -150,7 +150,9 @@ class TrainingRequest(TracedRequest):
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
-    checkpoint_every: Annotated[float | None, Field("Between checkpoints.  [default: the cheapest]", ABOVE_0_S)] = None
+    checkpoint_every: Annotated[
+        float | None, Field("Time between checkpoints.  [default: what loses least]", ABOVE_0_S)
+    ] = None
     mtbf: Annotated[
         float | None, Field("Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S)
     ] = None
@@ -158,7 +160,9 @@ class TrainingRequest(TracedRequest):
     data_gb: Annotated[float, Field("Data to copy to the servers first.", within("GB", 0, 1e9))] = 0.0
     download: Annotated[float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S)] = None
     sample_bytes: Annotated[int, Field("Bytes read per sample; slow storage then shows as data wait.", BYTES)] = 0
-    storage: Annotated[float | None, Field("Speed of shared storage.  [default: 1, assumed]", GB_PER_S)] = None
+    storage: Annotated[
+        float | None, Field("Speed of shared storage (checkpoints, samples).  [default: 1, assumed]", GB_PER_S)
+    ] = None
 
     def conditions(self, **more: Any) -> JobConditions:
         """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
@@ -186,11 +190,17 @@ class ExecutedRequest(TrainingRequest):
     async_tp: Annotated[
         bool, Field("Hide part of tensor parallelism's exchanges under its products.", sets="async_tensor_parallel")
     ] = False  # fmt: skip
-    pipeline: Annotated[PipelineSchedule, Field("Schedule of the micro-batches.", sets="pipeline_schedule")] = "1f1b"
+    pipeline: Annotated[
+        PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
+    ] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
     zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")] = 0
-    shard_size: Annotated[int | None, Field("Hybrid sharding, over so many data-parallel ranks.", AT_LEAST_1)] = None
-    keep_gathered: Annotated[bool, Field("FSDP: no resharding after forward.", sets="reshard_after_forward")] = False
+    shard_size: Annotated[
+        int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
+    ] = None
+    keep_gathered: Annotated[
+        bool, Field("FSDP without resharding after the forward pass.", sets="reshard_after_forward")
+    ] = False
     offload: Annotated[Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")] = "none"
     checkpointing: Annotated[
         Checkpointing,

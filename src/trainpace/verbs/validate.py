@@ -15,7 +15,9 @@ WORKERS = within("count", 1, 64, int)
 class ValidateRequest(Request):
     runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
     file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
-    models: Annotated[str | None, Field("Folder of transformers:FILE.json, else that of RUNS.", EXISTING_FOLDER)] = None
+    models: Annotated[
+        str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
+    ] = None
     traces: Annotated[str | None, Field("Folder that keeps traced models. Default: the user's cache.")] = None
     workers: Annotated[int | None, Field("Processes that trace. Default: half the cores, at most 4.", WORKERS)] = None
 

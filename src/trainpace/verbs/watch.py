@@ -29,7 +29,9 @@ class WatchRequest(Request):
 
     command: Command = ()
     output: RecordingFolder = None
-    recorded: Annotated[str | None, Field("Show a recording again.", metavar="FOLDER", option="from")] = None
+    recorded: Annotated[
+        str | None, Field("Show a recording again, in place of running a command.", metavar="FOLDER", option="from")
+    ] = None
     stdout: int | None = None
 
 
