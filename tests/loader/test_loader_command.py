@@ -98,7 +98,7 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
     ("what", "said"),
     [
         ("broken", "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this."),
-        ("empty", "the dataset of mine.py:empty is empty."),
+        ("empty", "mine.py:empty is a dataset of no samples."),
         ("nothing", "mine.py:nothing is of type NoneType, which is no dataset with __len__ and __getitem__."),
         ("raising", "mine.py:raising raised RuntimeError at mine.py line 36: no data today."),
         ("only_here", "RuntimeError: not in a worker"),
