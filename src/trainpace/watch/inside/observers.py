@@ -56,8 +56,8 @@ def count_one_step(recorder: Recorder) -> Any:
             seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
-                recorder.product_dtype = args[0].dtype
                 with contextlib.suppress(Exception):
+                    recorder.product_dtype = args[0].dtype
                     seen["flops"] += formula(*args, **(kwargs or {}), out_val=result)
             return result
 
@@ -78,6 +78,8 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     """
     import torch
 
+    if torch.autograd._profiler_enabled():  # the script's own, which a second one would end
+        return lambda: None
     torch.cuda.synchronize()
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     profiler.start()
