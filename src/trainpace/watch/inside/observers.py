@@ -96,12 +96,13 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
             if event.device_type == torch.autograd.DeviceType.CUDA and "nccl" not in event.name.lower()
         ]
         if spans:
-            recorder.trail.note({"device_busy_ms": _union(spans) / 1e3})
+            recorder.trail.note({"device_busy_ms": covered(spans) / 1e3})
 
     return end
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> float:
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what the spans cover together."""
     busy, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         busy += max(0.0, end - max(start, reached))
