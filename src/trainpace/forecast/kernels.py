@@ -3,8 +3,8 @@
     time = (compute^p + memory^p)^(1/p) + launches x latency        p = SMOOTHNESS
 
 Products, convolutions and fused attention compute as the modules of their names say. Everything else moves bytes at a share
-of the bandwidth that its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch sizes and devices
-along axes before it.
+of the bandwidth that its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch
+sizes and devices along axes before it.
 """
 
 from typing import NamedTuple
