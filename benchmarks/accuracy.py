@@ -157,7 +157,7 @@ def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[tu
 
 def teaches(case: Case) -> bool:
     """Do the errors of this run say how far forecasts of torch are off?"""
-    return is_same_model(case) and case.host != "tensorflow"
+    return is_same_model(case) and case.software.framework != "tensorflow"
 
 
 def class_of(row: HeldOut) -> str:

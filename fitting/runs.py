@@ -23,6 +23,8 @@ from trainpace.workload import PHASES, Workload
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
 THINNING = 3
+SLOW_HOSTS = ("host_old_torch", "host_tensorflow")
+"""What `Software.slow_host` may say, in the order of precedence."""
 
 Pair = tuple[Case, Workload]
 
@@ -68,7 +70,7 @@ def is_same_model(case: Case) -> bool:
     """
     name = case.spec.rpartition(":")[2]
     return not (
-        (case.host == "tensorflow" and name == "alexnet")
+        (case.software.framework == "tensorflow" and name == "alexnet")
         or name == "ig_resnext101_32x32d"
         or name.startswith("tresnet")
     )
@@ -85,7 +87,7 @@ class RunTable:
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
-        self.first_attention = np.array([case.attention == "flash1" for case, _ in pairs])[self.run]
+        self.first_attention = np.array([case.software.fused_attention == "flash1" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
@@ -101,7 +103,7 @@ class RunTable:
             1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) * (c.run.host_copy == "yes")
             for c, w in pairs
         ])  # fmt: skip
-        self.host = np.array([case.host for case, _ in pairs])
+        self.host = np.array([case.software.slow_host for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, SimpleNamespace(**self.columns))
         self.table = KernelTable(self.operators)
@@ -135,8 +137,8 @@ class RunTable:
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software launches."""
-        software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
-        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0)
+        slow = [self.host == name for name in SLOW_HOSTS]
+        return np.select([*slow, self.is_compiled], [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host], 1.0)
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

@@ -133,7 +133,7 @@ class ForecastTable:
         timed = self.timed
         for position, i in enumerate(rows):
             if timed[i]:
-                keyed.setdefault(kernel_key(self.execution(i)), []).append(position)
+                keyed.setdefault(kernel_key(self.execution(i), target.software), []).append(position)
         kernels: list[RowKernels | None] = [None] * len(rows)
         for key, positions in keyed.items():
             table = tables.table(key.sharding)

@@ -15,6 +15,7 @@ import numpy as np
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
 from trainpace.hardware import Device
+from trainpace.software import Attention
 from trainpace.workload import Floats
 
 NO_RATE = 1e30
@@ -85,9 +86,11 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
 
 
 def sustained_rates(
-    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants
-) -> Rates | str:
-    """The rates of a device, or the reason why one that the operators need is missing."""
+    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
+    attention: Attention | None = None,
+) -> Rates | str:  # fmt: skip
+    """The rates of a device, or the reason why one that the operators need is missing. `attention`: its fused kernels,
+    FlashAttention 2 where nothing is said."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
@@ -111,7 +114,8 @@ def sustained_rates(
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
     # FlashAttention 2, the kernels of torch up to 2.7, gets 35 % out of an H100 and twice that out of an A100 (Shah et al. 2024)
-    fused = constants.attention_hopper if generation == "9" else 1.0
+    fused = constants.attention_hopper if generation == "9" and attention not in ("flash3", "cudnn") else 1.0
+    fused *= constants.attention_first if attention == "flash1" else 1.0
     bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
     return Rates(
         full=np.asarray(_sustained(device, full, constants)),

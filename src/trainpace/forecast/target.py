@@ -18,6 +18,7 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device
 from trainpace.outcome import Provenance
+from trainpace.software import TODAY, Software
 from trainpace.workload import Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
@@ -40,11 +41,12 @@ class KernelKey(NamedTuple):
     precision: Precision
     channels_last: bool
     compiled: bool
+    software: Software
 
 
-def kernel_key(e: Execution) -> KernelKey:
+def kernel_key(e: Execution, software: Software) -> KernelKey:
     sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1)
-    return KernelKey(sharding, e.precision, e.channels_last, e.compile)
+    return KernelKey(sharding, e.precision, e.channels_last, e.compile, software)
 
 
 class RankTimes(NamedTuple):
@@ -72,6 +74,11 @@ def fitted_host_us(operators: Operators, c: KernelConstants) -> Floats:
     """The host's time for every row, all of its operators together, in microseconds, by the fitted constants."""
     launch_us = np.where(np.asarray(operators.phase) == "optimizer", c.host_optimizer_us, c.host_launch_us)
     return host_us(operators, launch_us, c.host_view_us, c.host_module_us)
+
+
+def software_host_factor(software: Software, c: KernelConstants) -> float:
+    """How much slower than today's torch a software launches."""
+    return float(getattr(c, software.slow_host)) if software.slow_host else 1.0
 
 
 class KernelModel(ABC):
@@ -113,11 +120,12 @@ class FittedKernels(KernelModel):
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
-        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
+        needs_full, needs_half = bool((~operators.half).any()), bool(operators.half.any())
+        rates = sustained_rates(device, key.precision, needs_full, needs_half, c, key.software.fused_attention)
         if isinstance(rates, str):
             return rates
         times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)
-        factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
+        factor = self.host_factor * software_host_factor(key.software, c) * (c.compile_host if key.compiled else 1.0)
         host_ms = fitted_host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
@@ -127,7 +135,7 @@ class FittedKernels(KernelModel):
 
 
 class CalibratedKernels(KernelModel):
-    """The kernel model of one machine, from its own micro-benchmarks."""
+    """The kernel model of one machine, from its own micro-benchmarks, which were made with its own software."""
 
     provenance: Provenance = "calibrated"
     traces_cpu = True
@@ -160,7 +168,7 @@ FITTED = FittedKernels()
 
 
 class Target(NamedTuple):
-    """A cluster with the kernel model that answers for its devices.
+    """A cluster with the kernel model that answers for its devices, and the software that runs on it.
 
     `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device where nothing hides it; infinite: hidden.
     """
@@ -168,3 +176,4 @@ class Target(NamedTuple):
     cluster: Cluster
     kernels: KernelModel = FITTED
     host_copy_gb_per_s: float = math.inf
+    software: Software = TODAY

@@ -16,16 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast import (
-    CONTEXT_GIB,
-    FittedKernels,
-    Forecaster,
-    KernelConstants,
-    Target,
-    fitted_constants,
-    needed_gib,
-    room_gib,
-)
+from trainpace.forecast import CONTEXT_GIB, FittedKernels, Forecaster, KernelConstants, Target, needed_gib, room_gib
 from trainpace.outcome import Forecast, Memory
 from trainpace.records import Record, load
 from trainpace.trace import is_saved, trace_many
@@ -104,16 +95,9 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
 
 
 def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
-    """The forecast of a case under its own conditions, its host's software included."""
-    c = constants or fitted_constants()
-    factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
-    if case.attention == "native":
-        constants = replace(c, attention_hopper=1.0)
-    elif case.attention == "flash1":
-        share = c.attention_first
-        constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
+    """The forecast of a case under its own conditions and its own software."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor), copies)
+    target = Target(case.cluster, FittedKernels(constants), copies, case.software)
     return Forecaster(workload, target).forecast(case.execution)
 
 
