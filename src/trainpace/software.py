@@ -173,7 +173,7 @@ def parse_attention(text: str) -> Attention:
     word = re.sub(r"[\s-]+", "_", text.strip().casefold())
     for known in (word, word.replace("_", "")):
         if known in ATTENTIONS:
-            return known  # type: ignore[return-value]
+            return known
     if word in _SPELLINGS:
         return _SPELLINGS[word]
     raise UnknownName("implementation of attention", text, ATTENTIONS, f"One of {', '.join(ATTENTIONS)}.")

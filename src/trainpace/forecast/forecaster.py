@@ -33,11 +33,14 @@ from trainpace.workload import Flags, Floats, Workload, form_of
 
 
 class Forecaster:
-    """Forecasts of one workload on one target. Safe to share between threads."""
+    """Forecasts of one workload on one target. Safe to share between threads.
+
+    `workload` is the one that was traced, as the target's software runs it.
+    """
 
     def __init__(self, workload: Workload, target: Target, tables: Tables | None = None) -> None:
-        self.workload, self.target = workload, target
-        self.tables = tables or Tables(workload)
+        self.tables = (tables or Tables(workload)).under(target.software)
+        self.workload, self.target = self.tables.workload, target
 
     def on(self, target: Target | Cluster) -> Forecaster:
         """The same workload on another target, or on another cluster whose devices the same kernel model answers for. The two
