@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.target import fitted_host_us, together_ms
+from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import PHASES, Workload
@@ -102,6 +102,7 @@ class RunTable:
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])
+        self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, SimpleNamespace(**self.columns))
         self.table = KernelTable(self.operators)
@@ -134,9 +135,9 @@ class RunTable:
         return self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
-        """How much slower the run's software launches."""
+        """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
-        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0)
+        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

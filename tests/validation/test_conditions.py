@@ -154,3 +154,15 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
 )
 def test_networks(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
+
+
+def test_a_named_host_launches_at_its_own_speed():
+    slow = case(host="Xeon Platinum 8259CL", batch_per_gpu=1.0)
+    assert slow.cluster.host.name == "Xeon Platinum 8259CL"
+    fast = case(host="13900K", batch_per_gpu=1.0)
+    small = workload()
+    times = [forecast_case(one, small).step.host_overhead_ms for one in (fast, slow)]
+    assert times[0] < times[1]
+    assert case().cluster.host is None
+    with pytest.raises(TrainpaceError, match="unknown host CPU 'a fast one'"):
+        case(host="a fast one")

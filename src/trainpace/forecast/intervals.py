@@ -20,6 +20,8 @@ COVERAGE = 0.9
 HOST_SHARE = 0.3
 GROUPED_SHARE = 0.25
 COMMUNICATION_SHARE = 0.1
+Z_95 = 1.6448536
+"""The 95th percentile of the standard normal distribution."""
 
 
 class Quantiles(Record):
@@ -61,6 +63,14 @@ def class_spread(run_class: str, device: Device) -> Spread:
     return Spread(quantiles.low, quantiles.high, COVERAGE, f"{name}: {quantiles.n} held-out runs")
 
 
+def with_host_spread(spread: Spread, sensitivity: float, log_sd: float) -> Spread:
+    """A spread widened by what is not known of the host: a normal error of the logarithm of its time, independent of the other
+    errors, of which the step takes over the share `sensitivity`."""
+    low, high = math.log(spread.low), math.log(spread.high)
+    middle, half = (low + high) / 2, math.hypot((high - low) / 2, Z_95 * sensitivity * log_sd)
+    return spread._replace(low=math.exp(middle - half), high=math.exp(middle + half))
+
+
 def run_class(step: StepTime, execution: Execution, device_s: Floats, grouped: Flags, half: bool) -> str:
     """What decides the time of a run whose rows take `device_s`; else the width of its numbers. `grouped`: which rows are
     convolutions in groups; `half`: some rows compute in 16 bits."""
@@ -79,6 +89,6 @@ def student_t_95(degrees: int) -> float:
     tabled = {1: 6.314, 2: 2.920}
     if degrees in tabled:
         return tabled[degrees]
-    z, v = 1.6448536, degrees
+    z, v = Z_95, degrees
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))
