@@ -28,6 +28,7 @@ PAIRS = [
     pair("T4", 32),
     pair("A100", 4, "amp_fp16"),
     pair("A100", 4, "amp_fp16", compiled=True),
+    pair("P100", 4),
 ]
 
 
