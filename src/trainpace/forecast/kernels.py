@@ -14,7 +14,8 @@ import numpy as np
 from trainpace.forecast.attention import attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
-from trainpace.forecast.products import OperatorSizes, part, products_s
+from trainpace.forecast.operator_sizes import OperatorSizes, part
+from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import KINDS
 from trainpace.workload import (
