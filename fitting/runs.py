@@ -14,6 +14,7 @@ from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.product_model import ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.target import fitted_host_us, together_ms
 from trainpace.records import load
@@ -77,6 +78,9 @@ def is_same_model(case: Case) -> bool:
 class RunTable:
     """Rows of all runs, one below the other."""
 
+    _products: ProductTimes | None = None
+    """The same with all constants."""
+
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
         tables = [workload.forms[case.form].operators for case, workload in pairs]
@@ -124,10 +128,11 @@ class RunTable:
             rates = sustained_rates(device, precision, True, precision not in ("fp32", "tf32"), c)
             assert not isinstance(rates, str), rates
             every.append(rates)
-        gathered = (np.array([float(getattr(r, name)) for r in every])[self.device_row] for name in Rates._fields)
-        rates = Rates(*gathered)
+        rates = Rates.gathered(every, self.device_row)
         rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
-        return self.table.times(self.batch, rates, c, self.channels_last, self.compiled)
+        if self._products is None:
+            self._products = self.table.product_times(self.batch, rates)
+        return self.table.times(self.batch, rates, c, self.channels_last, self.compiled, self._products)
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases."""

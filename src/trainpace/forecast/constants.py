@@ -54,6 +54,7 @@ class _Constants(Record):
     gemm_tensor: float = 0.9
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
+    products_sustained: float = 0.9
     misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85

@@ -7,13 +7,17 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
+from __future__ import annotations
+
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.product_model import UNKNOWN, ProductFigures, Width, product_figures
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -59,6 +63,22 @@ class Rates(NamedTuple):
     """1 where separate kernels cast the operands of products to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
     """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
+    weights: ProductFigures = UNKNOWN
+    """Products with weights, of operands stored in 16 bits."""
+    batched: ProductFigures = UNKNOWN
+    """Products of activations with each other, which stay in 16 bits where others go to FP8."""
+
+    @staticmethod
+    def gathered(every: Sequence[Rates], rows: np.ndarray) -> Rates:
+        """One figure for each row from the rates that `rows` numbers."""
+
+        def column(values: Sequence[Any]) -> Any:
+            first = values[0]
+            if isinstance(first, ProductFigures):
+                return ProductFigures(*(column(part) for part in zip(*values, strict=True)))
+            return np.array([float(value) for value in values])[rows]
+
+        return Rates(*(column(values) for values in zip(*every, strict=True)))
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -104,10 +124,12 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    weights = batched = _measured_products(device, half, "16")
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
+        weights, batched = _measured_products(device, half, "8"), _measured_products(device, in_16_bits, "16")
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
@@ -126,7 +148,15 @@ def sustained_rates(
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
+        weights=weights,
+        batched=batched,
     )
+
+
+def _measured_products(device: Device, peak: Peak, width: Width) -> ProductFigures:
+    if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
+        return UNKNOWN
+    return product_figures(device, peak.flop_per_s, width, consumer_boost(device))
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
