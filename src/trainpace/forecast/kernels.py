@@ -15,7 +15,7 @@ from trainpace.forecast.attention import attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
 from trainpace.forecast.operator_sizes import OperatorSizes, part
-from trainpace.forecast.product_model import ProductFigures, ProductTimes, product_times
+from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, product_times
 from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import KINDS
@@ -115,15 +115,14 @@ class KernelTable:
             )
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
 
-    def product_times(self, batch: Floats, rates: Rates) -> ProductTimes:
+    def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
         rows, at = self._products, part(np.asarray(batch, dtype=np.float64), self._products)
         b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
         has_weights = self._has_weights[rows]
         pairs = zip(rates.weights, rates.batched, strict=True)
-        return product_times(
-            b, m, n, k, ProductFigures(*(np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs))
-        )
+        figures = ProductFigures(*(np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs))
+        return product_times(b, m, n, k, figures, model)
 
     def _with_products(
         self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants

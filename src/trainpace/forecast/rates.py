@@ -17,7 +17,7 @@ import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import UNKNOWN, ProductFigures, Width, product_figures
+from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -106,8 +106,9 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
 
 
 def sustained_rates(
-    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants
-) -> Rates | str:
+    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
+    products: ProductModel | None = None,
+) -> Rates | str:  # fmt: skip
     """The rates of a device, or the reason why one that the operators need is missing."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
@@ -124,12 +125,13 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
-    weights = batched = _measured_products(device, half, "16")
+    weights = batched = _measured_products(device, half, "16", products)
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
-        weights, batched = _measured_products(device, half, "8"), _measured_products(device, in_16_bits, "16")
+        weights = _measured_products(device, half, "8", products)
+        batched = _measured_products(device, in_16_bits, "16", products)
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
@@ -153,10 +155,10 @@ def sustained_rates(
     )
 
 
-def _measured_products(device: Device, peak: Peak, width: Width) -> ProductFigures:
+def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
     if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
         return UNKNOWN
-    return product_figures(device, peak.flop_per_s, width, consumer_boost(device))
+    return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
