@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.kinds import TRAFFIC_SHARES
+from trainpace.kinds import ROW_WORK, TRAFFIC_SHARES, WORK
 from trainpace.records import Record, from_package
 
 
@@ -29,7 +29,8 @@ class _Constants(Record):
     grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
     depthwise_*window: how it grows with the window, 1 for not at all. misaligned: factor for each time that 8
     numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
-    traffic_*: share of the memory bandwidth by class of operator.
+    traffic_*: share of the memory bandwidth by class of operator; work_*, row_work_*: FLOPs of the CUDA cores that an element
+    read or written costs there, and a row that is normalised.
     attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
     keeps of these kernels' share, which were written for Ampere's instructions.
     l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
@@ -119,21 +120,24 @@ class _Constants(Record):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not 0 <= getattr(self, name) < 1e4:
+            if not 0 <= getattr(self, name) < 1e7:
                 raise TrainpaceError(f"{name} of the kernel constants is {getattr(self, name)}.")
 
 
 if TYPE_CHECKING:
 
     class KernelConstants(_Constants):
-        """All constants: those above, and `traffic_*` of every class of memory traffic that a kind of operators declares."""
+        """All constants: those above, and `traffic_*`, `work_*` and `row_work_*` of the classes of memory traffic that kinds of
+        operators declare."""
 
         def __getattr__(self, name: str) -> float: ...
 
 else:
     KernelConstants = msgspec.defstruct(
         "KernelConstants",
-        [(f"traffic_{name}", float, share) for name, share in TRAFFIC_SHARES.items()],
+        [(f"traffic_{name}", float, share) for name, share in TRAFFIC_SHARES.items()]
+        + [(f"work_{name}", float, float(flops)) for name, flops in WORK.items()]
+        + [(f"row_work_{name}", float, float(flops)) for name, flops in ROW_WORK.items()],
         bases=(_Constants,),
         module=__name__,
         frozen=True,

@@ -10,8 +10,7 @@ proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starve
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,18 +66,6 @@ class Rates(NamedTuple):
     """Products with weights, of operands stored in 16 bits."""
     batched: ProductFigures = UNKNOWN
     """Products of activations with each other, which stay in 16 bits where others go to FP8."""
-
-    @staticmethod
-    def gathered(every: Sequence[Rates], rows: np.ndarray) -> Rates:
-        """One figure for each row from the rates that `rows` numbers."""
-
-        def column(values: Sequence[Any]) -> Any:
-            first = values[0]
-            if isinstance(first, ProductFigures):
-                return ProductFigures(*(column(part) for part in zip(*values, strict=True)))
-            return np.array([float(value) for value in values])[rows]
-
-        return Rates(*(column(values) for values in zip(*every, strict=True)))
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
