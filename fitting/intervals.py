@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.optimize import minimize
 
 from trainpace.forecast.intervals import PARTS, PartSpread, Spreads, deviation
@@ -63,8 +64,6 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
 
 def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
     """Quantiles of the errors in each step's own deviations, with the finite-sample correction."""
-    from msgspec.structs import replace
-
     standard = np.array([e.log_error / deviation(spreads, e.shares, e.seen) for e in errors])
     order = np.argsort(standard)
     weight = weights(errors)[order]

@@ -191,12 +191,20 @@ def product_times(
 
 
 def evaluate(network: Network, inputs: Floats) -> Floats:
-    """The network's output (rows) for its inputs (rows x inputs)."""
+    """The network's output (rows) for its inputs (rows x inputs), for each row the same to the last bit whatever the others are."""
     x = np.clip((inputs - np.array(network.means)) / np.array(network.deviations), -CLIPPED, CLIPPED)
     *hidden, last = network.layers
     for layer in hidden:
-        x = np.tanh(x @ np.array(layer.weights).T + np.array(layer.biases))
-    return np.asarray((x @ np.array(last.weights).T + np.array(last.biases))[:, 0])
+        x = np.tanh(_through(layer, x))
+    return _through(last, x)[:, 0]
+
+
+def _through(layer: Layer, x: Floats) -> Floats:
+    # BLAS adds up in an order that depends on the number of rows
+    out = np.tile(np.array(layer.biases), (len(x), 1))
+    for column, weights in zip(x.T, np.array(layer.weights).T, strict=True):
+        out += column[:, None] * weights
+    return out
 
 
 def network_inputs(b: Floats, m: Floats, n: Floats, k: Floats, form: FormTimes, latency_s: Floats) -> Floats:
