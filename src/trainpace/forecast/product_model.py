@@ -191,7 +191,7 @@ def product_times(
 
 
 def evaluate(network: Network, inputs: Floats) -> Floats:
-    """The network's output (rows) for its inputs (rows x inputs), for each row the same to the last bit whatever the others are."""
+    """The output (rows) for inputs (rows x inputs), of each row the same to the last bit whatever the others are."""
     x = np.clip((inputs - np.array(network.means)) / np.array(network.deviations), -CLIPPED, CLIPPED)
     *hidden, last = network.layers
     for layer in hidden:
