@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from nouns import cpu, machine_model, workload
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.forecast.intervals import class_spread, with_host_spread
+from trainpace.forecast.intervals import PARTS, composed_spread, with_host_spread
 from trainpace.forecast.target import REFERENCE_POINTS, UNSAID_LOG_SD, host_sensitivity
 from trainpace.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.outcome import StepTime
@@ -58,7 +59,7 @@ def test_naming_the_host_narrows_the_interval_where_it_decides():
 
 
 def test_the_widened_interval_adds_variances_around_its_own_middle():
-    spread = class_spread("launches", H100.device)
+    spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
     assert with_host_spread(spread, 0.0, UNSAID_LOG_SD)[:2] == pytest.approx(spread[:2], rel=1e-12)
     wide = with_host_spread(spread, 0.5, 0.4)
     assert wide.low * wide.high == pytest.approx(spread.low * spread.high)
