@@ -77,6 +77,8 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
             figure = device.bf16_tensor_tflops
             if figure is None and device.kind == "gpu":
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
+        elif figure is None and device.bf16_tensor_tflops is not None:  # Gaudi: fp32 vectors would answer in its place
+            return f"{device.name} has no fp16 matrix rate in the catalogue."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
     if device.fp32_tflops is None:
@@ -151,5 +153,6 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 
 def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
+    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others, and those of
+    laptops, do not."""
+    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", device.name))

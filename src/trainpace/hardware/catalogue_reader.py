@@ -20,7 +20,7 @@ from trainpace.hardware.cluster import Device, Figure
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
-_VENDOR_WORDS = re.compile(r"^(nvidia|amd|tesla|geforce|instinct|radeon)+")
+_VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
 _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
 
 
