@@ -19,6 +19,7 @@ from trainpace.errors import UnknownName, UnreadableInput, nearest_names
 from trainpace.hardware.cluster import Device, Figure
 
 FOLDER = Path(__file__).parent / "catalogue"
+_ENTRY = "\n[[gpu]]\n"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
 _VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
 _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
@@ -54,19 +55,23 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
 @functools.cache
 def catalogue() -> tuple[Device, ...]:
     """Every packaged device."""
-    return tuple(device for file in _files() for device in _devices_of(file))
+    files = sorted(FOLDER.glob("*.toml"))
+    return tuple(device for file in files for device in parse_catalogue(file.read_text("utf-8"), file.name))
 
 
 @functools.cache
-def _files() -> dict[Path, str]:
-    """The packaged files, each with its devices' names and aliases, normalised and joined."""
-    names = {file: _NAMES.findall(file.read_text("utf-8")) for file in sorted(FOLDER.glob("*.toml"))}
-    return {file: normalised(" ".join(lines)) for file, lines in names.items()}
+def _entries() -> dict[str, str]:
+    """The text of every packaged entry under its file's sources -> its names and aliases, normalised and joined."""
+    entries: dict[str, str] = {}
+    for file in sorted(FOLDER.glob("*.toml")):
+        sources, *blocks = file.read_text("utf-8").split(_ENTRY)
+        entries |= {sources + _ENTRY + block: normalised(" ".join(_NAMES.findall(block))) for block in blocks}
+    return entries
 
 
 @functools.cache
-def _devices_of(file: Path) -> tuple[Device, ...]:
-    return parse_catalogue(file.read_text("utf-8"), file.name)
+def _device_of(entry: str) -> Device:
+    return parse_catalogue(entry, "the catalogue")[0]
 
 
 def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
@@ -76,9 +81,9 @@ def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
     anything else must match. Raises `UnknownName` with the nearest names.
     """
     wanted = normalised(name)
-    # parsing every file takes a tenth of a second
-    files = (_devices_of(file) for file, names in _files().items() if wanted in names)
-    for device in itertools.chain(extra, itertools.chain.from_iterable(files)):
+    # parsing every entry takes 0.15 s
+    likely = (_device_of(entry) for entry, names in _entries().items() if wanted and wanted in names)
+    for device in itertools.chain(extra, likely):
         if wanted and any(normalised(own) == wanted for own in _names(device)):
             return device
     names = [own for device in (*extra, *catalogue()) for own in _names(device)]
