@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (an hour and a half; goes on where it was interrupted)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
+	@echo "make bench-gpu   forecasts beside steps that were measured on an H100 and an H200 (needs no GPU)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
 	@echo "make bench-callbacks  the callbacks' time left against what trainings then took, on a machine that does nothing else (ten minutes)"
 	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
@@ -125,6 +126,9 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_search.py
 	$(BIN)/python benchmarks/cluster_links.py
 	$(BIN)/python benchmarks/cluster_steps.py
+
+bench-gpu: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/gpu_accuracy.py
 
 bench-serve: $(VENV)/installed
 	$(BIN)/python benchmarks/dashboard.py

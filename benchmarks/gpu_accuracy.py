@@ -1,7 +1,6 @@
 """Forecasts of the training steps that were measured on a lent H100 and H200 (fitting/data): whole steps, the GPU's part, memory.
 
-PYTHONPATH=.zoo:tests/shims python benchmarks/gpu_accuracy.py. None of these steps is fitted on. Kept in
-benchmarks/results/gpu_accuracy.md.
+make bench-gpu (needs no GPU). None of these steps is fitted on. Kept in benchmarks/results/gpu_accuracy.md.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def main() -> None:
                   f"GPU {answer['device_ms'] / case['busy_ms'] - 1:+.0%}", file=sys.stderr)  # fmt: skip
     lines = [
         "# Forecasts against steps measured on a lent H100 and H200", "",
-        f"{datetime.date.today()}; `python benchmarks/gpu_accuracy.py`; the measurements are those of fitting/data/README.md.",
+        f"{datetime.date.today()}; `make bench-gpu`; the measurements are those of fitting/data/README.md.",
         "", *table(rows), "", *(f"Refused: {line}" for line in sorted(set(refused))),
     ]  # fmt: skip
     RESULT.write_text("\n".join(lines).rstrip() + "\n")

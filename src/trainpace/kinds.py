@@ -79,7 +79,7 @@ _KINDS = (
     # work of the host alone: metadata calls, and modules entered
     Kind("view"),
     Kind("module"),
-    # these run on matrix units; their times are in `trainpace.forecast.matrix`
+    # these run on matrix units; their times are in `trainpace.forecast.products`, `convolutions`, `attention`
     Kind("gemm", is_matrix=True),
     Kind("conv", is_matrix=True),
     Kind("conv_dgrad", is_matrix=True),

@@ -263,7 +263,7 @@ class Measurement(Record, Table):
     def to_dicts(self) -> list[dict[str, Any]]:
         """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
-        # with accumulation there is a loss for every micro-step
+        # runs of before may have a loss for every micro-batch, or none
         losses = self.losses if len(self.losses) == len(times) else (None,) * len(times)
         return [
             {"model": self.model, "device": self.device, "batch": self.execution.micro_batch, "step": i + 1, "step_time_ms": ms,

@@ -62,7 +62,7 @@ def parse_usd(text: str) -> float:
     """US dollars from ``500``, ``$500``, ``500usd``, ``1.2k``; other currencies are refused."""
     bare = re.sub(r"^\s*\$|\s*(?:usd|\$)\s*$", "", text, flags=re.IGNORECASE)
     what = "an amount in US dollars"
-    value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.")
+    value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.", text)
     return _finite(value * _COUNTS[unit], text, what)
 
 
@@ -130,11 +130,12 @@ def _two_units(count: int, per_large: int, large: str, small: str) -> str:
     return f"{whole} {large} {part} {small}" if part else f"{whole} {large}"
 
 
-def _amount(text: str, units: str, what: str, example: str) -> tuple[float, str]:
-    """The number in `text` and its unit in lower case; `units` is the pattern of the units that `what` may have."""
+def _amount(text: str, units: str, what: str, example: str, written: str = "") -> tuple[float, str]:
+    """The number in `text` and its unit in lower case; `units` is the pattern of the units that `what` may have. `written`: what
+    stood there, where `text` is a part of it."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
     if not match:
-        raise TrainpaceError(f"{text!r} is not {what}.", example)
+        raise TrainpaceError(f"{(written or text)!r} is not {what}.", example)
     return _number(match.group(1)), match.group(2).casefold()
 
 

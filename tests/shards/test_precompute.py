@@ -331,5 +331,5 @@ def test_large_data_are_read_from_the_disk_and_need_room():
     large = decide(replace(COSTS, sample_bytes=2e6), workers=2)
     assert not large.from_cache
     assert large.epoch_after_s == pytest.approx(5.0)
-    assert decide(replace(COSTS, sample_bytes=2e7), workers=2).reason == "the disk has not the room"
+    assert decide(replace(COSTS, sample_bytes=2e7), workers=2).reason == "there is not enough room on the disk"
     assert "reading back takes 200% of computing" in decide(replace(COSTS, compute_s=5e-5), workers=2).reason

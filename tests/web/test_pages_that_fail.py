@@ -14,7 +14,7 @@ from trainpace.errors import UnknownName
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.records import save
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.serve import WhatIfRequest
+from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
 from trainpace.web.render import render
 from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models

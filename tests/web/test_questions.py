@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.execution import PRECISIONS
-from trainpace.verbs.serve import WhatIfRequest
+from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.journal_pages import (
     CompareQuestion,
     RunQuestion,

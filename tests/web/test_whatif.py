@@ -12,7 +12,7 @@ from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.offers import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
-from trainpace.verbs.serve import Price, WhatIfRequest, cheapest, forecaster_of, run, sizes_around
+from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, forecaster_of, run, sizes_around
 from trainpace.web.whatif import BUILT_IN, page_of
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]

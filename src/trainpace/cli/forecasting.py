@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class TracedView(PicturedView):
-    save_workload: Annotated[str | None, Field("Keep the trace, for answers in a moment.", metavar="FILE.json")] = None
+    save_workload: Annotated[
+        str | None,
+        Field("Keep the trace, in every number format, so that later answers take a moment.", metavar="FILE.json"),
+    ] = None
 
 
 def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:

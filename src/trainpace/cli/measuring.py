@@ -238,7 +238,7 @@ class WatchView(View):
         str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
     ] = None
     baseline: Annotated[
-        str | None, Field("An earlier recording, or a run of the journal: is this one slower?", metavar="RUN")
+        str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
     ] = None
     tolerance: Annotated[
         float | None,

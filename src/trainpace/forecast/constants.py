@@ -22,7 +22,7 @@ class _Constants(Record):
     share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
     units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
     their sheet (see `rates`).
-    tile_*: see `matrix.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
+    tile_*: see `products.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it

@@ -2,17 +2,19 @@
 
     time = (compute^p + memory^p)^(1/p) + launches x latency        p = SMOOTHNESS
 
-Products, convolutions and fused attention compute as `matrix` says. Everything else moves bytes at a share of the bandwidth
-that its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch sizes and devices
-along axes before it.
+Products, convolutions and fused attention compute as the modules of their names say. Everything else moves bytes at a share
+of the bandwidth that its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch
+sizes and devices along axes before it.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from trainpace.forecast.attention import attention_s
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.matrix import OperatorSizes, attention_s, convolution_s, depthwise_s, part, products_s
+from trainpace.forecast.convolutions import convolution_s, depthwise_s
+from trainpace.forecast.products import OperatorSizes, part, products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import KINDS
 from trainpace.workload import (

@@ -4,7 +4,7 @@ A card that would need more power than it may draw lowers its clock. The watts t
 process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
 cards sustain their peak. Below a threshold x0, power falls with the cube of a clock whose voltage falls with it, so the rate
 falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls in
-proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) lack watts most, the 500 W H100 a little.
+proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
 import re

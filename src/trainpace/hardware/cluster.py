@@ -22,7 +22,7 @@ class Figure(Record):
 
     def __post_init__(self) -> None:
         if not self.value > 0 or self.value > 1e9:
-            raise ValueError(f"a hardware figure must be above 0 and finite, not {self.value}")
+            raise ValueError(f"a hardware figure must be above 0 and at most 1e9, not {self.value}")
 
 
 class Device(Record):

@@ -92,6 +92,6 @@ def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate)
     The cost is convex in the number of segments, so that no other whole number is better.
     """
     fewer = np.maximum(1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures)))
-    cost_s, cost_of_more_s = (expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1))
     with np.errstate(invalid="ignore"):
+        cost_s, cost_of_more_s = (expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1))
         return np.where(cost_of_more_s < cost_s, fewer + 1, fewer)

@@ -131,11 +131,11 @@ def _has_tables(connection: Connection) -> bool:
                 "this database has tables that are not a journal's.", "Give the journal a file or database of its own."
             )
         return False
-    version = connection.execute(select(journal_meta.c.version)).scalar_one()
+    version = connection.execute(select(journal_meta.c.version)).scalar_one_or_none()
     if version != VERSION:
         raise UnreadableInput(
             f"this journal has version {version}, and this trainpace reads version {VERSION}.",
-            "Use the trainpace that made it, or name another journal with --journal.",
+            "Export it with the trainpace that made it, or name another journal with --journal.",
         )
     return True
 

@@ -151,7 +151,11 @@ def is_timm(columns: list[str]) -> bool:
 
 
 def read_timm(path: Path, given: Given) -> Iterator[Item]:
-    """A run for each row and phase (train, infer) that has a time."""
+    """A run for each row and phase (train, infer) that has a time.
+
+    The file's name states the conditions: benchmark-train-amp-nhwc-pt210-cu121-rtx3090.csv. A training time is that of a
+    whole step of SGD with momentum on a batch that is on the device already.
+    """
     columns, rows = columns_and_rows(path)
     if not is_timm(columns):
         raise UnreadableInput(f"{path} has not the columns of timm's benchmark (model, train_samples_per_sec, ...).")
@@ -194,14 +198,18 @@ def is_huggingface(data: Any) -> bool:
 
 
 def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
-    """The run of a file. A file that states no training is skipped with its reason."""
+    """The run of a file. A file that states no training is skipped with its reason.
+
+    The step time is the run's wall-clock time divided by its steps, so it includes evaluation, checkpoints and the first
+    steps. Device, precision and optimizer are stated only in training_args.bin, a pickle that is never opened.
+    """
     data = read_json(path)
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
-    yield run_or_reason(_entry, path, data, given, content_ids()(data))
+    yield run_or_reason(_huggingface_entry, path, data, given, content_ids()(data))
 
 
-def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
+def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
     history = data.get("log_history")
     logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
     summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
@@ -233,13 +241,13 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
         notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
     losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
     return imported(
-        given, id_, given.device, model=_model(path.parent / "config.json"), execution=execution,
+        given, id_, given.device, model=_huggingface_model(path.parent / "config.json"), execution=execution,
         step_time_ms=milliseconds, notes="; ".join(notes), source=path.name,
         losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
     )  # fmt: skip
 
 
-def _model(config: Path) -> str:
+def _huggingface_model(config: Path) -> str:
     """The model's name in the config.json beside the results."""
     data = read_json(config) if config.is_file() else {}
     if not isinstance(data, dict):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trainpace.accelerator import Loss, PlainEngine, place_batch
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.launch.trial import EngineName
 from trainpace.trace import import_package, longest_chain
@@ -174,10 +175,13 @@ def import_engine(engine: EngineName, device: str) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if engine != "plain":
-            import_package("lightning.fabric", "lightning")
-        if engine == "deepspeed":
-            import_package("deepspeed", "deepspeed")
+        try:
+            if engine != "plain":
+                import_package("lightning.fabric", "lightning")
+            if engine == "deepspeed":
+                import_package("deepspeed", "deepspeed")
+        except TrainpaceError as error:
+            raise TrainpaceError(f"the engine {engine} cannot start: {error.message}", error.hint) from None
     if engine == "deepspeed" and device == "cpu":  # else it compiles a C++ operator for a minute
         import deepspeed.ops
 

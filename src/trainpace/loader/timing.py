@@ -79,7 +79,7 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
         length = length_of(dataset, name)
         collate = getattr(dataset, "collate_fn", None) or default_collate
         return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task(loader))
-    length = length_of(loader.dataset, name)
+    length = length_of(loader.dataset, f"the dataset of {name}")
     batch_size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if batch_size is None:
         raise TrainpaceError(f"the DataLoader of {name} has no batch size.", "Give one with --batch.")

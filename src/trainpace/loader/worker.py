@@ -29,7 +29,7 @@ from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import ShardDataset, opened_files
 
-SAMPLES_S = 1.0
+SAMPLES_S, SAMPLES_OF_A_LADDER_S = 1.0, 1.5
 """Time of one pass over the samples that are timed one by one; there are about ten passes."""
 LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 GAIN = 0.05
@@ -150,7 +150,7 @@ def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bo
     target = timing.load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
-    indices, first_ms = timing.first_pass(target, timing.choose(target.length, seed), SAMPLES_S)
+    indices, first_ms = timing.first_pass(target, timing.choose(target.length, seed), SAMPLES_OF_A_LADDER_S)
     sample = timing.sample_cost(target, indices, first_ms, passes=1)
     return [timing.loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
 

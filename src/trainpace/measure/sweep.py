@@ -1,4 +1,4 @@
-"""Batch sizes measured from outside, each in a fresh process, so that a crash or a hang costs one probe alone: which comes next,
+"""Batch sizes measured from outside, each in a fresh process, so that a crash or a hang costs only that probe: which comes next,
 and what to keep when something ends the sweep."""
 
 import random

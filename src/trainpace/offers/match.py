@@ -128,20 +128,20 @@ def rank(
     return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
+def _excess(match: Match, job: Job) -> float:
+    """The larger of the two misses, each as a share of what was allowed."""
+    return max(_late_s(match, job) / (job.deadline_s or 1.0), _over_usd(match, job) / (job.budget_usd or 1.0))
+
+
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
     """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
     if ranking.missed:
-        deadline_s, budget_usd = job.deadline_s or 1.0, job.budget_usd or 1.0
-        close = min(
-            ranking.missed, key=lambda m: (
-                not math.isfinite(m.time.total_s), max(_late_s(m, job) / deadline_s, _over_usd(m, job) / budget_usd),
-            ),
-        )  # fmt: skip
+        close = min(ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job)))
         if not math.isfinite(close.time.total_s):
             return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
-        if late > 0 and late / deadline_s >= over / budget_usd:
+        if late > 0 and late / (job.deadline_s or 1.0) >= over / (job.budget_usd or 1.0):
             return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:

@@ -35,9 +35,9 @@ def fleet_in_words(e: Execution) -> str:
 
 def _layout(e: Execution) -> str:
     parts = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp)) if size > 1]
-    parts += ["sequence parallel"] * e.sequence_parallel + ["async tp"] * e.async_tensor_parallel
-    parts += [f"{e.virtual_stages} virtual stages"] * (e.virtual_stages > 1)
-    return ", ".join(parts) or "no model parallelism"
+    stages = f"{e.virtual_stages} virtual stages" if e.virtual_stages > 1 else ""
+    parts += ["sequence parallel" if e.sequence_parallel else "", "async tp" if e.async_tensor_parallel else "", stages]
+    return ", ".join(filter(None, parts)) or "no model parallelism"
 
 
 def _offload(e: Execution) -> str:

@@ -279,7 +279,7 @@ def match_page(
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
     reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] * bool(ranking.missed)
+    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
     left_out = [*missed, *reasons[:MOST_REJECTED]]
     if len(reasons) > MOST_REJECTED:
         left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")

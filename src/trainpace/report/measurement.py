@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
-from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
+from trainpace.outcome import STEP_PARTS, Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
@@ -198,9 +198,16 @@ def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair])
         steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
         if measured is not None:
             steps.append(Timed(group, f"{f.device}, measured", measured.step))
-    data = [forecast_row(f) | {"measured_ms": None if m is None else m.median_ms} for f, m in pairs]
+    data = [forecast_row(f) | _measured_row(m) for f, m in pairs]
     pictures, rows = [step_breakdown(steps)], cells_of_pairs(pairs)
     return page("side_by_side.html", title, meaning, pictures, data, head=HEAD, rows=rows)
+
+
+def _measured_row(measured: Measurement | None) -> dict[str, Any]:
+    if measured is None:
+        return {"measured_ms": None, "measured_breakdown_ms": None}
+    parts = {name: getattr(measured.step, name) for name in STEP_PARTS}
+    return {"measured_ms": measured.median_ms, "measured_breakdown_ms": parts}
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:

@@ -291,4 +291,5 @@ def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
 
 def _is_composed(value: Any) -> bool:
     """A list of transforms that all run. One that chooses among them (RandomChoice, OneOf) is a transform of its own."""
-    return isinstance(getattr(value, "transforms", None), list) and "Compose" in type(value).__name__
+    chooses = any(word in type(value).__name__ for word in ("Random", "Choice", "OneOf", "SomeOf"))
+    return isinstance(getattr(value, "transforms", None), list) and not chooses

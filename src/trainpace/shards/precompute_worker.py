@@ -132,7 +132,7 @@ def decide(
             else f"reading back takes {read_s / costs.compute_s:.0%} of computing"
         )  # fmt: skip
     elif total_bytes > costs.free_bytes:
-        reason = "the disk has not the room"
+        reason = "there is not enough room on the disk"
     elif epochs is not None and epochs < pays_after:
         reason = f"it would pay after {pays_after:.1f} epochs"
     return Estimate(

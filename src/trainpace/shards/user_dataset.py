@@ -70,7 +70,7 @@ def length_of(dataset: Any, name: str) -> int:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         hint = "Name the map-style dataset behind it."
-        raise TrainpaceError(f"{name} is an IterableDataset, whose samples have no numbers.", hint)
+        raise TrainpaceError(f"{name} is an IterableDataset, which cannot be indexed.", hint)
     numbered = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not numbered or isinstance(dataset, str | bytes | dict):
         kind = type(dataset).__name__

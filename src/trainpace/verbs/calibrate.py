@@ -21,7 +21,7 @@ class CalibrateRequest(Request):
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
-    storage: Annotated[str | None, Field("Also write and read 250 MB in this folder.", metavar="FOLDER")] = None
+    storage: Annotated[str | None, Field("Also write and read 256 MiB in this folder.", metavar="FOLDER")] = None
     output: Annotated[
         str | None,
         Field("Where to leave the profile, in place of the user's data folder.", NEW_FILE, metavar="FILE.json"),

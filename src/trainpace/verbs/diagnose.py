@@ -42,7 +42,7 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed:
         watched = Watched(recording=read_recording(folder), folder=folder)
     else:
         trials = {
-            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(4, r.warm_up), "limit_s": r.limit,
+            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(5, r.warm_up), "limit_s": r.limit,
             "without": list(r.without),
         }  # fmt: skip
         watched = record(command, r.output, r.stdout, progress, trials)

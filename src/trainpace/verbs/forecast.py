@@ -45,7 +45,7 @@ class ForecastRequest(ExecutedRequest):
     samples: Annotated[
         int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
     ] = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of all `epochs`.", USD)] = None
+    price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)] = None
     hardware: HardwareFile = None
 
     @property

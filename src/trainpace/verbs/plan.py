@@ -49,7 +49,9 @@ class PlanRequest(TrainingRequest):
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
     command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
-    watched: Annotated[str | None, Field("How it trains now: a recording of trainpace watch.", metavar="FOLDER")] = None
+    watched: Annotated[
+        str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
+    ] = None
     batch: Annotated[
         int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, sets="micro_batch")
     ] = None

@@ -20,7 +20,9 @@ class PrecomputeRequest(Request):
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
     max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05
-    part: Annotated[str | None, Field("Compute part I of N.  [default: the Slurm array's task]", metavar="I/N")] = None
+    part: Annotated[
+        str | None, Field("Compute part I of N.  [default: this task's, in a Slurm array]", metavar="I/N")
+    ] = None
     again: Annotated[bool, Field("Throw away what the folder holds, and begin anew.")] = False
     verify: Annotated[bool, Field("Read every byte of every shard, and name the damaged ones.")] = False
     repair: Annotated[bool, Field("Verify, then compute the damaged shards again, and only those.")] = False

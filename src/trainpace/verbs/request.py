@@ -1,4 +1,4 @@
-"""What a verb is given: a request, and somebody to tell how far it has come; and how values are written, their units and ranges.
+"""What a verb is given: a request, with the units and ranges of its values, and somebody to tell how far it has come.
 
 A request is a frozen record, whose every field has a type, a unit, a default and a line of help.
 

@@ -42,7 +42,7 @@ class ScheduleRequest(Request):
     mtbf: Annotated[Seconds, Field("Mean time between failures of the whole job.", DURATION)] = None
     restart_time: Annotated[float, Field("Time to restart after a failure.", DURATION)] = 0.0
     repeats: Annotated[int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)] = 1
-    deadline: Annotated[Seconds, Field("Time available. With one number missing, it is solved for.", DURATION)] = None
+    deadline: Annotated[Seconds, Field("Time available. One missing number is solved for.", DURATION)] = None
     budget: Annotated[float | None, Field("Money available. Needs --price.", USD)] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     solve_gpus: Annotated[bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")] = False

@@ -78,10 +78,11 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change."""
     if plan.best is None or not (plan.changes or new):
         return None
-    # a batch job may take a fifth longer than forecast
-    limits_s = {"sbatch": 60 * math.ceil(1.2 * plan.best.job_s / 60)}
+    limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a batch job may take a fifth longer than forecast
     kinds = {file: NEW[Path(file).suffix] for file in new}
-    added = tuple(configs.new_file(kind, plan.end, file, limits_s.get(kind)) for file, kind in kinds.items())
+    added = tuple(
+        configs.new_file(kind, plan.end, file, limit_s if kind == "sbatch" else None) for file, kind in kinds.items()
+    )
     if not plan.changes or not (request.config or request.command):
         return configs.Rewritten(files=added, left={})
     texts = {path: read_text(path) for path in request.config}

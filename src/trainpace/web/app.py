@@ -21,9 +21,9 @@ from trainpace.hardware import Device, catalogue, find_device
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
-from trainpace.verbs import serve
+from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.serve import Price, WhatIfRequest, cheapest
+from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
 from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, render
@@ -33,6 +33,7 @@ THREADS = 8
 """Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
 
 
+# the first that fits is taken, so that kinds of errors stand before the one that they are kinds of
 STATUSES: dict[type[TrainpaceError], int] = {
     UnknownName: 404,
     JournalUnusable: 503,
@@ -61,7 +62,7 @@ class Page(NamedTuple):
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     device = find_device(request.gpu, state.devices)
     request = replace(request, gpu=device.name)  # whichever of its names was given
-    return page_of(serve.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
+    return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
@@ -163,12 +164,9 @@ def _static(request: Request) -> Response:
     file = FILES.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
-    known = request.headers.get("if-none-match") == file.headers["etag"]
-    return (
-        Response(status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"})
-        if known
-        else file
-    )
+    if request.headers.get("if-none-match") == file.headers["etag"]:
+        return Response(status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"})
+    return file
 
 
 def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:

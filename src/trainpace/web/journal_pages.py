@@ -29,7 +29,7 @@ from trainpace.measure import SweepAnalysis, analyse
 from trainpace.outcome import Measurement
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.verbs.serve import Text
+from trainpace.verbs.whatif import Text
 from trainpace.web.questions import query_of
 from trainpace.web.whatif import STEP_TIME
 
@@ -156,13 +156,13 @@ class ScorePage(Record):
     chart: report.Chart | None
 
 
-def runs_page(runs: Journal, q: RunsQuestion) -> RunsPage:
+def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
     query = Query(
         model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
         since=q.since, sweep=q.sweep, text=q.text,
     )  # fmt: skip
-    listed = page(runs, query, *ORDERS[q.order], q.after, PAGE)
-    names = [tuple((names_of(runs, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
+    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
+    names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
         question=q, runs=tuple(map(line_of, listed.entries)), count=listed.matches, counted_to=MOST_COUNTED,
         following=query_of(q, after=listed.after) if listed.after else "", models=names[0], devices=names[1],
@@ -170,13 +170,18 @@ def runs_page(runs: Journal, q: RunsQuestion) -> RunsPage:
 
 
 def line_of(e: Entry) -> RunLine:
-    low, high = (None, None) if e.interval_ms is None else (e.interval_ms.low, e.interval_ms.high)
-    shared = {n: getattr(part, n) for part in (e, e.execution) for n in RunLine.__struct_fields__ if hasattr(part, n)}
-    return RunLine(**shared, step_time_ms_low=low, step_time_ms_high=high, forecast_error_pct=error_pct(e))
+    i, x = e.interval_ms, e.execution
+    return RunLine(
+        id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
+        num_devices=e.num_devices, micro_batch=x.micro_batch, accumulation=x.accumulation, precision=x.precision,
+        optimizer=x.optimizer, step_time_ms=e.step_time_ms, step_time_ms_low=None if i is None else i.low,
+        step_time_ms_high=None if i is None else i.high, samples_per_second=e.samples_per_second,
+        peak_memory_gib=e.peak_memory_gib, forecast_ms=e.forecast_ms, forecast_error_pct=error_pct(e), sweep=e.sweep,
+    )  # fmt: skip
 
 
-def run_page(runs: Journal, q: RunQuestion) -> RunPage:
-    e = runs.get(q.id)
+def run_page(journal: Journal, q: RunQuestion) -> RunPage:
+    e = journal.get(q.id)
     parts = None if e.step is None else report.step_breakdown([report.Timed("", "measured", e.step)])
     steps = None
     if len(e.step_times_ms) > 1:
@@ -191,10 +196,10 @@ def run_page(runs: Journal, q: RunQuestion) -> RunPage:
     return RunPage(question=q, run=e, parts=parts, steps=steps)
 
 
-def compare_page(runs: Journal, q: CompareQuestion) -> ComparePage:
+def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
     if not q.a or not q.b:
         return ComparePage(question=q, comparison=None, chart=None)
-    comparison = compare(runs.run_or_sweep(q.a), runs.run_or_sweep(q.b))
+    comparison = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
     chart = None
     if len(comparison.ratios) > 1:
         a, b = ([(r.batch, getattr(r, ms)) for r in comparison.ratios] for ms in ("a_ms", "b_ms"))
@@ -207,17 +212,17 @@ def compare_page(runs: Journal, q: CompareQuestion) -> ComparePage:
     return ComparePage(question=q, comparison=comparison, chart=chart)
 
 
-def sweeps_page(runs: Journal, q: SweepsQuestion) -> SweepsPage:
-    sweeps = runs.newest_sweeps(PAGE + 1, (q.page - 1) * PAGE)
+def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
+    sweeps = journal.newest_sweeps(PAGE + 1, (q.page - 1) * PAGE)
     return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE]), more=len(sweeps) > PAGE)
 
 
-def sweep_page(runs: Journal, q: SweepQuestion) -> SweepPage:
-    sweeps = runs.sweeps(q.id)
+def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
+    sweeps = journal.sweeps(q.id)
     if len(sweeps) != 1:
         raise UnknownName("sweep", q.id, ()) if not sweeps else TrainpaceError(f"several sweeps start with {q.id}.")
     (sweep,) = sweeps
-    entries = runs.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
+    entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
         outcomes = [probe_of(entry) for entry in entries]
         if not any(isinstance(outcome, Measurement) for outcome in outcomes):
@@ -231,9 +236,9 @@ def sweep_page(runs: Journal, q: SweepQuestion) -> SweepPage:
     )  # fmt: skip
 
 
-def score_page(runs: Journal, q: ScoreQuestion) -> ScorePage:
+def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
     query = Query(model=q.model, device=q.device, outcome="ok", with_forecast=True)
-    newest = page(runs, query, size=MOST_SCORED, most=MOST_SCORED)
+    newest = page(journal, query, size=MOST_SCORED, most=MOST_SCORED)
     result = scores(newest.entries)
     return ScorePage(
         question=q, scores=result, newest=len(newest.entries), all_of_them=not newest.after, chart=_score_chart(result)

@@ -18,8 +18,8 @@ from trainpace.records import Record, load
 from trainpace.report import BATCH, Axis, BarChart, Chart, Mark, Series, Timed, memory_at_peak, step_breakdown
 from trainpace.trace import load_workload
 from trainpace.units import format_duration, format_number, format_usd
-from trainpace.verbs.serve import BatchCurve, Price, WhatIf, WhatIfRequest, forecaster_of
 from trainpace.verbs.training import EVERY_FORM
+from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest, forecaster_of
 from trainpace.workload import PLAIN, Workload
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
@@ -144,7 +144,7 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
         rates = np.where(table.fits, np.array(sizes) / table.step_ms, 0.0)
         best = int(rates.argmax())
         rate = 1e3 * rates[best] * execution.accumulation * execution.data_parallel_size
-        finding += f"Of these sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
+        finding += f"Of the sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
     else:
         finding += "No batch size fits in memory."
     line = Series(

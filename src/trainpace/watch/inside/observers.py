@@ -56,8 +56,8 @@ def count_one_step(recorder: Recorder) -> Any:
             seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
-                recorder.product_dtype = args[0].dtype
                 with contextlib.suppress(Exception):
+                    recorder.product_dtype = args[0].dtype
                     seen["flops"] += formula(*args, **(kwargs or {}), out_val=result)
             return result
 
@@ -78,6 +78,8 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     """
     import torch
 
+    if torch.autograd._profiler_enabled():  # the script's own, which a second one would end
+        return lambda: None
     torch.cuda.synchronize()
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     profiler.start()
@@ -94,12 +96,13 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
             if event.device_type == torch.autograd.DeviceType.CUDA and "nccl" not in event.name.lower()
         ]
         if spans:
-            recorder.trail.note({"device_busy_ms": _union(spans) / 1e3})
+            recorder.trail.note({"device_busy_ms": covered(spans) / 1e3})
 
     return end
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> float:
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what the spans cover together."""
     busy, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         busy += max(0.0, end - max(start, reached))

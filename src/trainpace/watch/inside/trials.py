@@ -115,9 +115,9 @@ class Trials:
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
         thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
-        with contextlib.suppress(Exception):
-            note_rate(self.recorder)
-            note_optimizers(self.recorder)
+        for look in (note_rate, note_optimizers):
+            with contextlib.suppress(Exception):
+                look(self.recorder)
         self.recorder.thread = thread
 
     def elsewhere(self) -> Any:

@@ -1,0 +1,129 @@
+"""What-if: one training, forecast at once for whatever a form says. Pure arithmetic on a workload that is in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.forecast import Forecaster, ForecastTable, Target
+from trainpace.hardware import Cluster, Device, catalogue
+from trainpace.offers import Offer
+from trainpace.outcome import Forecast, Jump
+from trainpace.records import Record
+from trainpace.schedule import Schedule
+from trainpace.verbs.request import Field, Request
+from trainpace.verbs.training import execution_values
+from trainpace.workload import Workload
+
+CURVE_SIZES = 64
+Text = Annotated[str, Meta(max_length=200)]
+
+
+@dataclass(frozen=True)
+class Slider(Field):
+    """A number that a form also offers as a slider from `low` to `high`; what may be asked is what its type says."""
+
+    low: float = 1
+    high: float = 1
+    scale: Literal["linear", "log2", "log10"] = "log2"
+    step: str = "1"
+    shown_unit: str = ""
+
+
+class WhatIfRequest(Request):
+    """A model, how it is trained, and on what. `network`: a node's, in one direction; `price`: None is the cheapest known."""
+
+    model: Annotated[Text, Field("Model")] = "resnet50"
+    gpu: Annotated[Text, Field("GPU")] = "A100 SXM 80GB"
+    gpus: Annotated[int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")] = 1
+    nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128, sets="nnodes")] = 1
+    network: Annotated[
+        float, Meta(ge=1e-3, le=1e5),
+        Slider("Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"),
+    ] = 12.5  # fmt: skip
+    batch: Annotated[int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512, sets="micro_batch")] = 32
+    accumulate: Annotated[int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64, sets="accumulation")] = 1
+    precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
+    zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear", sets="zero_stage")] = 0
+    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", sets="activation_checkpointing")] = "none"
+    epochs: Annotated[float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")] = 90.0
+    samples: Annotated[
+        int, Meta(ge=1, le=10**12), Slider("Samples in an epoch", low=1000, high=100_000_000, scale="log10")
+    ] = 1_281_167
+    price: Annotated[Annotated[float, Meta(ge=0, le=1e5)] | None, Field("Price of a GPU and hour")] = None
+
+
+class Price(Record):
+    usd_per_device_hour: float
+    source: str
+
+
+class BatchCurve(NamedTuple):
+    sizes: list[int]
+    forecasts: ForecastTable
+    jumps: tuple[Jump, ...]
+
+
+class WhatIf(NamedTuple):
+    """The forecast, the price that its cost rests on, and the curve over batch sizes.
+
+    What cannot be done has a `reason`, and no forecast where there is none.
+    """
+
+    request: WhatIfRequest
+    forecast: Forecast | None = None
+    price: Price | None = None
+    curve: BatchCurve | None = None
+    reason: str = ""
+
+
+def cheapest(offers: Sequence[Offer]) -> dict[str, Price]:
+    """For every device the lowest price of a GPU and hour among the offers (not spot)."""
+    priced = [offer for offer in offers if offer.price_usd_per_hour > 0]
+    by_price = sorted(priced, key=lambda offer: offer.price_usd_per_hour / offer.count)
+    return {
+        offer.device: Price(
+            usd_per_device_hour=offer.price_usd_per_hour / offer.count,
+            source=f"the cheapest on-demand offer known: {offer.provider} {offer.instance_type}"
+            f"{f' in {offer.region}' if offer.region else ''}, {f'as of {offer.as_of}' if offer.as_of else 'undated'}",
+        )
+        for offer in reversed(by_price)  # the last of a device stays
+    }
+
+
+def forecaster_of(workload: Workload) -> Forecaster:
+    """A forecaster that `run` can ask again and again; which device it is made for does not matter."""
+    return Forecaster(workload, Target(Cluster(device=catalogue()[0])))
+
+
+def run(request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None) -> WhatIf:
+    """Forecast what the request describes: the forecaster's workload is the one that its model names, the device its GPU."""
+    r, workload = request, forecaster.workload
+    if r.price is not None:
+        price = Price(usd_per_device_hour=r.price, source="as given")
+    try:
+        forecaster = forecaster.on(Cluster(
+            device=device, devices_per_node=r.gpus, nodes=r.nodes, network_gb_per_s_per_device=r.network / r.gpus,
+            price_usd_per_device_hour=None if price is None else price.usd_per_device_hour,
+        ))  # fmt: skip
+        execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
+        forecast = forecaster.forecast(execution, Schedule(samples=r.samples, epochs=r.epochs))
+    except TrainpaceError as error:
+        return WhatIf(r, reason=str(error))
+    if forecast.step is None:
+        return WhatIf(r, forecast, price, reason=forecast.reason)
+    sizes = sizes_around(execution.micro_batch)
+    swept = forecaster.over_batches(execution, sizes)
+    every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
+    jumps = forecaster.jumps_in(execution, sizes, swept.step_ms) if every_size and swept.timed.all() else ()
+    return WhatIf(r, forecast, price, BatchCurve(sizes, swept, jumps) if swept.timed.all() else None)
+
+
+def sizes_around(batch: int) -> list[int]:
+    """CURVE_SIZES batch sizes, evenly up to twice this one at least, and this one."""
+    most = max(CURVE_SIZES, 1 << (2 * batch - 1).bit_length())
+    every = max(1, most // CURVE_SIZES)
+    return sorted({batch, *range(every, most + 1, every)})
