@@ -27,6 +27,9 @@ SHARPNESS = 8.0
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
 
+ON_ENGINES = {"Gaudi"}
+"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
+
 
 class Peak(NamedTuple):
     """FLOP/s of matrix operators, and whether a matrix unit gives it."""
@@ -64,7 +67,8 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
+    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
+    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
     figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
@@ -77,10 +81,11 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
             figure = device.bf16_tensor_tflops
             if figure is None and device.kind == "gpu":
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
-        elif figure is None and device.bf16_tensor_tflops is not None:  # Gaudi: fp32 vectors would answer in its place
-            return f"{device.name} has no fp16 matrix rate in the catalogue."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
+    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+        wanted = "fp16" if half else precision
+        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
