@@ -17,6 +17,7 @@ import pytest
 import trainpace
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.pooling import generation_of
 from trainpace.forecast.rates import Rates, _is_consumer, sustained_rates
 from trainpace.hardware import Device, Figure, catalogue, find_device
 
@@ -59,14 +60,16 @@ LINKED = ("8.0", "9.0", "10.0", "10.3", "gfx908", "gfx90a", "gfx942", "gfx950", 
 ALLOWED = {
     "fp16_tensor_tflops": [
         Allowed(of(*NO_MATRIX_UNITS), "has no matrix units"),
-        Allowed(of("gaudi2", "gaudi3"), "Intel prints BF16 and FP8 alone; a forecast in fp16 is refused"),
+        Allowed(of("gaudi2", "gaudi3"), "Intel publishes bf16 and FP8 alone; a forecast in fp16 is refused"),
     ],
     "bf16_tensor_tflops": [Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5"), "computes no bf16")],
     "tf32_tensor_tflops": [
         Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "gfx908", "gfx90a", "gfx950"), "has no TF32"),
-        Allowed(of("gaudi2", "gaudi3"), "Intel prints no rate"),
+        Allowed(of("gaudi2", "gaudi3"), "Intel publishes no rate; a forecast in fp32 or TF32 is refused"),
     ],
-    "fp8_tensor_tflops": [Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a"), "has no FP8")],
+    "fp8_tensor_tflops": [
+        Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a", "xe2"), "has no FP8")
+    ],
     "boost_clock_mhz": [
         Allowed(
             of("gaudi2", "gaudi3"), "matrix engines of their own, which the cores do not feed: the rule is not theirs"
@@ -159,10 +162,25 @@ def test_a_card_is_rated_in_a_precision_or_says_why_not(precision: Precision) ->
             assert float(rates.half) > 0
 
 
-def test_fp16_on_gaudi_is_refused_and_not_taken_for_its_vectors() -> None:
-    gaudi = find_device("Gaudi 3")
-    assert (
-        sustained_rates(gaudi, "fp16", False, True, KernelConstants())
-        == "Gaudi 3 has no fp16 matrix rate in the catalogue."
-    )
-    assert isinstance(sustained_rates(gaudi, "amp_bf16", True, True, KernelConstants()), Rates)
+@pytest.mark.parametrize(
+    ("precision", "named"), [("fp32", "fp32"), ("tf32", "tf32"), ("fp16", "fp16"), ("amp_fp16", "fp16")]
+)
+def test_products_on_gaudi_are_never_taken_for_its_vectors(precision: Precision, named: str) -> None:
+    in_16_bits = named == "fp16"
+    refused = sustained_rates(find_device("Gaudi 3"), precision, not in_16_bits, in_16_bits, KernelConstants())
+    assert refused == f"Gaudi 3 has no {named} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp_bf16", "fp8"])
+def test_gaudi_is_forecast_in_the_formats_of_its_engines(precision: Precision) -> None:
+    rates = sustained_rates(find_device("Gaudi 3"), precision, True, True, KernelConstants())
+    assert isinstance(rates, Rates)
+    assert rates.half > 100e12 > rates.plain
+
+
+def test_every_card_has_a_generation() -> None:
+    generations = {device.name: generation_of(device) for device in catalogue()}
+    assert generations["RTX 4090"] == generations["L4"] == "8.9"
+    assert generations["B200"] == generations["GB300"] == "10"
+    assert generations["MI300X"] == "CDNA"
+    assert "" not in generations.values()
