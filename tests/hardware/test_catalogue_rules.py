@@ -182,5 +182,5 @@ def test_every_card_has_a_generation() -> None:
     generations = {device.name: generation_of(device) for device in catalogue()}
     assert generations["RTX 4090"] == generations["L4"] == "8.9"
     assert generations["B200"] == generations["GB300"] == "10"
-    assert generations["MI300X"] == "CDNA"
+    assert generations["MI300X"] == generations["MI325X"] == "gfx942"
     assert "" not in generations.values()
