@@ -166,3 +166,9 @@ def test_a_named_host_launches_at_its_own_speed():
     assert case().cluster.host is None
     with pytest.raises(TrainpaceError, match="unknown host CPU 'a fast one'"):
         case(host="a fast one")
+
+
+@pytest.mark.parametrize(("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)])
+def test_a_network_that_no_run_states_is_one_of_its_card_s_time(gpu, gb_per_s):
+    c = case(gpu_canonical=gpu, num_gpus=16.0, num_nodes=2.0)
+    assert c.cluster.network_gb_per_s_per_device == gb_per_s

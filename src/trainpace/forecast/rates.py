@@ -31,6 +31,9 @@ CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
 
+ON_ENGINES = {"Gaudi"}
+"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
+
 
 class Peak(NamedTuple):
     """FLOP/s of matrix operators, and whether a matrix unit gives it."""
@@ -72,7 +75,8 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
+    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
+    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
     figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
@@ -87,6 +91,9 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
+    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+        wanted = "fp16" if half else precision
+        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
@@ -177,5 +184,6 @@ def consumer_boost(device: Device) -> float:
 
 
 def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
+    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others, and those of
+    laptops, do not."""
+    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", device.name))

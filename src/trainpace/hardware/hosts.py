@@ -21,9 +21,9 @@ from trainpace.records import Record, from_package
 FILE = Path(__file__).parent / "hosts.toml"
 SOLD = {
     "Kepler": 2014, "Maxwell": 2015, "Pascal": 2016, "Volta": 2017, "Turing": 2018, "Ampere": 2020, "CDNA": 2022, "Ada": 2022,
-    "Hopper": 2022, "Blackwell": 2024,
+    "Hopper": 2022, "Gaudi": 2022, "Blackwell": 2024, "Battlemage": 2024,
 }  # fmt: skip
-"""The year when most cards of a generation began to be sold; NVIDIA's and AMD's announcements."""
+"""The year when most cards of a generation began to be sold; the makers' announcements."""
 NEWEST, OLDEST = 1, 2
 """A card's typical hosts were launched up to so many years after it, and before it."""
 MACHINES = {"server": ("server",), "desktop": ("desktop",), "workstation": ("server", "desktop"), "laptop": ("laptop",)}
@@ -31,7 +31,7 @@ ANY_GENERATION = "any"
 ROUGH_LOG_SD = 0.15
 """Standard deviation of the logarithm of a rough rating: how far points per GHz differ from a core to its successor."""
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
-_DESKTOP = re.compile(r"[GR]TX \d|Titan")
+_DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
 _NOISE = re.compile(
     r"\((r|tm)\)|@.*|\b\d+-cores?\b|\b\d+th gen\b|\b(processors?|cpus?|with|intel|amd|nvidia|xeon|epyc|core)\b"
 )
