@@ -7,7 +7,6 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +133,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    boost = constants.consumer_boost if device.is_consumer else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
@@ -148,8 +147,3 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
         return 1.0
     width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
     return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
-
-
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
