@@ -7,12 +7,19 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
+<<<<<<< HEAD
+=======
+from __future__ import annotations
+
+import re
+>>>>>>> main
 from typing import NamedTuple
 
 import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -23,6 +30,7 @@ TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
+CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
 
@@ -57,6 +65,10 @@ class Rates(NamedTuple):
     """1 where separate kernels cast the operands of products to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
     """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
+    weights: ProductFigures = UNKNOWN
+    """Products with weights, of operands stored in 16 bits."""
+    batched: ProductFigures = UNKNOWN
+    """Products of activations with each other, which stay in 16 bits where others go to FP8."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -84,8 +96,9 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
 
 
 def sustained_rates(
-    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants
-) -> Rates | str:
+    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
+    products: ProductModel | None = None,
+) -> Rates | str:  # fmt: skip
     """The rates of a device, or the reason why one that the operators need is missing."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
@@ -102,10 +115,13 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    weights = batched = _measured_products(device, half, "16", products)
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
+        weights = _measured_products(device, half, "8", products)
+        batched = _measured_products(device, in_16_bits, "16", products)
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
@@ -124,7 +140,15 @@ def sustained_rates(
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
+        weights=weights,
+        batched=batched,
     )
+
+
+def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
+    if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
+        return UNKNOWN
+    return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
@@ -147,3 +171,17 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
         return 1.0
     width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
     return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
+<<<<<<< HEAD
+=======
+
+
+def consumer_boost(device: Device) -> float:
+    """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
+    3090's says 1.7."""
+    return CONSUMER_BOOST if _is_consumer(device) else 1.0
+
+
+def _is_consumer(device: Device) -> bool:
+    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
+    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
+>>>>>>> main

@@ -20,7 +20,9 @@ from trainpace.forecast import (
     CONTEXT_GIB,
     FittedKernels,
     Forecaster,
+    ForecastTable,
     KernelConstants,
+    ProductModel,
     Target,
     fitted_constants,
     needed_gib,
@@ -103,8 +105,17 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return f"the forecast failed its own check: {error}"
 
 
-def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
+def forecast_case(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> Forecast:
     """The forecast of a case under its own conditions, its host's software included."""
+    return case_table(case, workload, constants, products).forecast(0)
+
+
+def case_table(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> ForecastTable:
+    """The same as a table of one row, which tells more than the forecast."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     if case.attention == "native":
@@ -113,8 +124,8 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor), copies)
-    return Forecaster(workload, target).forecast(case.execution)
+    target = Target(case.cluster, FittedKernels(constants, factor, products), copies)
+    return Forecaster(workload, target).at([case.execution])
 
 
 def trace_file(traces: Path, case: Case) -> Path:
