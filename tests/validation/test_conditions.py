@@ -154,3 +154,9 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
 )
 def test_networks(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
+
+
+@pytest.mark.parametrize(("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)])
+def test_a_network_that_no_run_states_is_one_of_its_card_s_time(gpu, gb_per_s):
+    c = case(gpu_canonical=gpu, num_gpus=16.0, num_nodes=2.0)
+    assert c.cluster.network_gb_per_s_per_device == gb_per_s

@@ -7,12 +7,8 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
-<<<<<<< HEAD
-=======
 from __future__ import annotations
 
-import re
->>>>>>> main
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +29,9 @@ SHARPNESS = 8.0
 CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+
+ON_ENGINES = {"Gaudi"}
+"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
 
 
 class Peak(NamedTuple):
@@ -75,7 +74,8 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
+    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
+    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
     figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
@@ -90,6 +90,9 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
+    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+        wanted = "fp16" if half else precision
+        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
@@ -171,17 +174,9 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
         return 1.0
     width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
     return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
-<<<<<<< HEAD
-=======
 
 
 def consumer_boost(device: Device) -> float:
     """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
     3090's says 1.7."""
-    return CONSUMER_BOOST if _is_consumer(device) else 1.0
-
-
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
->>>>>>> main
+    return CONSUMER_BOOST if device.is_consumer else 1.0

@@ -72,8 +72,8 @@ class Device(Record):
 
     @property
     def is_consumer(self) -> bool:
-        """GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
-        return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", self.name))
+        """Desktops' GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
+        return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
 
 
 class HostLinks(Record):

@@ -80,7 +80,8 @@ def case_of(run: Run, folder: Path) -> Case:
     assumed = [run.assumed] if run.assumed else []
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
-        newer = float(device.compute_capability or 0) >= 9
+        major = device.compute_capability.partition(".")[0]
+        newer = major.isdigit() and int(major) >= 9
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
