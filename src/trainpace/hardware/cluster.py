@@ -12,6 +12,8 @@ from trainpace.records import Record, check_fields
 FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
 """datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the named
 measurement. secondary: a third party's tables, where the maker publishes nothing."""
+HostKind = Literal["server", "desktop", "laptop"]
+HOST_KINDS: tuple[HostKind, ...] = ("server", "desktop", "laptop")
 
 
 class Figure(Record):
@@ -76,6 +78,23 @@ class Device(Record):
         return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
 
 
+class HostCPU(Record):
+    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's single-thread test.
+
+    turbo_ghz: the highest clock of one core. `rough`: the points per GHz are those of a related core.
+    """
+
+    name: str
+    vendor: str
+    core: str
+    kind: HostKind
+    year: int
+    turbo_ghz: float
+    single_thread: Figure
+    rough: bool = False
+    aliases: tuple[str, ...] = ()
+
+
 class HostLinks(Record):
     """The links between CPU hosts as gloo's collectives were seen to use them over TCP (`trainpace calibrate --hosts`).
 
@@ -109,8 +128,8 @@ class Cluster(Record):
 
     `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
     `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
-    each other's memory over PCIe; None stands for what the cards usually can. `host_links` are the links of CPU hosts,
-    as measured.
+    each other's memory over PCIe; None stands for what the cards usually can. `host` is the CPU that launches kernels; None:
+    nobody named it. `host_links` are the links of CPU hosts, as measured.
     """
 
     device: Device
@@ -120,6 +139,7 @@ class Cluster(Record):
     network_gb_per_s_per_device: float | None = None
     network_latency_us: float | None = None
     pcie_peer_access: bool | None = None
+    host: HostCPU | None = None
     host_links: HostLinks | None = None
 
     def __post_init__(self) -> None:
