@@ -9,7 +9,6 @@ proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starve
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -161,7 +160,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    boost = constants.consumer_boost if device.is_consumer else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
@@ -180,10 +179,4 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 def consumer_boost(device: Device) -> float:
     """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
     3090's says 1.7."""
-    return CONSUMER_BOOST if _is_consumer(device) else 1.0
-
-
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others, and those of
-    laptops, do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", device.name))
+    return CONSUMER_BOOST if device.is_consumer else 1.0
