@@ -93,7 +93,7 @@ class Columns(SimpleNamespace):
 RATE_CONSTANTS = frozenset(
     (
         "attention_hopper fp8 kepler kepler_traffic pre_volta"
-        " consumer_boost tensor_feeding watts_floor watts_plain watts_tensor"
+        " consumer_boost consumer_products tensor_feeding watts_floor watts_plain watts_tensor"
     ).split()
 )
 """Constants that enter the rates of a device alone."""

@@ -18,7 +18,7 @@ import trainpace
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.pooling import generation_of
-from trainpace.forecast.rates import Rates, _is_consumer, sustained_rates
+from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.hardware import Device, Figure, catalogue, find_device
 
 ROOMS = ("forecast", "plan", "offers", "job", "launch", "verbs", "validation", "ladder")
@@ -39,6 +39,8 @@ RULES = {
     "tdp_w": "the card is never short of watts; its electricity is free",
     "boost_clock_mhz": "wide matrix units are not lowered",
     "link_gb_per_s": "devices talk over PCIe",
+    "nvlink_generation": "links are the mean of the measured generations of NVLink",
+    "nvlink_domain": "NVLink ends at the node",
     "pcie_generation": "generation 3",
     "pcie_lanes": "16 lanes",
 }
@@ -80,6 +82,12 @@ ALLOWED = {
             lambda device: device.form_factor in ("PCIe", "mobile") and device.compute_capability not in LINKED,
             "a board without a connector",
         )
+    ],
+    "nvlink_generation": [
+        Allowed(lambda device: device.link_gb_per_s is None or device.vendor != "NVIDIA", "has no NVLink")
+    ],
+    "nvlink_domain": [
+        Allowed(lambda device: device.name not in ("GB200", "GB300"), "does not pass on NVLink beyond the node")
     ],
 }
 
@@ -148,7 +156,7 @@ def test_desktop_geforce_and_titan_cards_alone_are_boosted() -> None:
         geforce = (
             device.name.startswith(("GTX", "RTX", "Titan")) and not professional and not device.name.startswith("RTX A")
         )
-        assert _is_consumer(device) == (geforce and device.form_factor != "mobile"), device.name
+        assert device.is_consumer == (geforce and device.form_factor != "mobile"), device.name
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))

@@ -33,8 +33,11 @@ class _Constants(Record):
     read or written costs there, and a row that is normalised.
     attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
     keeps of these kernels' share, which were written for Ampere's instructions.
-    l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
-    to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
+    l2_gain: how much faster a tensor that stays in L2 is. products_sustained: what long steps leave of the rate that short
+    bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
+    products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
+    relative to 16 bits, where `product_model` does not hold the card. compile_*: what torch.compile's fusion leaves of
+    element-wise traffic, of launches and of the host's time.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
     entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
     host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
@@ -56,6 +59,7 @@ class _Constants(Record):
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
     products_sustained: float = 0.9
+    consumer_products: float = 1.1
     misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85

@@ -9,14 +9,20 @@ proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starve
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
+from trainpace.forecast.product_model import (
+    UNKNOWN,
+    ProductFigures,
+    ProductModel,
+    Width,
+    fitted_products,
+    product_figures,
+)
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -69,6 +75,8 @@ class Rates(NamedTuple):
     """Products with weights, of operands stored in 16 bits."""
     batched: ProductFigures = UNKNOWN
     """Products of activations with each other, which stay in 16 bits where others go to FP8."""
+    products_boost: Floats = np.asarray(1.0)
+    """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -146,7 +154,13 @@ def sustained_rates(
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
         weights=weights,
         batched=batched,
+        products_boost=np.asarray(_products_boost(device, products, constants)),
     )
+
+
+def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
+    parameters = (model or fitted_products()).widths["16"].parameters
+    return constants.consumer_products if device.is_consumer and parameters.familiarity(device) != "card" else 1.0
 
 
 def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
@@ -161,7 +175,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    boost = constants.consumer_boost if device.is_consumer else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
@@ -180,10 +194,4 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 def consumer_boost(device: Device) -> float:
     """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
     3090's says 1.7."""
-    return CONSUMER_BOOST if _is_consumer(device) else 1.0
-
-
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others, and those of
-    laptops, do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", device.name))
+    return CONSUMER_BOOST if device.is_consumer else 1.0
