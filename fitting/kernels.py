@@ -106,5 +106,5 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
     }  # fmt: skip
     kernels.table = KernelTable(SimpleNamespace(**kernels.columns))  # type: ignore[arg-type]
     kernels.batch = np.ones(n)
-    kernels.channels_last = kernels.first_attention = np.zeros(n, bool)
+    kernels.channels_last = np.zeros(n, bool)
     kernels.compiled = np.zeros(n, bool)

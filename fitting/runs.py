@@ -14,8 +14,9 @@ from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
-from trainpace.forecast.rates import Rates, sustained_rates
+from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.target import fitted_host_us, together_ms
+from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import PHASES, Workload
@@ -74,6 +75,13 @@ def is_same_model(case: Case) -> bool:
     )
 
 
+def gathered(figures: Sequence[Any], rows: np.ndarray) -> Any:
+    """Named tuples of numbers, one for each device, as one whose numbers are arrays with a place for each row."""
+    if isinstance(figures[0], tuple):
+        return type(figures[0])(*(gathered(field, rows) for field in zip(*figures, strict=True)))
+    return np.array([float(figure) for figure in figures])[rows]
+
+
 class RunTable:
     """Rows of all runs, one below the other."""
 
@@ -85,14 +93,14 @@ class RunTable:
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
-        self.first_attention = np.array([case.attention == "flash1" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
         self.file = np.array([case.run.file for case, _ in pairs])
         self.device = np.array([case.cluster.device.name for case, _ in pairs])
-        keys = [(case.cluster.device.name, case.execution.precision) for case, _ in pairs]
-        self.devices = {key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)}
+        keys = [(case.cluster.device.name, case.execution.precision, case.implementation) for case, _ in pairs]
+        cards = (case.cluster.device for case, _ in pairs)
+        self.devices: dict[tuple[Any, ...], Device] = dict(zip(keys, cards, strict=True))
         order = {key: i for i, key in enumerate(self.devices)}
         self.device_row = np.array([order[key] for key in keys])[self.run]
         self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
@@ -111,7 +119,7 @@ class RunTable:
         part: Any = RunTable.__new__(RunTable)
         part.columns = {name: column[rows] for name, column in self.columns.items()}
         part.table = KernelTable(SimpleNamespace(**part.columns))  # type: ignore[arg-type]
-        for name in ("batch", "channels_last", "compiled", "device_row", "first_attention"):
+        for name in ("batch", "channels_last", "compiled", "device_row"):
             setattr(part, name, getattr(self, name)[rows])
         part.devices = self.devices
         result: RunTable = part
@@ -120,14 +128,11 @@ class RunTable:
     def times(self, c: KernelConstants) -> KernelTimes:
         """Kernel times of every row."""
         every = []
-        for (_, precision), device in self.devices.items():
-            rates = sustained_rates(device, precision, True, precision not in ("fp32", "tf32"), c)
+        for (_, precision, *attention), device in self.devices.items():
+            rates = sustained_rates(device, precision, True, precision not in ("fp32", "tf32"), c, *attention)
             assert not isinstance(rates, str), rates
             every.append(rates)
-        gathered = (np.array([float(getattr(r, name)) for r in every])[self.device_row] for name in Rates._fields)
-        rates = Rates(*gathered)
-        rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
-        return self.table.times(self.batch, rates, c, self.channels_last, self.compiled)
+        return self.table.times(self.batch, gathered(every, self.device_row), c, self.channels_last, self.compiled)
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases."""

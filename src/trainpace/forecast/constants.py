@@ -30,8 +30,6 @@ class _Constants(Record):
     depthwise_*window: how it grows with the window, 1 for not at all. misaligned: factor for each time that 8
     numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
     traffic_*: share of the memory bandwidth by class of operator.
-    attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
-    keeps of these kernels' share, which were written for Ampere's instructions.
     l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
     to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
@@ -95,12 +93,6 @@ class _Constants(Record):
     depthwise_wgrad_window: float = 1.0
     depthwise_nhwc_window: float = 1.0
     depthwise_nhwc_wgrad_window: float = 1.5
-    attention: float = 0.5
-    attention_backward: float = 0.4
-    attention_first: float = 0.55
-    attention_hopper: float = 0.65
-    attention_full: float = 0.3
-    attention_full_backward: float = 0.2
     traffic_matrix: float = 0.8
     l2_gain: float = 0.5
     fp8: float = 0.9

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.forecast.attention import attention_s
+from trainpace.forecast.attention import AttentionFigures, AttentionTimes, attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
 from trainpace.forecast.products import OperatorSizes, part, products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import KINDS
 from trainpace.workload import (
+    ATTENTION,
     ATTENTION_KINDS,
     CONV,
     CONVOLUTION_KINDS,
@@ -60,6 +61,7 @@ class KernelTable:
         channels = operators.dims[:, CONV.c_in].sum(axis=1)
         self._is_matrix = operators.is_matrix
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
+        self.has_attention = bool(np.isin(self._kind, ATTENTION_KINDS).any())
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
 
@@ -100,6 +102,13 @@ class KernelTable:
         # compilers and hand-fused kernels cast on the way
         cast = (self._kind == "gemm") & half & (table.dims[:, GEMM.batch, 1] == 0) & (rates.casts > 0) & ~compiled
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
+        if self.has_attention:
+            memory, latency = np.broadcast_to(memory, shape).copy(), latency.copy()
+            for rows in (self._kind == kind for kind in ATTENTION_KINDS):
+                if rows.any():
+                    seconds = self._attention_s(rows, dims, moved, rates)
+                    compute[..., rows], memory[..., rows] = seconds.compute_s, seconds.memory_s
+                    latency[..., rows] = part(count, rows) * seconds.start_s
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
 
@@ -113,8 +122,6 @@ class KernelTable:
             rows, own_form = self._kind == kind, KINDS[kind].compute_s
             if kind == "gemm":
                 compute[..., rows] = products_s(sizes, rows, half[rows], rates, c)
-            elif kind in ATTENTION_KINDS:
-                compute[..., rows] = attention_s(kind, sizes, rows, part(flops, rows), half[rows], rates, c)
             elif kind in CONVOLUTION_KINDS:
                 dense, depthwise = rows & ~self._depthwise, rows & self._depthwise
                 if dense.any():
@@ -124,6 +131,14 @@ class KernelTable:
             elif own_form is not None:
                 compute[..., rows] = own_form(part(flops, rows), part(rates.plain, rows), part(extent, rows))
         return compute
+
+    def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
+        """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
+        kind, half = str(self._kind[rows][0]), self.operators.half[rows]
+        pairs = zip(*rates.attention.of(kind), strict=True)
+        figures = AttentionFigures(*(np.where(half, part(in_16, rows), part(in_32, rows)) for in_16, in_32 in pairs))
+        sizes = tuple(part(dims[i], rows) for i in ATTENTION)
+        return attention_s(kind, sizes, part(moved, rows), figures, part(rates.sms, rows), part(rates.l2_bytes, rows))
 
     def _traffic_shares(self, c: KernelConstants) -> tuple[Floats, Floats]:
         """Shares of the bandwidth in NCHW and in NHWC; those of the last constants are kept, as sweeps ask for them again and

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
+from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, class_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
@@ -96,14 +97,20 @@ class KernelModel(ABC):
 class FittedKernels(KernelModel):
     """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
 
-    `host_factor` is how much slower than a common host this one launches kernels.
+    `host_factor` is how much slower than a common host this one launches kernels. `attention` is the implementation of fused
+    attention; None: what torch of today takes on the card.
     """
 
     provenance: Provenance = "fitted"
     traces_cpu = False
 
-    def __init__(self, constants: KernelConstants | None = None, host_factor: float = 1.0) -> None:
-        self._constants, self.host_factor = constants, host_factor
+    def __init__(
+        self,
+        constants: KernelConstants | None = None,
+        host_factor: float = 1.0,
+        attention: Implementation | None = None,
+    ) -> None:
+        self._constants, self.host_factor, self.attention = constants, host_factor, attention
 
     @property
     def constants(self) -> KernelConstants:
@@ -113,7 +120,10 @@ class FittedKernels(KernelModel):
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
-        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
+        attention = implementation_on(device, self.attention) if table.has_attention else None
+        rates = sustained_rates(
+            device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c, attention
+        )
         if isinstance(rates, str):
             return rates
         times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)

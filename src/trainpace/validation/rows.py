@@ -107,13 +107,8 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
     """The forecast of a case under its own conditions, its host's software included."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
-    if case.attention == "native":
-        constants = replace(c, attention_hopper=1.0)
-    elif case.attention == "flash1":
-        share = c.attention_first
-        constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor), copies)
+    target = Target(case.cluster, FittedKernels(constants, factor, case.implementation), copies)
     return Forecaster(workload, target).forecast(case.execution)
 
 
