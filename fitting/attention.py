@@ -35,6 +35,7 @@ from trainpace.forecast.attention import (
 )
 from trainpace.forecast.attention import AttentionFigures as Figures
 from trainpace.forecast.pooling import Pooled, generation_of
+from trainpace.forecast.rates import consumer_boost
 from trainpace.hardware import find_device
 from trainpace.records import to_jsonable
 
@@ -165,12 +166,14 @@ def prepared(table: pd.DataFrame) -> Rows:
         full, of(lambda d: d.tf32_tensor_tflops.value / TF32_PRODUCTS), of(lambda d: d.bf16_tensor_tflops.value)
     )
     pairs = zip(table.card, table.way, strict=True)
-    peak = peak * np.array([instruction_share(devices[card], way) for card, way in pairs])
+    boost = of(consumer_boost)
+    exponentials = boost * of(lambda d: exponentials_per_s(d, 1e12 * d.fp32_tflops.value))
+    peak = boost * peak * np.array([instruction_share(devices[card], way) for card, way in pairs])
     key_bytes = width * 2 * c["b"] * c["kv_heads"] * c["keys"] * c["head"]
     sizes = (*(c[name] for name in ("b", "heads", "queries", "keys", "head")), table.causal.to_numpy())
     return Rows(
         table, sizes, key_bytes + width * 2 * c["b"] * c["heads"] * c["queries"] * c["head"], key_bytes, 1e12 * peak,
-        of(lambda d: exponentials_per_s(d, 1e12 * d.fp32_tflops.value)), of(lambda d: 1e9 * d.memory_bandwidth_gb_per_s.value),
+        exponentials, of(lambda d: 1e9 * d.memory_bandwidth_gb_per_s.value),
         of(lambda d: d.sms.value), of(lambda d: d.l2_mib.value * 2**20),
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ from nouns import forecast, operators, workload
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.products import TileModel, tiled_s
 from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.tiles import TileModel, tiled_s
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
 

@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast.explanations import heaviest, peak_flop_per_s
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import Spread, run_class
+from trainpace.forecast.intervals import Spread, shares_of
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import RankTable
@@ -164,8 +164,14 @@ class ForecastTable:
 
     def _spread(self, i: int, row: RowKernels) -> Spread:
         target, step = self.forecaster.target, self._step(i)
-        kind = run_class(step, self.execution(i), row.times.device_s, row.table.grouped, row.table.half)
-        return target.kernels.spread(kind, target.cluster.device, row.times.device_s, row.log_sd)
+        shares = shares_of(step, row.table.part, row.times.device_s)
+        return target.kernels.spread(shares, target.cluster.device, row.times.device_s, row.log_sd)
+
+    def shares(self, i: int) -> Floats:
+        """What the step of row `i` is made of: the share of each of `intervals.PARTS`."""
+        row = self._kernels([i])[0]
+        assert row is not None, "a row without a time has no shares"
+        return shares_of(self._step(i), row.table.part, row.times.device_s)
 
     def brief(self, i: int) -> Forecast:
         """Row `i` without what takes longer: the heaviest operators, scaling, utilisation, the largest micro-batch."""

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.intervals import Spread, class_spread
+from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
+from trainpace.forecast.product_model import ProductModel
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device
@@ -90,8 +91,8 @@ class KernelModel(ABC):
         """Times of every row at some micro-batch sizes, or the reason why there are none."""
 
     @abstractmethod
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        """The spread of a forecast whose rows take `device_s` (rows); `run_class` names what decides its time."""
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        """The spread of a forecast whose rows take `device_s` (rows); `shares` says what the step is made of."""
 
 
 class FittedKernels(KernelModel):
@@ -105,12 +106,10 @@ class FittedKernels(KernelModel):
     traces_cpu = False
 
     def __init__(
-        self,
-        constants: KernelConstants | None = None,
-        host_factor: float = 1.0,
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
         attention: Implementation | None = None,
-    ) -> None:
-        self._constants, self.host_factor, self.attention = constants, host_factor, attention
+    ) -> None:  # fmt: skip
+        self._constants, self.host_factor, self._products, self.attention = constants, host_factor, products, attention
 
     @property
     def constants(self) -> KernelConstants:
@@ -120,20 +119,22 @@ class FittedKernels(KernelModel):
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
+        needs_half = bool(operators.half.any())
         attention = implementation_on(device, self.attention) if table.has_attention else None
-        rates = sustained_rates(
-            device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c, attention
-        )
+        needs_full = bool((~operators.half).any())
+        rates = sustained_rates(device, key.precision, needs_full, needs_half, c, self._products, attention)
         if isinstance(rates, str):
             return rates
-        times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)
+        at = batches[:, None]
+        products = table.product_times(at, rates, self._products) if needs_half else None
+        times = table.times(at, rates, c, key.channels_last, key.compiled, products)
         factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
         host_ms = fitted_host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
 
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        return class_spread(run_class, device)
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        return composed_spread(shares, device)
 
 
 class CalibratedKernels(KernelModel):
@@ -161,7 +162,7 @@ class CalibratedKernels(KernelModel):
         host_ms = host_us(operators, *works_us) * 1e-3 * factor
         return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
 
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
         return machine_spread(self.machine, device_s, log_sd)
 
 

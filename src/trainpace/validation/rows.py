@@ -20,7 +20,9 @@ from trainpace.forecast import (
     CONTEXT_GIB,
     FittedKernels,
     Forecaster,
+    ForecastTable,
     KernelConstants,
+    ProductModel,
     Target,
     fitted_constants,
     needed_gib,
@@ -103,13 +105,22 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return f"the forecast failed its own check: {error}"
 
 
-def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
+def forecast_case(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> Forecast:
     """The forecast of a case under its own conditions, its host's software included."""
+    return case_table(case, workload, constants, products).forecast(0)
+
+
+def case_table(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> ForecastTable:
+    """The same as a table of one row, which tells more than the forecast."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor, case.implementation), copies)
-    return Forecaster(workload, target).forecast(case.execution)
+    target = Target(case.cluster, FittedKernels(constants, factor, products, case.implementation), copies)
+    return Forecaster(workload, target).at([case.execution])
 
 
 def trace_file(traces: Path, case: Case) -> Path:
