@@ -26,9 +26,8 @@ def parts(card, implementation, kind, batch, heads, length, head, causal, full=F
     """(compute, memory, start) in seconds."""
     device = find_device(card)
     implementation = implementation_on(device, implementation)
-    rates = sustained_rates(
-        device, "bf16" if device.bf16_tensor_tflops else "fp16", True, True, fitted_constants(), implementation
-    )
+    precision = "bf16" if device.bf16_tensor_tflops else "fp16"
+    rates = sustained_rates(device, precision, True, True, fitted_constants(), attention=implementation)
     figures = rates.attention.of(kind)[full]
     sizes = tuple(np.array([float(x)]) for x in (batch, heads, length, length, head, causal))
     moved = np.array([(4 if kind == "attention" else 8) * (4 if full else 2) * batch * heads * length * head * 1.0])
