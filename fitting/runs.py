@@ -20,7 +20,7 @@ from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.target import fitted_host_us, together_ms
+from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
@@ -197,6 +197,7 @@ class RunTable:
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])
+        self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
         self.cards = cards
@@ -262,9 +263,9 @@ class RunTable:
         return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
-        """How much slower the run's software launches."""
+        """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
-        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0)
+        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

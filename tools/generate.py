@@ -103,10 +103,17 @@ def constants(prefix: str) -> str:
 
 def links() -> str:
     """The fitted constants of the collectives' use of links."""
-    from trainpace.forecast.collectives import CONSTANTS
+    from trainpace.forecast.links import CONSTANTS, Generation
 
-    rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in CONSTANTS.__struct_fields__)
-    return f"| constant | fitted |\n|---|--:|\n{rows}"
+    records = {f"NVLink {number}": one for number, one in CONSTANTS.generations.items()} | {"PCIe": CONSTANTS.pcie}
+    fields = Generation.__struct_fields__
+    lines = [f"| | {' | '.join(f'`{name}`' for name in fields)} |", "|---|" + "--:|" * len(fields)]
+    lines += [
+        f"| {kind} | {' | '.join(f'{getattr(one, name):g}' for name in fields)} |" for kind, one in records.items()
+    ]
+    shared = [name for name in CONSTANTS.__struct_fields__ if name not in ("generations", "pcie")]
+    rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in shared)
+    return "\n".join(lines) + f"\n\n| constant | fitted |\n|---|--:|\n{rows}"
 
 
 def numbers(*names: str) -> str:

@@ -21,6 +21,8 @@ from trainpace.records import Record, from_package
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats, Operators
 
 COVERAGE = 0.9
+Z_95 = 1.6448536
+"""The 95th percentile of the standard normal distribution."""
 
 Part = Literal[
     "products in 16 bits", "products in 32 bits", "attention", "convolutions", "grouped convolutions", "memory traffic",
@@ -103,11 +105,19 @@ def composed_spread(shares: Floats, device: Device) -> Spread:
     return Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, basis)
 
 
+def with_host_spread(spread: Spread, sensitivity: float, log_sd: float) -> Spread:
+    """A spread widened by what is not known of the host: a normal error of the logarithm of its time, independent of the other
+    errors, of which the step takes over the share `sensitivity`."""
+    low, high = math.log(spread.low), math.log(spread.high)
+    middle, half = (low + high) / 2, math.hypot((high - low) / 2, Z_95 * sensitivity * log_sd)
+    return spread._replace(low=math.exp(middle - half), high=math.exp(middle + half))
+
+
 def student_t_95(degrees: int) -> float:
     """The 95th percentile of Student's t (Abramowitz and Stegun 26.7.5, exact to 1 % from 3 degrees on; below, tabled)."""
     tabled = {1: 6.314, 2: 2.920}
     if degrees in tabled:
         return tabled[degrees]
-    z, v = 1.6448536, degrees
+    z, v = Z_95, degrees
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))
