@@ -33,7 +33,7 @@ def bounds(name: str) -> tuple[float, float]:
     special = {
         "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
-        "products_sustained": (0.6, 1),
+        "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
         "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
         "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),
@@ -66,7 +66,15 @@ def affected(name: str) -> tuple[str, ...]:
         return ()
     if name.startswith(("traffic_", "work_", "row_work_")) and name != "traffic_matrix":
         return ("t:" + name.removeprefix("row_").partition("_")[2].removesuffix("_nhwc"),)
-    if name in ("gemm_plain", "gemm_tf32", "gemm_tensor", "batched_tensor", "products_sustained", "misaligned"):
+    if name in (
+        "gemm_plain",
+        "gemm_tf32",
+        "gemm_tensor",
+        "batched_tensor",
+        "products_sustained",
+        "consumer_products",
+        "misaligned",
+    ):
         return ("gemm",)
     if name.startswith("tile_"):
         return MATRIX

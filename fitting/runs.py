@@ -92,7 +92,10 @@ class Columns(SimpleNamespace):
 
 
 RATE_CONSTANTS = frozenset(
-    "fp8 kepler kepler_traffic pre_volta consumer_boost tensor_feeding watts_floor watts_plain watts_tensor".split()
+    (
+        "fp8 kepler kepler_traffic pre_volta"
+        " consumer_boost consumer_products tensor_feeding watts_floor watts_plain watts_tensor"
+    ).split()
 )
 """Constants that enter the rates of a device alone."""
 SAME_RATE = 1e-6

@@ -172,9 +172,10 @@ class KernelTable:
         bound = products.compute_s**SMOOTHNESS
         bound = bound / (bound + products.memory_s**SMOOTHNESS)
         # long steps heat a card that short bursts of kernels do not
-        work = work * (1.0 + (1.0 / c.products_sustained - 1.0) * bound)
+        steady = c.products_sustained * part(rates.products_boost, rows)
+        work = work * (1.0 + (1.0 / steady - 1.0) * bound)
         count = table.count[rows]
-        put = work, products.compute_s / c.products_sustained, products.memory_s, products.latency_s * count
+        put = work, products.compute_s / steady, products.memory_s, products.latency_s * count
         shape = columns[0].shape
         replaced = []
         for column, values in zip(columns, put, strict=True):

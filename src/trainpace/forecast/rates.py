@@ -16,7 +16,14 @@ import numpy as np
 from trainpace.execution import Precision
 from trainpace.forecast.attention import NO_ATTENTION, TF32_PRODUCTS, AttentionRates, Implementation, attention_rates
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
+from trainpace.forecast.product_model import (
+    UNKNOWN,
+    ProductFigures,
+    ProductModel,
+    Width,
+    fitted_products,
+    product_figures,
+)
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -69,6 +76,8 @@ class Rates(NamedTuple):
     """Products of activations with each other, which stay in 16 bits where others go to FP8."""
     attention: AttentionRates = NO_ATTENTION
     """Of fused attention, which stays in 16 bits as well."""
+    products_boost: Floats = np.asarray(1.0)
+    """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -144,6 +153,7 @@ def sustained_rates(
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
         weights=weights,
         batched=batched,
+        products_boost=np.asarray(_products_boost(device, products, constants)),
         attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
 
@@ -154,6 +164,11 @@ def _attention(device: Device, implementation: Implementation, in_16_bits: Peak,
     return attention_rates(
         device, implementation, *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
     )
+
+
+def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
+    parameters = (model or fitted_products()).widths["16"].parameters
+    return constants.consumer_products if device.is_consumer and parameters.familiarity(device) != "card" else 1.0
 
 
 def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
