@@ -34,7 +34,6 @@ def bounds(name: str) -> tuple[float, float]:
         "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
         "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
-        "attention_first": (0.5, 0.6), "attention_hopper": (0.3, 1),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
         "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
         "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),
@@ -53,7 +52,7 @@ def bounds(name: str) -> tuple[float, float]:
         return 0.003, 1
     if name.startswith("depthwise"):
         return 0.003, 1
-    if name.startswith(("traffic_", "gemm", "conv", "winograd", "attention", "batched")):
+    if name.startswith(("traffic_", "gemm", "conv", "winograd", "batched")):
         return 0.03, 1
     if name.endswith("quantisation"):
         return 0.02, 1
@@ -77,8 +76,6 @@ def affected(name: str) -> tuple[str, ...]:
         "misaligned",
     ):
         return ("gemm",)
-    if name.startswith("attention"):
-        return (name.replace("_full", ""),)
     if name.startswith("tile_"):
         return MATRIX
     if name == "transposes" or name.endswith(("_window", "_channels")):

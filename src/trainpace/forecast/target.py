@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
+from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
@@ -116,16 +117,18 @@ class KernelModel(ABC):
 class FittedKernels(KernelModel):
     """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
 
-    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software.
+    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software. `attention` is the
+    implementation of fused attention; None: what torch of today takes on the card.
     """
 
     provenance: Provenance = "fitted"
     traces_cpu = False
 
     def __init__(
-        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None
-    ) -> None:
-        self._constants, self.host_factor, self._products = constants, host_factor, products
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
+        attention: Implementation | None = None,
+    ) -> None:  # fmt: skip
+        self._constants, self.host_factor, self._products, self.attention = constants, host_factor, products, attention
 
     @property
     def constants(self) -> KernelConstants:
@@ -136,7 +139,9 @@ class FittedKernels(KernelModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
         needs_half = bool(operators.half.any())
-        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), needs_half, c, self._products)
+        attention = implementation_on(device, self.attention) if table.has_attention else None
+        needs_full = bool((~operators.half).any())
+        rates = sustained_rates(device, key.precision, needs_full, needs_half, c, self._products, attention)
         if isinstance(rates, str):
             return rates
         at = batches[:, None]
