@@ -46,14 +46,14 @@ def rounded(c: KernelConstants) -> KernelConstants:
 
 def residuals(runs: RunTable, kernels: KernelRows, c: KernelConstants) -> str:
     """Errors on what was fitted, in per cent, and which constants lie at a bound."""
-    step_ms = runs.step_ms(runs.by_phase(1e3 * runs.times(c).device_s), c)
+    step_ms = runs.step_ms(runs.by_phase(1e3 * runs.device_s(c)), c)
     lines = ["# Residuals of the fit", "", "On the runs and kernels that were fitted, so lower than on others.", ""]
     lines += ["| runs | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
     for file in sorted(set(runs.file)):
         error = 100 * (step_ms / runs.measured_ms - 1)[runs.file == file]
         lines.append(_line(file, error))
     lines += ["", "| kernels | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
-    kernel_ms = 1e3 * kernels.times(c).device_s + kernels.floor_ms
+    kernel_ms = 1e3 * kernels.device_s(c) + kernels.floor_ms
     for device in sorted(set(kernels.device)):
         for name in sorted(set(kernels.operator)):
             rows = (kernels.device == device) & (kernels.operator == name)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 
 from fitting.runs import RunTable
-from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.cards import NO_CARDS
 from trainpace.hardware import find_device
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 
@@ -104,7 +103,7 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
         "half": np.zeros(n, bool), "count": np.ones(n), "launches": np.ones(n), "flops": flops, "read_bytes": read,
         "written_bytes": written, "dims": dims, "phase": np.full(n, "forward"),
     }  # fmt: skip
-    kernels.table = KernelTable(SimpleNamespace(**kernels.columns))  # type: ignore[arg-type]
+    kernels.cards, kernels.products = NO_CARDS, None
     kernels.batch = np.ones(n)
-    kernels.channels_last = kernels.first_attention = np.zeros(n, bool)
+    kernels.channels_last = np.zeros(n, bool)
     kernels.compiled = np.zeros(n, bool)

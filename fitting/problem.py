@@ -10,6 +10,7 @@ from scipy.optimize import least_squares
 from fitting.kernels import KernelRows
 from fitting.runs import RunTable
 from trainpace.forecast.constants import KernelConstants
+from trainpace.kinds import KINDS
 from trainpace.workload import PHASES
 
 FILE_WEIGHTS = {"timm_train_rtx3090": 300, "ryujaehun_pytorch_gpu_benchmark": 150, "lambda_aggregated": 200,
@@ -32,7 +33,7 @@ def bounds(name: str) -> tuple[float, float]:
     special = {
         "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
-        "attention_first": (0.5, 0.6), "attention_hopper": (0.3, 1),
+        "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
         "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
         "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),
@@ -41,6 +42,8 @@ def bounds(name: str) -> tuple[float, float]:
     }  # fmt: skip
     if name in special:
         return special[name]
+    if name.startswith(("work_", "row_work_")):
+        return 1.0, 1e6
     if name.endswith("_window"):
         return 0.3, 2.2
     if name.endswith("_channels"):
@@ -49,7 +52,7 @@ def bounds(name: str) -> tuple[float, float]:
         return 0.003, 1
     if name.startswith("depthwise"):
         return 0.003, 1
-    if name.startswith(("traffic_", "gemm", "conv", "winograd", "attention", "batched")):
+    if name.startswith(("traffic_", "gemm", "conv", "winograd", "batched")):
         return 0.03, 1
     if name.endswith("quantisation"):
         return 0.02, 1
@@ -61,12 +64,18 @@ def affected(name: str) -> tuple[str, ...]:
     """Classes of operators whose device time a constant enters; () for none."""
     if name.startswith("host_") or name == "compile_host":
         return ()
-    if name.startswith("traffic_") and name != "traffic_matrix":
-        return ("t:" + name.removeprefix("traffic_").removesuffix("_nhwc"),)
-    if name in ("gemm_plain", "gemm_tf32", "gemm_tensor", "batched_tensor", "misaligned"):
+    if name.startswith(("traffic_", "work_", "row_work_")) and name != "traffic_matrix":
+        return ("t:" + name.removeprefix("row_").partition("_")[2].removesuffix("_nhwc"),)
+    if name in (
+        "gemm_plain",
+        "gemm_tf32",
+        "gemm_tensor",
+        "batched_tensor",
+        "products_sustained",
+        "consumer_products",
+        "misaligned",
+    ):
         return ("gemm",)
-    if name.startswith("attention"):
-        return (name.replace("_full", ""),)
     if name.startswith("tile_"):
         return MATRIX
     if name == "transposes" or name.endswith(("_window", "_channels")):
@@ -77,6 +86,12 @@ def affected(name: str) -> tuple[str, ...]:
     return ALL
 
 
+def traffic_classes(columns: dict[str, np.ndarray]) -> list[str]:
+    """The class of every row's memory traffic."""
+    calls = zip(columns["kind"].tolist(), columns["function"].tolist(), strict=True)
+    return [KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls]
+
+
 class _Parts:
     """Device times of a table, and of the rows alone that one constant enters."""
 
@@ -84,23 +99,24 @@ class _Parts:
         self._table = table
         kind = table.columns["kind"]
         classes = np.where(np.isin(kind, (*MATRIX, "attention", "attention_backward")), kind,
-                           np.char.add("t:", table.table.traffic))  # fmt: skip
+                           np.char.add("t:", traffic_classes(table.columns)))  # fmt: skip
         self._parts: dict[tuple[str, ...], tuple[np.ndarray, RunTable]] = {}
         for which in {affected(name) for name in names} - {()}:
             rows = np.arange(len(kind)) if which == ALL else np.flatnonzero(np.isin(classes, which))
-            self._parts[which] = (rows, table.subset(rows))
+            self._parts[which] = (rows, table if which == ALL else table.subset(rows))
 
     def base(self, c: KernelConstants) -> np.ndarray:
-        self._seconds = self._table.times(c).device_s
+        self._seconds = self._table.device_s(c)
         return self._seconds
 
-    def changed(self, name: str, c: KernelConstants) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, change in seconds) after `name` has changed."""
+    def changed(self, c: KernelConstants, name: str, value: float) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, change in seconds) when `name` takes this value."""
         which = affected(name)
         if which == () or not len(self._parts[which][0]):
             return np.zeros(0, int), np.zeros(0)
         rows, part = self._parts[which]
-        return rows, part.times(c).device_s - self._seconds[rows]
+        places, seconds = part.changed(c, name, value)
+        return rows[places], seconds - self._seconds[rows[places]]
 
 
 class Problem:
@@ -142,18 +158,18 @@ class Problem:
         return np.concatenate([steps, kernels, PRIOR * (x - self._x0)])
 
     def _jacobian(self, x: np.ndarray) -> np.ndarray:
-        base = self._residuals(x)
+        base, before = self._residuals(x), self._constants(x)
         jacobian = np.zeros((len(base), len(x)))
         n = len(PHASES)
         for j, name in enumerate(self.names):
             step = 0.01 if x[j] + 0.01 < self._high[j] else -0.01
             y = x.copy()
             y[j] += step
-            c = self._constants(y)
-            rows, change = self._runs.changed(name, c)
+            c, value = self._constants(y), float(np.exp(y[j]))
+            rows, change = self._runs.changed(before, name, value)
             places = (self.runs.run * n + self.runs.phase)[rows]
             more = np.bincount(places, 1e3 * change, minlength=self._device_ms.size).reshape(self._device_ms.shape)
-            rows, change = self._kernels.changed(name, c)
+            rows, change = self._kernels.changed(before, name, value)
             kernel_s = self._kernel_s.copy()
             kernel_s[rows] += change
             jacobian[:, j] = (self._all(self._device_ms + more, kernel_s, c, y) - base) / step

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from msgspec.structs import replace
 
 from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
 from trainpace.errors import TrainpaceError
+from trainpace.execution import Precision
+from trainpace.forecast import Implementation
+from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.target import fitted_host_us, together_ms
+from trainpace.forecast.target import Target, fitted_host_us, together_ms
+from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
-from trainpace.workload import PHASES, Workload
+from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Workload
 
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
@@ -76,25 +82,117 @@ def is_same_model(case: Case) -> bool:
     )
 
 
+class Columns(SimpleNamespace):
+    """Columns of an operator table, as a kernel table reads them, without the checks of a workload's."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def is_matrix(self) -> np.ndarray:
+        return np.isin(self.kind, list(MATRIX_KINDS))
+
+
+RATE_CONSTANTS = frozenset(
+    (
+        "fp8 kepler kepler_traffic pre_volta"
+        " consumer_boost consumer_products tensor_feeding watts_floor watts_plain watts_tensor"
+    ).split()
+)
+"""Constants that enter the rates of a device alone."""
+SAME_RATE = 1e-6
+"""Rates that differ by less are the same."""
+
+
+class Chunk(NamedTuple):
+    """Rows of a table that run on one device in one precision. `table` holds those that differ, row i at `place[i]`."""
+
+    rows: np.ndarray
+    place: np.ndarray
+    counts: np.ndarray
+    device: Device
+    precision: Precision
+    table: KernelTable
+    channels_last: np.ndarray
+    compiled: bool
+    attention: Implementation | None
+    model: ProductModel | None
+    products: list[ProductTimes]
+    """Those of `table`, the same with all constants, once they are known."""
+
+    def rates(self, c: KernelConstants) -> Rates:
+        needs_half = self.precision not in ("fp32", "tf32")
+        rates = sustained_rates(self.device, self.precision, True, needs_half, c, self.model, self.attention)
+        assert not isinstance(rates, str), rates
+        return rates
+
+    def device_s(self, c: KernelConstants, cards: CardConstants) -> np.ndarray:
+        c = cards.of(c, self.device)
+        rates = self.rates(c)
+        if not self.products:
+            self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
+        times = self.table.times(np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0])
+        return np.asarray(times.device_s[self.place] * self.counts)
+
+    def depends(self, old: KernelConstants, new: KernelConstants, name: str, cards: CardConstants) -> bool:
+        """Whether its times can differ between constants that differ in `name`."""
+        if name in RATE_CONSTANTS:
+            before, after = self.rates(old), self.rates(new)
+            shared = [name for name in Rates._fields if not isinstance(getattr(before, name), tuple)]
+            pairs = [(float(getattr(before, name)), float(getattr(after, name))) for name in shared]
+            return any(abs(b - a) > SAME_RATE * abs(a) for a, b in pairs)
+        if name.startswith("compile_") and not self.compiled:
+            return False
+        return bool(getattr(cards.of(old, self.device), name) != getattr(cards.of(new, self.device), name))
+
+
+def _at(column: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    """A column of coefficients over the batch as one of numbers; other columns as they are."""
+    if column.ndim < 2:
+        return column
+    slopes = batch.reshape((-1,) + (1,) * (column.ndim - 2))
+    fixed = np.zeros(column.shape)
+    fixed[..., 0] = column[..., 0] + column[..., 1] * slopes
+    return fixed
+
+
+def _distinct(
+    columns: dict[str, np.ndarray], batch: np.ndarray, flags: tuple[np.ndarray, ...], rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that differ in more than their count, the place of every row among them)."""
+    numbers = [_at(columns[name][rows], batch[rows])[..., 0].reshape(len(rows), -1)
+               for name in ("dims", "flops", "read_bytes", "written_bytes")]  # fmt: skip
+    calls = np.unique(np.char.add(columns["kind"][rows], columns["function"][rows]), return_inverse=True)[1]
+    rest = [calls, columns["half"][rows], columns["launches"][rows], *(flag[rows] for flag in flags)]
+    of_weight = columns["dims"][rows, GEMM.batch, 1] == 0
+    table = np.column_stack([*numbers, *rest, of_weight]).astype(float)
+    as_bytes = np.ascontiguousarray(table).view(np.dtype((np.void, table.shape[1] * 8))).ravel()
+    _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
+    return rows[first], place
+
+
 class RunTable:
     """Rows of all runs, one below the other."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS, products: ProductModel | None = None
+    ) -> None:
+        self.pairs, self.products = pairs, products
         tables = [workload.forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
-        self.first_attention = np.array([case.software.fused_attention == "flash1" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
         self.file = np.array([case.run.file for case, _ in pairs])
         self.device = np.array([case.cluster.device.name for case, _ in pairs])
-        keys = [(case.cluster.device.name, case.execution.precision) for case, _ in pairs]
-        self.devices = {key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)}
+        keys = [(case.cluster.device.name, case.execution.precision, case.implementation) for case, _ in pairs]
+        self.devices: dict[tuple[str, ...], Device] = {
+            key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)
+        }
         order = {key: i for i, key in enumerate(self.devices)}
         self.device_row = np.array([order[key] for key in keys])[self.run]
         self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
@@ -104,41 +202,76 @@ class RunTable:
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.software.slow_host for case, _ in pairs])
+        self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
-        self.operators = cast(Any, SimpleNamespace(**self.columns))
-        self.table = KernelTable(self.operators)
+        self.operators = cast(Any, Columns(**self.columns))
+        self.cards = cards
+        self._host: tuple[tuple[float, ...], np.ndarray] | None = None
 
     def subset(self, rows: np.ndarray) -> RunTable:
         """Some rows only, for the times of one class of operators."""
         part: Any = RunTable.__new__(RunTable)
         part.columns = {name: column[rows] for name, column in self.columns.items()}
-        part.table = KernelTable(SimpleNamespace(**part.columns))  # type: ignore[arg-type]
-        for name in ("batch", "channels_last", "compiled", "device_row", "first_attention"):
+        for name in ("batch", "channels_last", "compiled", "device_row"):
             setattr(part, name, getattr(self, name)[rows])
-        part.devices = self.devices
+        part.devices, part.cards, part.products = self.devices, self.cards, self.products
         result: RunTable = part
         return result
 
-    def times(self, c: KernelConstants) -> KernelTimes:
-        """Kernel times of every row."""
-        every = []
-        for (_, precision), device in self.devices.items():
-            rates = sustained_rates(device, precision, True, precision not in ("fp32", "tf32"), c)
-            assert not isinstance(rates, str), rates
-            every.append(rates)
-        gathered = (np.array([float(getattr(r, name)) for r in every])[self.device_row] for name in Rates._fields)
-        rates = Rates(*gathered)
-        rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
-        return self.table.times(self.batch, rates, c, self.channels_last, self.compiled)
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """The rows of one device, precision and compilation together: small enough for a processor's cache, and of one set of
+        rates."""
+        group = 2 * self.device_row + self.compiled
+        order = np.argsort(group, kind="stable")
+        _, starts = np.unique(group[order], return_index=True)
+        made = []
+        keys = list(self.devices)
+        for rows in np.split(order, starts[1:]):
+            if not len(rows):
+                continue
+            key = keys[self.device_row[rows[0]]]
+            unique, place = _distinct(self.columns, self.batch, (self.channels_last,), rows)
+            columns = {name: _at(column[unique], self.batch[unique]) for name, column in self.columns.items()}
+            # of weights' products, which 8 bits cast, the batch is no size
+            columns["dims"][:, GEMM.batch, 1] = np.where(self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300)
+            columns["count"] = np.ones(len(unique))
+            table = KernelTable(cast(Any, Columns(**columns)))
+            flags = (self.channels_last[unique], bool(self.compiled[rows[0]]))
+            attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
+            counts = self.columns["count"][rows].astype(float)
+            card = self.devices[key], cast(Precision, key[1])
+            made.append(Chunk(rows, place, counts, *card, table, *flags, attention, self.products, []))
+        return made
+
+    def device_s(self, c: KernelConstants) -> np.ndarray:
+        """Seconds of every row on its device."""
+        seconds = np.zeros(len(self.batch))
+        for chunk in self.chunks:
+            seconds[chunk.rows] = chunk.device_s(c, self.cards)
+        return seconds
+
+    def changed(self, c: KernelConstants, name: str, value: float) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, seconds) of the chunks that another value of one constant can change."""
+        other = replace(c, **{name: value})
+        chunks = [chunk for chunk in self.chunks if chunk.depends(c, other, name, self.cards)]
+        if not chunks:
+            return np.zeros(0, int), np.zeros(0)
+        seconds = [chunk.device_s(other, self.cards) for chunk in chunks]
+        return np.concatenate([chunk.rows for chunk in chunks]), np.concatenate(seconds)
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
-        """The host's time, runs x phases."""
-        return self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
+        """The host's time, runs x phases; the last is kept, as most constants do not enter it."""
+        key = tuple(getattr(c, name) for name in KernelConstants.__struct_fields__ if "host" in name)
+        if self._host is None or self._host[0] != key:
+            self._host = key, self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
+        return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
-        """How much slower the run's software launches."""
+        """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         slow = [self.host == name for name in SLOW_HOSTS]
-        return np.select([*slow, self.is_compiled], [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host], 1.0)
+        by_software = [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host]
+        return np.select([*slow, self.is_compiled], by_software, 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

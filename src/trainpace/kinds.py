@@ -18,6 +18,9 @@ class Kind(NamedTuple):
     elements. flops: (name, arguments, inputs, outputs) -> FLOPs; half the elements read and written where it is not given.
     compute_s: (FLOPs, FLOP/s in fp32 without matrix units, extent) -> seconds of arithmetic, all arrays; FLOPs at half that rate
     where it is not given. Tensors may be asked for `shape`, `dim()` and `numel()`.
+    work, row_work: by class of traffic, first guesses of the FLOPs of the CUDA cores that an element read or written costs (1
+    where nothing is said), and that a row of `extent` elements costs besides (the constants `work_*` and `row_work_*`): what
+    makes a kernel as slow in 16 bits as in 32. gathers: calls that read no more of a table than they write.
     """
 
     name: str
@@ -27,6 +30,9 @@ class Kind(NamedTuple):
     flops: Callable[[str, Sequence[Any], Sequence[Any], Sequence[Any]], float] | None = None
     compute_s: Callable[[Any, Any, Any], Any] | None = None
     is_matrix: bool = False
+    work: Mapping[str, float] = {}
+    row_work: Mapping[str, float] = {}
+    gathers: str = ""
 
     @property
     def usual_traffic(self) -> str:
@@ -75,6 +81,7 @@ _KINDS = (
             embedding_backward="embedding_dense_backward scatter scatter_add index_put index_put_ index_add index_add_"
             " _index_put_impl_",
         ),
+        gathers="embedding index index_select gather",
     ),
     # work of the host alone: metadata calls, and modules entered
     Kind("view"),
@@ -112,6 +119,11 @@ _KINDS = (
             layer_norm="native_layer_norm native_group_norm _fused_rms_norm",
             layer_norm_backward="native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward",
         ),
+        work={
+            "batch_norm": 100, "batch_norm_backward": 100, "batch_norm_nhwc": 100, "batch_norm_backward_nhwc": 100,
+            "layer_norm": 20, "layer_norm_backward": 50,
+        },
+        row_work={"layer_norm": 10_000, "layer_norm_backward": 10_000},
         extent=_normalised,
     ),
     Kind(
@@ -121,6 +133,8 @@ _KINDS = (
             softmax="_softmax _log_softmax _safe_softmax",
             softmax_backward="_softmax_backward_data _log_softmax_backward_data",
         ),
+        work={"softmax": 20, "softmax_backward": 20},
+        row_work={"softmax": 2000, "softmax_backward": 2000},
         extent=_summed,
     ),
     Kind(
@@ -130,6 +144,7 @@ _KINDS = (
             pool="max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices avg_pool3d",
             pool_backward="max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward",
         ),
+        work={"pool": 100, "pool_backward": 200},
         extent=_window,
     ),
     Kind(
@@ -139,6 +154,7 @@ _KINDS = (
             reduction="sum mean amax amin max min var var_mean std argmax cumsum prod any all linalg_vector_norm norm"
             " nll_loss_forward nll_loss_backward topk sort"
         ),
+        gathers="nll_loss_forward nll_loss_backward",
     ),
 )  # fmt: skip
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
@@ -146,3 +162,7 @@ FUNCTIONS: dict[str, Kind] = {function: kind for kind in _KINDS for function in 
 """The kind of every ATen call that has one by its name."""
 TRAFFIC_SHARES: dict[str, float] = {name: share for kind in _KINDS for name, share in kind.traffic.items()}
 """First guesses of the share of the memory bandwidth that each class of traffic reaches."""
+WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.work.items()}
+ROW_WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.row_work.items()}
+"""First guesses of the FLOPs that an element costs, and a row, by class of traffic."""
+GATHERS: frozenset[str] = frozenset(name for kind in _KINDS for name in kind.gathers.split())

@@ -14,7 +14,8 @@ from trainpace.records import Record
 
 Framework = Literal["torch", "tensorflow", "jax"]
 
-Attention = Literal["eager", "efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
+FusedAttention = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
+Attention = Literal["eager", FusedAttention]
 """eager: products, mask, softmax and dropout as kernels of their own, which keep the scores (transformers'
 attn_implementation="eager", torch's SDPBackend.MATH). The others are fused. efficient: xFormers' and torch's memory-efficient
 kernel. flash1 to flash4: FlashAttention's versions (Dao et al. 2022, Dao 2023, Shah et al. 2024 for Hopper, the fourth for
@@ -103,9 +104,9 @@ class Software(Record):
         return self.framework == "tensorflow"
 
     @property
-    def fused_attention(self) -> Attention | None:
+    def fused_attention(self) -> FusedAttention | None:
         """The kernels of attention where it is fused: those said, else what the version takes; None: what is usual on a card."""
-        if self.attention not in (None, "eager"):
+        if self.attention is not None and self.attention != "eager":
             return self.attention
         if self._is_torch_before(FLASH_ATTENTION_2):
             return "flash1"

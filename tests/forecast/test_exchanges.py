@@ -51,6 +51,14 @@ def test_the_network_must_be_known_and_is_felt():
     assert at("L4").step.communication_ms > at("A100").step.communication_ms  # PCIe, against NVLink
 
 
+def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
+    eight = at("GB200", per_node=4, nodes=2, engine="unoverlapped")
+    assert 0 < eight.step.communication_ms < at("H100", per_node=8, engine="unoverlapped").step.communication_ms
+    assert (
+        "network" in at("GB200", per_node=4, nodes=19, engine="unoverlapped").reason
+    )  # 76 devices, of which a domain has 72
+
+
 def test_kinds_of_exchanges():
     assert set(at().exposed_ms) == {"data_parallel"}
     assert set(at(zero_stage=1).exposed_ms) == set(at(zero_stage=3).exposed_ms) == {"data_parallel", "parameters"}
@@ -84,6 +92,24 @@ def test_data_parallel_copies_over_pcie():
         at("RTX 2080 Ti", 4, engine="data_parallel").step.communication_ms
         > at("RTX 2080 Ti", 4, micro_batch=256).step.communication_ms
     )
+
+
+def test_data_parallel_copies_modules_once_and_drives_every_replica():
+    one, two, three = (
+        at("RTX 2080 Ti", n, engine="data_parallel", micro_batch=1).step.host_overhead_ms for n in (1, 2, 3)
+    )
+    assert two - one > 1.2 * (three - two) > 0
+    assert at("RTX 2080 Ti", 1, engine="data_parallel").step.communication_ms == 0
+
+
+def test_megatron_core_hides_exchanges_of_tensor_parallelism_under_sequence_parallelism():
+    def tensor(**changes):
+        e = {"model": stacked(), "precision": "bf16", "tp": 2, "per_node": 2, "sequence_parallel": True}
+        return at(**e | changes).exposed_ms["tensor_parallel"]
+
+    assert tensor(engine="megatron_core") == pytest.approx(tensor(async_tensor_parallel=True))
+    assert tensor(engine="megatron_core") < 0.8 * tensor()
+    assert tensor(engine="megatron_core", sequence_parallel=False) == pytest.approx(tensor(sequence_parallel=False))
 
 
 def test_data_parallel_copies_with_every_micro_batch():

@@ -8,9 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.hardware import find_device
+from trainpace.hardware import find_device, find_host
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
-from trainpace.offers.offer import node_networks, notes_on, offers_of, parse_machines, refreshed, write_offers
+from trainpace.offers.offer import (
+    _server_hosts,
+    node_networks,
+    notes_on,
+    offers_of,
+    parse_machines,
+    refreshed,
+    write_offers,
+)
 
 TODAY = datetime.date(2026, 11, 21)
 
@@ -42,6 +50,19 @@ def test_networks_belong_to_servers_that_are_offered():
     assert next(o for o in snapshot() if o.provider == "vast").network_gb_per_s is None
 
 
+def test_hosts_are_in_the_catalogue_and_belong_to_servers_that_are_offered():
+    offered = [(o.provider, o.instance_type) for o in snapshot()]
+    for family in _server_hosts():
+        assert find_host(family["cpu"]).name == family["cpu"]
+        for start in family["starts"]:
+            assert any(p == family["provider"] and name.startswith(start) for p, name in offered), start
+    hosts = {o.instance_type: o.host for o in snapshot()}
+    assert hosts["p4d.24xlarge"] == "Xeon Platinum 8275CL"
+    assert hosts["p5.48xlarge"] == "EPYC 7R13"
+    assert hosts["p5en.48xlarge"] == "Xeon Platinum 8488C"
+    assert not next(o for o in snapshot() if o.provider == "runpod").host
+
+
 def test_cards_that_come_in_two_forms_are_told_apart():
     devices = {o.instance_type: o.device for o in snapshot()}
     assert devices["Standard_NC24ads_A100_v4"] == "A100 PCIe 80GB"
@@ -50,6 +71,13 @@ def test_cards_that_come_in_two_forms_are_told_apart():
 
 def test_a_snapshot_survives_being_written():
     assert read_offers(write_offers(snapshot()), "again") == snapshot()
+
+
+def test_a_machine_of_ones_own_names_its_host():
+    (named,) = parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "7742"\n', "mine.toml")
+    assert (named.host, named.host_source) == ("EPYC 7742", "mine.toml")
+    with pytest.raises(TrainpaceError, match=r"mine\.toml: unknown host CPU 'fast'"):
+        parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "fast"\n', "mine.toml")
 
 
 def test_prices_are_stale_after_90_days_or_without_a_date():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.forecast.attention import IMPLEMENTATIONS, Implementation, default_implementation, implementation_on
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import KernelConstants, fitted_constants
     from trainpace.forecast.explanations import MemoryOverStep, Roofline, memory_over_step
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from trainpace.forecast.grid import Grid
     from trainpace.forecast.intervals import student_t_95
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+    from trainpace.forecast.product_model import ProductModel
     from trainpace.forecast.shapes import CLASHES, divisors, doublings
     from trainpace.forecast.target import CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.kinds import TRAFFIC_SHARES
+from trainpace.kinds import ROW_WORK, TRAFFIC_SHARES, WORK
 from trainpace.records import Record, from_package
 
 
@@ -22,18 +22,20 @@ class _Constants(Record):
     share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
     units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
     their sheet (see `rates`).
-    tile_*: see `products.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
+    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
     grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
     depthwise_*window: how it grows with the window, 1 for not at all. misaligned: factor for each time that 8
     numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
-    traffic_*: share of the memory bandwidth by class of operator.
-    attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
-    keeps of these kernels' share, which were written for Ampere's instructions.
-    l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
-    to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
+    traffic_*: share of the memory bandwidth by class of operator; work_*, row_work_*: FLOPs of the CUDA cores that an element
+    read or written costs there, and a row that is normalised.
+    l2_gain: how much faster a tensor that stays in L2 is. products_sustained: what long steps leave of the rate that short
+    bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
+    products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
+    relative to 16 bits, where `product_model` does not hold the card. compile_*: what torch.compile's fusion leaves of
+    element-wise traffic, of launches and of the host's time.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
     entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
     host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
@@ -54,6 +56,8 @@ class _Constants(Record):
     gemm_tensor: float = 0.9
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
+    products_sustained: float = 0.9
+    consumer_products: float = 1.1
     misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85
@@ -95,12 +99,6 @@ class _Constants(Record):
     depthwise_wgrad_window: float = 1.0
     depthwise_nhwc_window: float = 1.0
     depthwise_nhwc_wgrad_window: float = 1.5
-    attention: float = 0.5
-    attention_backward: float = 0.4
-    attention_first: float = 0.55
-    attention_hopper: float = 0.65
-    attention_full: float = 0.3
-    attention_full_backward: float = 0.2
     traffic_matrix: float = 0.8
     l2_gain: float = 0.5
     fp8: float = 0.9
@@ -118,21 +116,24 @@ class _Constants(Record):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not 0 <= getattr(self, name) < 1e4:
+            if not 0 <= getattr(self, name) < 1e7:
                 raise TrainpaceError(f"{name} of the kernel constants is {getattr(self, name)}.")
 
 
 if TYPE_CHECKING:
 
     class KernelConstants(_Constants):
-        """All constants: those above, and `traffic_*` of every class of memory traffic that a kind of operators declares."""
+        """All constants: those above, and `traffic_*`, `work_*` and `row_work_*` of the classes of memory traffic that kinds of
+        operators declare."""
 
         def __getattr__(self, name: str) -> float: ...
 
 else:
     KernelConstants = msgspec.defstruct(
         "KernelConstants",
-        [(f"traffic_{name}", float, share) for name, share in TRAFFIC_SHARES.items()],
+        [(f"traffic_{name}", float, share) for name, share in TRAFFIC_SHARES.items()]
+        + [(f"work_{name}", float, float(flops)) for name, flops in WORK.items()]
+        + [(f"row_work_{name}", float, float(flops)) for name, flops in ROW_WORK.items()],
         bases=(_Constants,),
         module=__name__,
         frozen=True,

@@ -3,21 +3,24 @@
     time = (compute^p + memory^p)^(1/p) + launches x latency        p = SMOOTHNESS
 
 Products, convolutions and fused attention compute as the modules of their names say. Everything else moves bytes at a share
-of the bandwidth that its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch
-sizes and devices along axes before it.
+of the bandwidth that its class reaches, more where it fits in L2, or works on every element for longer than that takes. Every
+array broadcasts: operators along the last axis, batch sizes and devices along axes before it.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.forecast.attention import attention_s
+from trainpace.forecast.attention import AttentionFigures, AttentionTimes, attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
-from trainpace.forecast.products import OperatorSizes, part, products_s
+from trainpace.forecast.operator_sizes import OperatorSizes, part
+from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, product_times
+from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
-from trainpace.kinds import KINDS
+from trainpace.kinds import GATHERS, KINDS
 from trainpace.workload import (
+    ATTENTION,
     ATTENTION_KINDS,
     CONV,
     CONVOLUTION_KINDS,
@@ -49,72 +52,151 @@ def host_us(operators: Operators, launch_us: Floats | float, view_us: float, mod
     return np.where(kind == "module", module_us, np.where(kind == "view", view_us, launches)) * operators.count
 
 
+class _Affine:
+    """A column of coefficients over the batch size, kept so that evaluating it again and again is cheap."""
+
+    def __init__(self, coefficients: Floats) -> None:
+        self._constant, self._slope = (np.array(coefficients[:, i], dtype=np.float64) for i in range(2))
+        self._is_constant = not self._slope.any()
+
+    def at(self, batch: Floats) -> Floats:
+        return self._constant if self._is_constant else self._constant + self._slope * batch
+
+
+class _Classes(NamedTuple):
+    """Constants of the classes of memory traffic, by row: in NCHW, and in NHWC."""
+
+    share: tuple[Floats, Floats]
+    work: tuple[Floats, Floats]
+    row_work: tuple[Floats, Floats]
+
+
 class KernelTable:
     """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
     def __init__(self, operators: Operators) -> None:
         self.operators = operators
-        self._shares: tuple[KernelConstants, Floats, Floats] | None = None
+        self._classes: tuple[KernelConstants, _Classes] | None = None
         self._kind = np.array(operators.kind)
         groups = operators.dims[:, CONV.groups].sum(axis=1)
         channels = operators.dims[:, CONV.c_in].sum(axis=1)
         self._is_matrix = operators.is_matrix
+        self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
+        self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
-
+        self._gathers = np.isin(operators.function, list(GATHERS))
+        self._is_optimizer, self._is_product = (self._kind == name for name in ("optimizer", "gemm"))
+        self._products = self._is_product & operators.half
+        self._has_weights = operators.dims[:, GEMM.batch, 1] == 0
         calls = zip(operators.kind, operators.function, strict=True)
         self.traffic = [KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls]
         """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
+        self._class_names, self._class_of_row = np.unique(self.traffic, return_inverse=True)
+        self._dims = [_Affine(operators.dims[:, i]) for i in range(MOST_SIZES)]
+        self._flops, self._read, self._written = map(
+            _Affine, (operators.flops, operators.read_bytes, operators.written_bytes)
+        )
 
     def times(
         self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False,
-        compiled: Flags | bool = False,
+        compiled: Flags | bool = False, products: ProductTimes | None = None,
     ) -> KernelTimes:  # fmt: skip
-        """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags."""
+        """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags.
+
+        `products`: what `product_times` answers for the same batch and rates, where it is known already.
+        """
         table, channels_last, compiled = self.operators, np.asarray(channels_last), np.asarray(compiled)
         batch = np.asarray(batch, dtype=np.float64)
         shape = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(table),))
         half = table.half
         tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
-        dims = [at_batch(table.dims[:, i], batch) for i in range(MOST_SIZES)]
+        dims = [size.at(batch) for size in self._dims]
         # torch.compile turns convolutions to channels-last by itself (torch._inductor.config.layout_optimization)
         turned = channels_last | (self._is_convolution & ((dims[CONV.channels_last] > 0) | compiled))
         sizes = OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned)
-        compute = self._compute_s(sizes, dims[OTHER.extent], at_batch(table.flops, batch), rates, c, shape)
-        read_bytes = at_batch(table.read_bytes, batch)
-        moved = read_bytes + at_batch(table.written_bytes, batch)
+        classes = self._constants_of_classes(c)
+        compute = self._compute_s(sizes, dims, self._flops.at(batch), classes, rates, c)
+        read_bytes, written_bytes = self._read.at(batch), self._written.at(batch)
+        # traces count the whole table, of which only what is written has been read
+        read_bytes = np.where(self._gathers, np.minimum(read_bytes, written_bytes), read_bytes)
+        moved = read_bytes + written_bytes
         # NCHW convolutions on matrix units are transposed to NHWC and back
         transposed = self._is_convolution & ~self._depthwise & tensor & ~sizes.channels_last
         moved = np.where(transposed, moved * (1.0 + 2.0 * c.transposes), moved)
         cached = 1.0 / (1.0 + (moved / rates.l2_bytes) ** 2)
-        nchw, nhwc = self._traffic_shares(c)
-        share = np.where(sizes.channels_last, nhwc, nchw)
+        share = np.where(sizes.channels_last, classes.share[1], classes.share[0])
         memory = moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
         fused = compiled & ~self._is_matrix
-        memory = np.where(fused & (self._kind != "optimizer"), memory * c.compile_traffic, memory)
+        memory = np.where(fused & ~self._is_optimizer, memory * c.compile_traffic, memory)
         count = table.count
         launches = table.launches * np.where(fused, c.compile_launches, 1.0)
         latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way
-        cast = (self._kind == "gemm") & half & (table.dims[:, GEMM.batch, 1] == 0) & (rates.casts > 0) & ~compiled
+        cast = self._products & self._has_weights & (rates.casts > 0) & ~compiled
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
+        if self.has_attention:
+            memory, latency = np.broadcast_to(memory, shape).copy(), latency.copy()
+            for rows in (self._rows_of_kind[kind] for kind in ATTENTION_KINDS if kind in self._rows_of_kind):
+                attention = self._attention_s(rows, dims, moved, rates)
+                compute[..., rows], memory[..., rows] = attention.compute_s, attention.memory_s
+                latency[..., rows] = count[rows] * attention.start_s
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        if self._products.any():
+            products = self.product_times(batch, rates) if products is None else products
+            busy, compute, memory, latency = self._with_products(
+                (busy, compute, memory, latency), products, rates, dims, c
+            )
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
 
+    def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
+        """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
+        rows, at = self._products, part(np.asarray(batch, dtype=np.float64), self._products)
+        b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
+        has_weights = self._has_weights[rows]
+        pairs = zip(rates.weights, rates.batched, strict=True)
+        figures = ProductFigures(*(np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs))
+        return product_times(b, m, n, k, figures, model)
+
+    def _with_products(
+        self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants
+    ) -> tuple[Floats, ...]:  # fmt: skip
+        """(busy, compute, memory, latency) with those of measured products, where the device's are known, in their place."""
+        rows, table = self._products, self.operators
+        b, n, k = (part(dims[i], rows) for i in (GEMM.batch, GEMM.n, GEMM.k))
+        known = np.where(self._has_weights[rows], part(rates.weights.known, rows), part(rates.batched.known, rows)) > 0
+        known = known & ~((part(rates.aligned_only, rows) > 0) & (b > 1) & ((n % 8 > 0) | (k % 8 > 0)))
+        work = products.seconds - products.latency_s
+        bound = products.compute_s**SMOOTHNESS
+        bound = bound / (bound + products.memory_s**SMOOTHNESS)
+        # long steps heat a card that short bursts of kernels do not
+        steady = c.products_sustained * part(rates.products_boost, rows)
+        work = work * (1.0 + (1.0 / steady - 1.0) * bound)
+        count = table.count[rows]
+        put = work, products.compute_s / steady, products.memory_s, products.latency_s * count
+        shape = columns[0].shape
+        replaced = []
+        for column, values in zip(columns, put, strict=True):
+            whole = np.array(np.broadcast_to(column, shape))
+            whole[..., rows] = np.where(known, values, whole[..., rows])
+            replaced.append(whole)
+        return tuple(replaced)
+
     def _compute_s(
-        self, sizes: OperatorSizes, extent: Floats, flops: Floats, rates: Rates, c: KernelConstants, shape: tuple[int, ...]
+        self, sizes: OperatorSizes, dims: list[Floats], flops: Floats, classes: _Classes, rates: Rates, c: KernelConstants
     ) -> Floats:  # fmt: skip
-        """Seconds of arithmetic of one operator of every row."""
-        compute = np.where(self._is_matrix, np.zeros(shape), flops / (rates.plain * 0.5))
+        """Seconds of arithmetic of one operator of every row. The FLOPs of a traced row are one for two elements."""
+        work, row_work = (np.where(sizes.channels_last, nhwc, nchw) for nchw, nhwc in (classes.work, classes.row_work))
+        length = dims[OTHER.extent]
+        rows_s = np.where(length > 0, dims[OTHER.elements_out] / np.maximum(length, 1.0), 0.0) * row_work
+        compute = np.where(self._is_matrix, 0.0, (2.0 * flops * work + rows_s) / rates.plain)
         half = self.operators.half
-        for kind in sorted(set(self.operators.kind)):
-            rows, own_form = self._kind == kind, KINDS[kind].compute_s
+        for kind, rows in self._rows_of_kind.items():
+            own_form = KINDS[kind].compute_s
             if kind == "gemm":
                 compute[..., rows] = products_s(sizes, rows, half[rows], rates, c)
-            elif kind in ATTENTION_KINDS:
-                compute[..., rows] = attention_s(kind, sizes, rows, part(flops, rows), half[rows], rates, c)
             elif kind in CONVOLUTION_KINDS:
                 dense, depthwise = rows & ~self._depthwise, rows & self._depthwise
                 if dense.any():
@@ -122,14 +204,29 @@ class KernelTable:
                 if depthwise.any():
                     compute[..., depthwise] = depthwise_s(kind, sizes, depthwise, part(flops, depthwise), rates, c)
             elif own_form is not None:
-                compute[..., rows] = own_form(part(flops, rows), part(rates.plain, rows), part(extent, rows))
+                compute[..., rows] = own_form(part(flops, rows), part(rates.plain, rows), part(length, rows))
         return compute
 
-    def _traffic_shares(self, c: KernelConstants) -> tuple[Floats, Floats]:
-        """Shares of the bandwidth in NCHW and in NHWC; those of the last constants are kept, as sweeps ask for them again and
-        again."""
-        if self._shares is None or self._shares[0] is not c:
-            nchw = [getattr(c, f"traffic_{name}", c.traffic_matrix) for name in self.traffic]
-            nhwc = [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self.traffic, nchw, strict=True)]
-            self._shares = c, np.array(nchw), np.array(nhwc)
-        return self._shares[1:]
+    def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
+        """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
+        kind, half = str(self._kind[rows][0]), self.operators.half[rows]
+        pairs = zip(*rates.attention.of(kind), strict=True)
+        figures = AttentionFigures(*(np.where(half, part(in_16, rows), part(in_32, rows)) for in_16, in_32 in pairs))
+        sizes = tuple(part(dims[i], rows) for i in ATTENTION)
+        return attention_s(kind, sizes, part(moved, rows), figures, part(rates.sms, rows), part(rates.l2_bytes, rows))
+
+    def _constants_of_classes(self, c: KernelConstants) -> _Classes:
+        """The classes' constants by row; those of the last constants are kept, as sweeps ask for them again and again."""
+        if self._classes is None or self._classes[0] is not c:
+
+            def by_row(prefix: str, default: float) -> tuple[Floats, Floats]:
+                nchw = [getattr(c, f"{prefix}_{name}", default) for name in self._class_names]
+                nhwc = [
+                    getattr(c, f"{prefix}_{name}_nhwc", value)
+                    for name, value in zip(self._class_names, nchw, strict=True)
+                ]
+                return np.array(nchw)[self._class_of_row], np.array(nhwc)[self._class_of_row]
+
+            shares = by_row("traffic", c.traffic_matrix)
+            self._classes = c, _Classes(shares, by_row("work", 1.0), by_row("row_work", 0.0))
+        return self._classes[1]

@@ -7,15 +7,24 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
-import re
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np
 
 from trainpace.execution import Precision
+from trainpace.forecast.attention import NO_ATTENTION, TF32_PRODUCTS, AttentionRates, Implementation, attention_rates
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.product_model import (
+    UNKNOWN,
+    ProductFigures,
+    ProductModel,
+    Width,
+    fitted_products,
+    product_figures,
+)
 from trainpace.hardware import Device
-from trainpace.software import Attention
 from trainpace.workload import Floats
 
 NO_RATE = 1e30
@@ -25,8 +34,12 @@ TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
+CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+
+ON_ENGINES = {"Gaudi"}
+"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
 
 
 class Peak(NamedTuple):
@@ -46,8 +59,6 @@ class Rates(NamedTuple):
     """FLOP/s of matrix products whose operands are stored in fp32."""
     half: Floats
     """FLOP/s of matrix products whose operands are stored in 16 bits."""
-    attention: Floats
-    """FLOP/s of fused attention in 16 bits, which stays so where other products go to FP8."""
     plain: Floats
     """FLOP/s of the CUDA cores in fp32."""
     full_on_tensor_cores: Floats
@@ -59,13 +70,22 @@ class Rates(NamedTuple):
     """1 where separate kernels cast the operands of products to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
     """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
+    weights: ProductFigures = UNKNOWN
+    """Products with weights, of operands stored in 16 bits."""
+    batched: ProductFigures = UNKNOWN
+    """Products of activations with each other, which stay in 16 bits where others go to FP8."""
+    attention: AttentionRates = NO_ATTENTION
+    """Of fused attention, which stays in 16 bits as well."""
+    products_boost: Floats = np.asarray(1.0)
+    """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
+    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
+    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
     figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
@@ -80,6 +100,9 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
+    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+        wanted = "fp16" if half else precision
+        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
@@ -87,10 +110,10 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
 
 def sustained_rates(
     device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
-    attention: Attention | None = None,
+    products: ProductModel | None = None, attention: Implementation | None = None,
 ) -> Rates | str:  # fmt: skip
-    """The rates of a device, or the reason why one that the operators need is missing. `attention`: its fused kernels,
-    FlashAttention 2 where nothing is said."""
+    """The rates of a device, or the reason why one that the operators need is missing. attention: the implementation of the
+    operators' fused attention, if they have any."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
@@ -106,21 +129,20 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    weights = batched = _measured_products(device, half, "16", products)
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
+        weights = _measured_products(device, half, "8", products)
+        batched = _measured_products(device, in_16_bits, "16", products)
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
-    # FlashAttention 2, the kernels of torch up to 2.7, gets 35 % out of an H100 and twice that out of an A100 (Shah et al. 2024)
-    fused = constants.attention_hopper if generation == "9" and attention not in ("flash3", "cudnn") else 1.0
-    fused *= constants.attention_first if attention == "flash1" else 1.0
     bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
     return Rates(
         full=np.asarray(_sustained(device, full, constants)),
         half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
-        attention=np.asarray(sustained_half * fused),
         plain=np.asarray(_sustained(device, plain, constants)),
         full_on_tensor_cores=np.asarray(float(full.tensor_core)),
         half_on_tensor_cores=np.asarray(float(half.tensor_core)),
@@ -129,7 +151,30 @@ def sustained_rates(
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
+        weights=weights,
+        batched=batched,
+        products_boost=np.asarray(_products_boost(device, products, constants)),
+        attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
+
+
+def _attention(device: Device, implementation: Implementation, in_16_bits: Peak, plain: Peak) -> AttentionRates:
+    boost, tf32 = consumer_boost(device), device.tf32_tensor_tflops
+    full = plain.flop_per_s if tf32 is None else tf32.value * 1e12 / TF32_PRODUCTS
+    return attention_rates(
+        device, implementation, *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
+    )
+
+
+def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
+    parameters = (model or fitted_products()).widths["16"].parameters
+    return constants.consumer_products if device.is_consumer and parameters.familiarity(device) != "card" else 1.0
+
+
+def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
+    if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
+        return UNKNOWN
+    return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
@@ -138,7 +183,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    boost = constants.consumer_boost if device.is_consumer else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
@@ -154,6 +199,7 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
     return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
 
 
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
+def consumer_boost(device: Device) -> float:
+    """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
+    3090's says 1.7."""
+    return CONSUMER_BOOST if device.is_consumer else 1.0

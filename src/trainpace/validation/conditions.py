@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
-from trainpace.hardware import Cluster, Device, find_device
+from trainpace.forecast import Implementation, implementation_on
+from trainpace.hardware import Cluster, Device, find_device, find_host
 from trainpace.software import TODAY, Software, parse_version
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
@@ -51,6 +52,11 @@ class Case(NamedTuple):
     assumed: str = ""
 
     @property
+    def implementation(self) -> Implementation:
+        """Fused attention's kernels on the run's card."""
+        return implementation_on(self.cluster.device, self.software.fused_attention)
+
+    @property
     def trace_key(self) -> tuple[str, Form, Variant]:
         """Cases with the same key share one traced workload."""
         return self.spec, self.form, self.variant
@@ -77,12 +83,13 @@ def case_of(run: Run, folder: Path) -> Case:
     software, age = software_of(run, device)
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
-        newer = float(device.compute_capability or 0) >= 9
+        major = device.compute_capability.partition(".")[0]
+        newer = major.isdigit() and int(major) >= 9
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
         device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes,
-        network_gb_per_s_per_device=network,
+        network_gb_per_s_per_device=network, host=find_host(run.host) if run.host else None,
     )  # fmt: skip
     return Case(
         run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,
@@ -245,21 +252,25 @@ def _torch_version(run: Run) -> tuple[int, ...] | None:
 def software_of(run: Run, device: Device) -> tuple[Software, str]:
     """The software of a run, and what was assumed of it.
 
-    A run on a card from before Ampere that states no version is taken to launch as slowly as torch did when its card was new; its
-    kernels stay today's.
+    A run that states no version is taken to have FlashAttention 2, and on a card from before Ampere to launch as slowly as torch
+    did when its card was new.
     """
+    native = implementation_on(device) if run.attention == "native" else None
     stated: dict[str, Any] = {
-        "attention": "cudnn" if run.attention == "native" else run.attention or None,
+        "attention": native or run.attention or None,
         "optimizer": run.optimizer_implementation or None, "cross_entropy": run.cross_entropy or None,
         "fp8_recipe": run.fp8_recipe or None,
     }  # fmt: skip
     if run.framework.startswith("tensorflow"):
         return Software(framework="tensorflow", version=parse_version(run.framework_version), **stated), ""
     version = _torch_version(run)
-    if version is None and re.match(r"[1-7]\.", device.compute_capability):
-        kernels = {"attention": stated["attention"] or "flash2", "optimizer": stated["optimizer"] or "foreach"}
-        return Software(version=AS_OLD_AS_ITS_CARD, **{**stated, **kernels}), "a host that launches as torch 1.9 did"
-    return Software(version=version or (), **stated), ""
+    if version is not None:
+        return Software(version=version, **stated), ""
+    stated["attention"] = stated["attention"] or "flash2"
+    if not re.match(r"[1-7]\.", device.compute_capability):
+        return Software(**stated), ""
+    stated["optimizer"] = stated["optimizer"] or "foreach"  # as in the trace
+    return Software(version=AS_OLD_AS_ITS_CARD, **stated), "a host that launches as torch 1.9 did"
 
 
 def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:

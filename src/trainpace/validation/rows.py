@@ -16,7 +16,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast import CONTEXT_GIB, FittedKernels, Forecaster, KernelConstants, Target, needed_gib, room_gib
+from trainpace.forecast import (
+    CONTEXT_GIB,
+    FittedKernels,
+    Forecaster,
+    ForecastTable,
+    KernelConstants,
+    ProductModel,
+    Target,
+    needed_gib,
+    room_gib,
+)
 from trainpace.outcome import Forecast, Memory
 from trainpace.records import Record, load
 from trainpace.trace import is_saved, trace_many
@@ -94,11 +104,20 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return f"the forecast failed its own check: {error}"
 
 
-def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
+def forecast_case(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> Forecast:
     """The forecast of a case under its own conditions and its own software."""
+    return case_table(case, workload, constants, products).forecast(0)
+
+
+def case_table(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+) -> ForecastTable:
+    """The same as a table of one row, which tells more than the forecast."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants), copies, case.software)
-    return Forecaster(workload, target).forecast(case.execution)
+    target = Target(case.cluster, FittedKernels(constants, products=products), copies, case.software)
+    return Forecaster(workload, target).at([case.execution])
 
 
 def trace_file(traces: Path, case: Case) -> Path:

@@ -1,0 +1,59 @@
+"""Measured runs as one table: its short cuts change no time."""
+
+import numpy as np
+import pytest
+from fitting.runs import RunTable
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.execution import Execution
+from trainpace.forecast import fitted_constants
+from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.rates import sustained_rates
+from trainpace.hardware import Cluster, find_device
+from trainpace.validation import Case, Run
+from trainpace.workload import PLAIN
+
+
+def pair(device, batch, precision="fp32", compiled=False):
+    execution = Execution(micro_batch=batch, precision=precision, compile=compiled)
+    form = "fp32" if precision == "fp32" else "amp"
+    case = Case(Run(index=0), "model", form, PLAIN, execution, Cluster(device=find_device(device)), 5.0)
+    return case, workload()
+
+
+PAIRS = [
+    pair("T4", 4),
+    pair("T4", 4),
+    pair("T4", 32),
+    pair("A100", 4, "amp_fp16"),
+    pair("A100", 4, "amp_fp16", compiled=True),
+    pair("P100", 4),
+]
+
+
+def alone(case, work, c):
+    """Seconds of the run's rows, by the kernel table of the forecaster."""
+    e = case.execution
+    table = KernelTable(work.forms[case.form].operators)
+    rates = sustained_rates(case.cluster.device, e.precision, True, True, c)
+    times = table.times(np.array(float(e.micro_batch)), rates, c, e.channels_last, e.compile)
+    return np.broadcast_to(times.device_s, (len(table.operators),))
+
+
+def test_rows_take_as_long_together_as_alone():
+    c = fitted_constants()
+    expected = np.concatenate([alone(case, work, c) for case, work in PAIRS])
+    assert RunTable(PAIRS).device_s(c) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "count"), [("pre_volta", 3), ("compile_launches", 3), ("latency_us", 18)])
+def test_a_constant_changes_the_rows_that_are_said_to_change_and_no_others(name, count):
+    table, c = RunTable(PAIRS), fitted_constants()
+    value = 1.3 * getattr(c, name)
+    rows, seconds = table.changed(c, name, value)
+    expected, together = table.device_s(replace(c, **{name: value})), table.device_s(c)
+    assert (expected != together).any()
+    together[rows] = seconds
+    assert together == pytest.approx(expected, rel=1e-12)
+    assert len(rows) == count
