@@ -10,10 +10,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from fitting.cards import all_kernels, fit_cards, shared_constants, start_constants
 from fitting.kernels import DEVICES, read_kernels
-from fitting.problem import Problem
+from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
+from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import write_whole
 from trainpace.validation import family_of, forecast_case
@@ -25,10 +29,10 @@ DEVICE_FOLDS = {
     "Turing": r"T4|RTX 2080|Titan RTX",
     "A100": r"A100",
     "Ampere workstation": r"A10$|A10G|A40|RTX A",
-    "Hopper, Blackwell": r"H100|H200|B200",
-    "Pascal": r"P100|P4$|GTX 1080",
+    "Hopper, Blackwell": r"H100|H200|GH200|G?B[23]00",
+    "Pascal": r"P100|P4$|GTX 1080|Titan X",
     "Kepler": r"K80",
-    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI100",
+    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI[123]",
 }
 """Cards are left out with their relatives: a new card usually is one of a new family."""
 
@@ -74,11 +78,11 @@ def _fold(job: tuple[str, str, Path, Path, Path]) -> list[HeldOut]:
     kind, fold, data, traces, kept = job
     file = kept / f"{kind}-{fold}.json"
     if not file.is_file():
-        write_whole(file, json.dumps(_fitted_without(kind, fold, data, traces)))
+        write_whole(file, json.dumps(_fitted_without(kind, fold, data, traces, kept)))
     return [HeldOut(*row) for row in json.loads(file.read_text())]
 
 
-def _fitted_without(kind: str, fold: str, data: Path, traces: Path) -> list[HeldOut]:
+def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) -> list[HeldOut]:
     pairs = read_pairs(data, traces)
 
     def is_out(pair: Pair) -> bool:
@@ -88,14 +92,27 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path) -> list[Held
 
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
-    constants = Problem(RunTable(fitted), read_kernels(data, without=without), KernelConstants()).solve()
-    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, constants))
+    cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
+    kernels, start = read_kernels(data, without=without), shared_constants(cards, KernelConstants())
+    problem = Problem(RunTable(fitted, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS)
+    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, problem.solve(), cards))
 
 
-def _forecasts(pairs: Sequence[Pair], fold: str, constants: KernelConstants) -> Iterator[HeldOut]:
+def _cards_without(fold: str, data: Path, kept: Path) -> CardConstants:
+    """What kernels tell where those of the fold's cards were not measured."""
+    kernels = all_kernels(data, kept / "kernels.pickle")
+    fold_of = {name: _fold_or_none(name) for name in set(kernels.device.tolist())}
+    return fit_cards(kernels.select(np.array([fold_of[name] != fold for name in kernels.device])), start_constants())
+
+
+def _fold_or_none(name: str) -> str | None:
+    return next((fold for fold, pattern in DEVICE_FOLDS.items() if re.match(pattern, name)), None)
+
+
+def _forecasts(pairs: Sequence[Pair], fold: str, constants: KernelConstants, cards: CardConstants) -> Iterator[HeldOut]:
     for case, workload in pairs:
         try:
-            result = forecast_case(case, workload, constants)
+            result = forecast_case(case, workload, constants, cards)
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
         if result.step is None or result.step_time_interval_ms is None:

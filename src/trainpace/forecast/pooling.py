@@ -19,7 +19,7 @@ def generation_of(device: Device) -> str:
     """The cards whose multiprocessors are alike: of one compute capability up to 9.x, of one major version from 10 on, of one
     architecture at other vendors."""
     major, _, minor = device.compute_capability.partition(".")
-    if not major:
+    if not major.isdigit():
         return device.architecture
     return major if int(major) >= 10 else f"{major}.{minor}"
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
+from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, class_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
@@ -94,7 +95,8 @@ class KernelModel(ABC):
 
 
 class FittedKernels(KernelModel):
-    """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
+    """The kernel model of GPUs with constants that fit all of them, and those of cards whose kernels were measured; the
+    package's where none are given.
 
     `host_factor` is how much slower than a common host this one launches kernels.
     """
@@ -102,8 +104,10 @@ class FittedKernels(KernelModel):
     provenance: Provenance = "fitted"
     traces_cpu = False
 
-    def __init__(self, constants: KernelConstants | None = None, host_factor: float = 1.0) -> None:
-        self._constants, self.host_factor = constants, host_factor
+    def __init__(
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, cards: CardConstants | None = None
+    ) -> None:
+        self._constants, self.host_factor, self._cards = constants, host_factor, cards
 
     @property
     def constants(self) -> KernelConstants:
@@ -112,7 +116,8 @@ class FittedKernels(KernelModel):
     def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        c, operators = self.constants, table.operators
+        cards = measured_cards() if self._cards is None else self._cards
+        c, operators = cards.of(self.constants, device), table.operators
         rates = sustained_rates(device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
         if isinstance(rates, str):
             return rates

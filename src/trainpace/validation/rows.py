@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import (
     CONTEXT_GIB,
+    CardConstants,
     FittedKernels,
     Forecaster,
     KernelConstants,
@@ -103,7 +104,9 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return f"the forecast failed its own check: {error}"
 
 
-def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
+def forecast_case(
+    case: Case, workload: Workload, constants: KernelConstants | None = None, cards: CardConstants | None = None
+) -> Forecast:
     """The forecast of a case under its own conditions, its host's software included."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
@@ -113,7 +116,7 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor), copies)
+    target = Target(case.cluster, FittedKernels(constants, factor, cards), copies)
     return Forecaster(workload, target).forecast(case.execution)
 
 
