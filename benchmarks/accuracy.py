@@ -20,18 +20,16 @@ from pathlib import Path
 
 import numpy as np
 from fitting.folds import HeldOut, held_out
+from fitting.intervals import Error, fit_spreads
 from fitting.runs import Pair, is_same_model, read_pairs
 
-from trainpace.records import write_whole
+from trainpace.forecast.intervals import Spreads, deviation
+from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"
 INTERVALS = ROOT / "src/trainpace/forecast/intervals.json"
-FEWEST = 20
-"""Runs below which a class has no quantiles of its own."""
-MANY = 50
-"""Below this a collection's runs weigh alike: a handful must not decide a tail."""
 GOALS = {
     ("neusight_labels, NVIDIA, forward_backward", "device"): ("NeuSight 7.3, roofline 32", "5"),
     ("neusight_labels, NVIDIA, inference", "device"): ("NeuSight 9.7", "7"),
@@ -114,17 +112,12 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(
-    name: str,
-    kind: str,
-    rows: Sequence[HeldOut],
-    pairs: dict[int, Pair],
-    intervals: dict[tuple[str, str], tuple[float, float]],
-) -> str:
+def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair], intervals: dict[str, Spreads]) -> str:
     measured = np.array([pairs[row.run][0].measured_ms for row in rows], dtype=float)
     ms = np.array([row.forecast_ms for row in rows])
-    spreads = [intervals[row.fold, class_of(row)] for row in rows]
-    low, high = ms * [s[0] for s in spreads], ms * [s[1] for s in spreads]
+    sds = np.array([deviation(intervals[row.fold], row.shares, row.seen) for row in rows])
+    low = ms * np.exp(sds * [intervals[row.fold].low for row in rows])
+    high = ms * np.exp(sds * [intervals[row.fold].high for row in rows])
     error = 100 * (ms / measured - 1)
     size = np.abs(error)
     inside = 100 * ((low <= measured) & (measured <= high)).mean()
@@ -140,29 +133,23 @@ def _line(
     return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {peers} | {goal} |"
 
 
-def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[tuple[str, str], tuple[float, float]]:
-    """{(fold, class): factors}, from the errors of all other folds: an interval must not know the errors that it is judged by."""
+def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[str, Spreads]:
+    """{fold: spreads}, from the errors of all other folds: an interval must not know the errors that it is judged by."""
+    errors = [(row.fold, error) for row, error in _errors(pairs, rows)]
+    return {
+        fold: fit_spreads([error for other, error in errors if other != fold], ())
+        for fold in sorted({row.fold for row in rows})
+    }
+
+
+def _errors(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
     known = [row for row in rows if teaches(pairs[row.run][0])]
-    every = [(row.fold, class_of(row), pairs[row.run][0].run.file, _log_error(row, pairs)) for row in known]
-    found = {}
-    for fold in {row.fold for row in rows}:
-        for name in {class_of(row) for row in rows}:
-            others = [(file, r) for f, c, file, r in every if f != fold and c == name]
-            if len(others) < FEWEST:
-                others = [(file, r) for f, _, file, r in every if f != fold]
-            low, high = _quantiles(others)
-            found[fold, name] = (math.exp(low), math.exp(high))
-    return found
+    return [(row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file)) for row in known]
 
 
 def teaches(case: Case) -> bool:
     """Do the errors of this run say how far forecasts of torch are off?"""
     return is_same_model(case) and case.host != "tensorflow"
-
-
-def class_of(row: HeldOut) -> str:
-    """What decides the run's time, as `forecast.intervals` names it."""
-    return row.bucket.partition(":")[0].partition(", ")[2]
 
 
 def _log_error(row: HeldOut, pairs: dict[int, Pair]) -> float:
@@ -223,43 +210,10 @@ def worst(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
 
 
 def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> None:
-    """Conformal quantiles of measured / forecast by class of runs, every collection with the same weight at most."""
-    classes = {}
-    for kind, seen in (("device", "new card"), ("family", "seen card")):
-        residuals: dict[str, list[tuple[str, float]]] = {}
-        for row in found[kind]:
-            case = pairs[row.run][0]
-            if not teaches(case):
-                continue
-            r = _log_error(row, pairs)
-            for key in (class_of(row), "any"):
-                residuals.setdefault(key, []).append((case.run.file, r))
-        for name, values in residuals.items():
-            if len(values) >= FEWEST:
-                low, high = _quantiles(values)
-                classes[f"{seen}, {name}"] = {
-                    "low": round(math.exp(low), 3),
-                    "high": round(math.exp(high), 3),
-                    "n": len(values),
-                }
-    devices = sorted({case.cluster.device.name for case, _ in pairs.values()})
-    text = json.dumps({"record": "Spreads", "schema_version": 1, "devices": devices, "classes": classes}, indent=1)
-    INTERVALS.write_text(text + "\n")
-
-
-def _quantiles(values: Sequence[tuple[str, float]]) -> tuple[float, float]:
-    """5 % and 95 % with the finite-sample correction; a collection's runs share the weight of the square root of their number."""
-    count: dict[str, int] = {}
-    for file, _ in values:
-        count[file] = count.get(file, 0) + 1
-    ordered = sorted(values, key=lambda pair: pair[1])
-    weights = np.array([1 / math.sqrt(max(count[file], MANY)) for file, _ in ordered])
-    position = np.cumsum(weights) / weights.sum()
-    n = len(values)
-    tail = 0.05 * n / (n + 1)
-    r = np.array([value for _, value in ordered])
-    low, high = (min(int(np.searchsorted(position, at)), n - 1) for at in (tail, 1 - tail))
-    return float(r[low]), float(r[high])
+    """Deviations and quantiles from the errors of both kinds of folds."""
+    errors = [error for kind in ("device", "family") for _, error in _errors(pairs, found[kind])]
+    devices = tuple(sorted({case.cluster.device.name for case, _ in pairs.values()}))
+    INTERVALS.write_text(json.dumps(to_jsonable(fit_spreads(errors, devices)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ KERNEL_SD = 0.25
 """Of log(measured / forecast) of one kernel, as far as it is not the constants' fault."""
 EFFECTIVE = 80
 """A card's many kernels of one operator count as so many: their errors are alike."""
+FEWEST = 20
+"""A generation with fewer kernels of a family is not known by them."""
 SHARED_SD, GENERATION_SD, CARD_SD = 1.0, 0.35, 0.1
 STEP = 0.01
 LEAST = 1e-6
@@ -93,7 +95,8 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
     information = (
         (jacobian(found.x)[: len(weight), n : n * (1 + len(design.generations))] ** 2).sum(axis=0).reshape(-1, n)
     )
-    known = information > 1 / GENERATION_SD**2
+    enough = np.bincount(generation_of_card[card_of], minlength=len(design.generations)) >= FEWEST
+    known = (information > 1 / GENERATION_SD**2) & enough[:, None]
     scatter = log_ratio(logs_of_cards(found.x))
     return _in_groups(design, design.parts(found.x), start, known, generation_of_card, _spreads(scatter))
 

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from fitting.cards import all_kernels, fit_cards, shared_constants, start_constants
 from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
+from fitting.products import CARDS, FORMATS, fit_width, read_products, sample
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.product_model import ProductModel, Width, WidthModel, fitted_products
 from trainpace.records import write_whole
-from trainpace.validation import family_of, forecast_case
+from trainpace.validation import case_table, family_of
 
 FAMILY_FOLDS = 5
 DEVICE_FOLDS = {
@@ -38,14 +41,13 @@ DEVICE_FOLDS = {
 
 
 class HeldOut(NamedTuple):
-    """One forecast of a run in its fold."""
+    """One forecast of a run in its fold: what its step is made of, and whether runs of its card were in the fit."""
 
     run: int
     fold: str
     forecast_ms: float
-    low_ms: float
-    high_ms: float
-    bucket: str
+    shares: tuple[float, ...]
+    seen: bool
 
 
 def device_fold(name: str) -> str:
@@ -93,9 +95,12 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) 
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
     cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
+    products = products_without(fold, data) if kind == "device" else None
     kernels, start = read_kernels(data, without=without), shared_constants(cards, KernelConstants())
-    problem = Problem(RunTable(fitted, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS)
-    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, problem.solve(), cards))
+    table = RunTable(fitted, cards, products=products)
+    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve()
+    seen = {case.cluster.device.name for case, _ in fitted}
+    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards))
 
 
 def _cards_without(fold: str, data: Path, kept: Path) -> CardConstants:
@@ -109,13 +114,29 @@ def _fold_or_none(name: str) -> str | None:
     return next((fold for fold, pattern in DEVICE_FOLDS.items() if re.match(pattern, name)), None)
 
 
-def _forecasts(pairs: Sequence[Pair], fold: str, constants: KernelConstants, cards: CardConstants) -> Iterator[HeldOut]:
+def products_without(fold: str, data: Path) -> ProductModel | None:
+    """The model of products fitted without the cards of a fold; None where it has none of them."""
+    if not any(device_fold(card) == fold for card in CARDS.values()):
+        return None
+    widths: dict[Width, WidthModel] = {}
+    for width in FORMATS:
+        products = sample(read_products(data, width))
+        rest = products.at(np.array([device_fold(card) != fold for card in products.card]))
+        # without Hopper and Blackwell hardly any card has an 8-bit rate
+        widths[width] = fit_width(rest, width) if len(rest.m) else fitted_products().widths[width]
+    return replace(fitted_products(), widths=widths)
+
+
+def _forecasts(
+    pairs: Sequence[Pair], fold: str, seen: set[str], constants: KernelConstants, products: ProductModel | None,
+    cards: CardConstants,
+) -> Iterator[HeldOut]:  # fmt: skip
     for case, workload in pairs:
         try:
-            result = forecast_case(case, workload, constants, cards)
+            table = case_table(case, workload, constants, products, cards)
+            if not table.timed[0]:
+                continue
+            shares = tuple(round(float(x), 4) for x in table.shares(0))
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
-        if result.step is None or result.step_time_interval_ms is None:
-            continue
-        interval = result.step_time_interval_ms
-        yield HeldOut(case.run.index, fold, result.step.total_ms, interval.low, interval.high, interval.basis)
+        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen)

@@ -46,7 +46,7 @@ class KernelRows(RunTable):
         keys = list(self.devices)
         part.devices = {keys[i]: self.devices[keys[i]] for i in kept}
         part.device_row = np.searchsorted(kept, part.device_row)
-        part.cards = self.cards
+        part.cards, part.products = self.cards, self.products
         return part
 
     def weights(self) -> np.ndarray:
@@ -78,7 +78,7 @@ def kernel_rows(measured: Sequence[Measured]) -> KernelRows:
         "read_bytes": constant("read_bytes"), "written_bytes": constant("written_bytes"), "dims": dims,
         "phase": np.full(n, "forward"),
     }  # fmt: skip
-    table.cards = NO_CARDS
+    table.cards, table.products = NO_CARDS, None
     table.batch = np.ones(n)
     table.first_attention = np.zeros(n, bool)
     table.compiled = np.zeros(n, bool)
@@ -109,5 +109,5 @@ def joined(tables: Sequence[KernelRows]) -> KernelRows:
     table.kernel = np.concatenate([part.kernel + start for part, start in zip(tables, before, strict=False)])
     for name in ("batch", "first_attention", "compiled", "channels_last", *BY_KERNEL):
         setattr(table, name, np.concatenate([getattr(part, name) for part in tables]))
-    table.cards = NO_CARDS
+    table.cards, table.products = NO_CARDS, None
     return table

@@ -101,7 +101,7 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
         "half": np.zeros(n, bool), "count": np.ones(n), "launches": np.ones(n), "flops": flops, "read_bytes": read,
         "written_bytes": written, "dims": dims, "phase": np.full(n, "forward"),
     }  # fmt: skip
-    kernels.cards = NO_CARDS
+    kernels.cards, kernels.products = NO_CARDS, None
     kernels.batch = np.ones(n)
     kernels.channels_last = kernels.first_attention = np.zeros(n, bool)
     kernels.compiled = np.zeros(n, bool)

@@ -62,7 +62,7 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     except TrainpaceError:
         return run
     size = named.size if named else None
-    columns: dict[str, Any] = _software(run) | {"global_batch": _global_batch(run)}
+    columns: dict[str, Any] = _software(run) | {"global_batch": _global_batch(run), "host": run.host or host_of(run)}
     assumed: list[str] = []
     if named:
         columns["model_spec"] = write_configuration(named, configurations.resolve())
@@ -117,6 +117,34 @@ def _software(run: Run) -> dict[str, Any]:
     if "timm" in run.framework and run.optimizer.lower() == "sgd":
         columns["optimizer"] = "sgd momentum"
     return columns
+
+
+HOSTS = {
+    # AWS instances, one kind a card (PROFET, Lee et al. 2023, table 1): p2, p3, g3s, g4dn; A10G cards are in AWS' g5 alone
+    "profet_aws": {"K80": "Xeon E5-2686 v4", "M60": "Xeon E5-2686 v4", "V100": "Xeon E5-2686 v4", "T4": "Xeon Platinum 8259CL"},
+    "litgpt_flashattn_misc": {"A10G": "EPYC 7R32"},
+    # DGX-1, DGX A100, DGX H100 and their Grace successors (NVIDIA's datasheets); Selene is of DGX A100
+    "nvidia_deeplearningexamples": {"DGX-1": "Xeon E5-2698 v4", "DGX-2": "Xeon Platinum 8168", "DGX A100": "EPYC 7742"},
+    "megatron_papers_nemo": {"DGX-2": "Xeon Platinum 8168", "A100": "EPYC 7742", "H100": "Xeon Platinum 8480+"},
+    "megatron_bridge": {
+        "GB200": "Grace", "GB300": "Grace", "H100": "Xeon Platinum 8480+", "B200": "Xeon Platinum 8570", "B300": "Xeon 6776P",
+    },
+    "nemo_automodel": {"DGX-H100": "Xeon Platinum 8480+"},
+    "wan_megatron_bridge": {
+        "GB200": "Grace", "GB300": "Grace", "H100": "Xeon Platinum 8480+", "B200": "Xeon Platinum 8570",
+    },
+    # Jean Zay (idris.fr): the A100 and the V100 partition
+    "bigscience_bloom": {"A100": "EPYC 7543", "V100": "Xeon Gold 6248"},
+    "sailor_sosp25": {"GH-96": "Grace"},
+    "maxtext_gpu": {"A3": "Xeon Platinum 8481C"},
+}  # fmt: skip
+"""The CPU of a collection's machines by a word in the name of the card, or in the notes; the first that is found counts."""
+
+
+def host_of(run: Run) -> str:
+    """The CPU of the machine that a run was measured on, where its collection's source tells; else nothing."""
+    words = f"{run.gpu} {run.gpu_canonical} {run.notes}"
+    return next((cpu for word, cpu in HOSTS.get(run.file, {}).items() if re.search(rf"(?<!\w){word}(?!\d)", words)), "")
 
 
 def _is_nemo(run: Run) -> bool:

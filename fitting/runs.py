@@ -17,8 +17,9 @@ from trainpace.execution import Precision
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.target import fitted_host_us, together_ms
+from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
@@ -112,9 +113,13 @@ class Chunk(NamedTuple):
     channels_last: np.ndarray
     compiled: bool
     first_attention: np.ndarray
+    model: ProductModel | None
+    products: list[ProductTimes]
+    """Those of `table`, the same with all constants, once they are known."""
 
     def rates(self, c: KernelConstants) -> Rates:
-        rates = sustained_rates(self.device, self.precision, True, self.precision not in ("fp32", "tf32"), c)
+        needs_half = self.precision not in ("fp32", "tf32")
+        rates = sustained_rates(self.device, self.precision, True, needs_half, c, self.model)
         assert not isinstance(rates, str), rates
         return rates
 
@@ -123,14 +128,18 @@ class Chunk(NamedTuple):
         rates = self.rates(c)
         if self.first_attention.any():
             rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
-        times = self.table.times(np.asarray(1.0), rates, c, self.channels_last, self.compiled)
+        if not self.products:
+            self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
+        times = self.table.times(np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0])
         return np.asarray(times.device_s[self.place] * self.counts)
 
     def depends(self, old: KernelConstants, new: KernelConstants, name: str, cards: CardConstants) -> bool:
         """Whether its times can differ between constants that differ in `name`."""
         if name in RATE_CONSTANTS:
-            pairs = zip(self.rates(old), self.rates(new), strict=True)
-            return any(abs(float(b) - float(a)) > SAME_RATE * abs(float(a)) for a, b in pairs)
+            before, after = self.rates(old), self.rates(new)
+            shared = [name for name in Rates._fields if not isinstance(getattr(before, name), ProductFigures)]
+            pairs = [(float(getattr(before, name)), float(getattr(after, name))) for name in shared]
+            return any(abs(b - a) > SAME_RATE * abs(a) for a, b in pairs)
         if name.startswith("compile_") and not self.compiled:
             return False
         if name == "attention_first":
@@ -166,8 +175,10 @@ def _distinct(
 class RunTable:
     """Rows of all runs, one below the other."""
 
-    def __init__(self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS, products: ProductModel | None = None
+    ) -> None:
+        self.pairs, self.products = pairs, products
         tables = [workload.forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
@@ -191,6 +202,7 @@ class RunTable:
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])
+        self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
         self.cards = cards
@@ -202,7 +214,7 @@ class RunTable:
         part.columns = {name: column[rows] for name, column in self.columns.items()}
         for name in ("batch", "channels_last", "compiled", "device_row", "first_attention"):
             setattr(part, name, getattr(self, name)[rows])
-        part.devices, part.cards = self.devices, self.cards
+        part.devices, part.cards, part.products = self.devices, self.cards, self.products
         result: RunTable = part
         return result
 
@@ -227,7 +239,9 @@ class RunTable:
             table = KernelTable(cast(Any, Columns(**columns)))
             flags = (self.channels_last[unique], bool(self.compiled[rows[0]]), self.first_attention[unique])
             counts = self.columns["count"][rows].astype(float)
-            made.append(Chunk(rows, place, counts, self.devices[key], cast(Precision, key[1]), table, *flags))
+            made.append(
+                Chunk(rows, place, counts, self.devices[key], cast(Precision, key[1]), table, *flags, self.products, [])
+            )
         return made
 
     def device_s(self, c: KernelConstants) -> np.ndarray:
@@ -254,9 +268,9 @@ class RunTable:
         return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
-        """How much slower the run's software launches."""
+        """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
-        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0)
+        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

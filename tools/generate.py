@@ -103,10 +103,17 @@ def constants(prefix: str) -> str:
 
 def links() -> str:
     """The fitted constants of the collectives' use of links."""
-    from trainpace.forecast.collectives import CONSTANTS
+    from trainpace.forecast.links import CONSTANTS, Generation
 
-    rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in CONSTANTS.__struct_fields__)
-    return f"| constant | fitted |\n|---|--:|\n{rows}"
+    records = {f"NVLink {number}": one for number, one in CONSTANTS.generations.items()} | {"PCIe": CONSTANTS.pcie}
+    fields = Generation.__struct_fields__
+    lines = [f"| | {' | '.join(f'`{name}`' for name in fields)} |", "|---|" + "--:|" * len(fields)]
+    lines += [
+        f"| {kind} | {' | '.join(f'{getattr(one, name):g}' for name in fields)} |" for kind, one in records.items()
+    ]
+    shared = [name for name in CONSTANTS.__struct_fields__ if name not in ("generations", "pcie")]
+    rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in shared)
+    return "\n".join(lines) + f"\n\n| constant | fitted |\n|---|--:|\n{rows}"
 
 
 def numbers(*names: str) -> str:
@@ -137,12 +144,17 @@ def _number_rows(name: str) -> list[str]:
 
 
 def intervals() -> str:
-    """The 90 % intervals by class of runs."""
-    from trainpace.forecast.intervals import fitted_spreads
+    """The 90 % intervals of steps that are all of one part."""
+    import numpy as np
 
-    classes = sorted(fitted_spreads().classes.items(), key=lambda item: (item[0].split(",")[0] != "seen card", item[0]))
-    rows = "\n".join(f"| {name} | {q.low - 1:+.0%} to {q.high - 1:+.0%} | {q.n:,} |" for name, q in classes)
-    return f"| the run is like | 90 % of the measurements lie | held-out runs |\n|---|---|--:|\n{rows}"
+    from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads
+
+    spreads, rows = fitted_spreads(), []
+    for i, name in enumerate(PARTS):
+        sds = [deviation(spreads, np.eye(len(PARTS))[i], seen) for seen in (True, False)]
+        ends = [f"{np.expm1(spreads.low * sd):+.0%} to {np.expm1(spreads.high * sd):+.0%}" for sd in sds]
+        rows.append(f"| {name} | {ends[0]} | {ends[1]} |")
+    return "| the step is all | on a card of the fit | on another card |\n|---|---|---|\n" + "\n".join(rows)
 
 
 def cards() -> str:

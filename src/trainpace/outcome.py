@@ -178,7 +178,11 @@ class Jump(Record):
 
 
 class Forecast(Record):
-    """One model on one cluster under one execution. Where that is impossible, `reason` says why and times are None."""
+    """One model on one cluster under one execution. Where that is impossible, `reason` says why and times are None.
+
+    host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
+    typical of such cards.
+    """
 
     model: str
     device: str
@@ -207,6 +211,8 @@ class Forecast(Record):
     scaling_reference_devices: int | None = None
     """1 where one device holds the model, else the fewest devices of this kind that do."""
     warnings: tuple[str, ...] = ()
+    host: str = ""
+    host_assumed: bool = False
 
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
@@ -307,6 +313,8 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "scaling_reference_devices": f.scaling_reference_devices,
         "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
         "provenance": f.provenance,
+        "host": f.host,
+        "host_assumed": f.host_assumed,
         "warnings": list(f.warnings),
         "reason": f.reason,
         "training_time_s": None if f.training_time is None else f.training_time.total_s,

@@ -8,6 +8,7 @@ from fitting.prepare import CONFIGURATIONS, FILES, prepared, prepared_case
 
 from fitting import prepare
 from trainpace.errors import TrainpaceError
+from trainpace.hardware import find_host
 from trainpace.validation import Run, case_of, read_runs
 
 HERE = Path(".")
@@ -156,3 +157,31 @@ def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
         assert again == [prepared(run, tmp_path, tmp_path / "out" / CONFIGURATIONS) for run in rows]
         assert case_of(again[0], tmp_path).execution.precision == "fp16"
         assert Path(again[0].model_spec.partition(":")[2]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("file", "gpu", "notes", "host"),
+    [
+        ("profet_aws", "T4", "", "Xeon Platinum 8259CL"), ("profet_aws", "V100-SXM-16GB", "", "Xeon E5-2686 v4"),
+        ("nvidia_deeplearningexamples", "A100 80GB", "NVIDIA DGX A100 (8x A100 80GB)", "EPYC 7742"),
+        ("nvidia_deeplearningexamples", "V100 32GB", "NVIDIA DGX-2 (16x V100 32GB)", "Xeon Platinum 8168"),
+        ("nvidia_deeplearningexamples", "A100 80GB", "platform not said", ""), ("megatron_bridge", "GB300", "", "Grace"),
+        ("timm_train_rtx3090", "RTX 3090", "", ""),
+    ],
+)  # fmt: skip
+def test_the_hosts_of_collections_that_tell(file, gpu, notes, host):
+    run = Run(index=0, file=file, gpu=gpu, notes=notes)
+    assert prepare.host_of(run) == host
+
+
+def test_every_host_of_a_collection_is_in_the_catalogue():
+    for cpus in prepare.HOSTS.values():
+        for cpu in cpus.values():
+            assert find_host(cpu).name == cpu
+
+
+def test_a_host_that_a_run_states_goes_before_its_collections():
+    run = Run(
+        index=0, file="profet_aws", gpu="T4", model_spec="resnet50", precision="fp32", batch_per_gpu=32.0, host="13900K"
+    )
+    assert prepared(run, HERE, HERE).host == "13900K"

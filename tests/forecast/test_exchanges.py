@@ -51,6 +51,14 @@ def test_the_network_must_be_known_and_is_felt():
     assert at("L4").step.communication_ms > at("A100").step.communication_ms  # PCIe, against NVLink
 
 
+def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
+    eight = at("GB200", per_node=4, nodes=2, engine="unoverlapped")
+    assert 0 < eight.step.communication_ms < at("H100", per_node=8, engine="unoverlapped").step.communication_ms
+    assert (
+        "network" in at("GB200", per_node=4, nodes=19, engine="unoverlapped").reason
+    )  # 76 devices, of which a domain has 72
+
+
 def test_kinds_of_exchanges():
     assert set(at().exposed_ms) == {"data_parallel"}
     assert set(at(zero_stage=1).exposed_ms) == set(at(zero_stage=3).exposed_ms) == {"data_parallel", "parameters"}

@@ -17,6 +17,7 @@ from trainpace.outcome import STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
 
 devices = st.sampled_from([d.name for d in catalogue()])
+in_fp32 = st.sampled_from([d.name for d in catalogue() if d.architecture != "Gaudi"])
 WORKLOAD = workload()
 
 
@@ -37,7 +38,7 @@ def test_every_device_gives_a_step_or_a_reason(device, batch, precision):
     assert 0 < f.mfu <= 1.25  # GeForce cards clock above their sheet
 
 
-@given(devices, st.integers(1, 256), st.integers(1, 256))
+@given(in_fp32, st.integers(1, 256), st.integers(1, 256))
 def test_a_larger_batch_never_takes_less_time_or_memory(device, a, b):
     small, large = (one(device, n) for n in sorted((a, b)))
     assert small.step.total_ms <= large.step.total_ms * (1 + 1e-9)

@@ -1,19 +1,37 @@
 """Intervals come from held-out runs: around 1, wider for a card that no run was measured on."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nouns import forecast, workload
 from trainpace.execution import Execution
-from trainpace.forecast.intervals import fitted_spreads
+from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads, shares_of
 from trainpace.hardware import Cluster, catalogue, find_device
+from trainpace.outcome import StepTime
 
 
-def test_every_class_straddles_the_forecast():
+def test_every_interval_straddles_the_forecast():
     spreads = fitted_spreads()
-    assert {"seen card, any", "new card, any"} <= set(spreads.classes)
-    for found in spreads.classes.values():
-        assert 0.2 < found.low < 1 < found.high < 5
-        assert found.n >= 20
+    assert set(spreads.parts) == set(PARTS)
+    assert spreads.low < 0 < spreads.high
+    assert spreads.n >= 100
+
+
+def test_more_of_a_part_that_is_less_known_is_less_sure():
+    spreads = fitted_spreads()
+    one_part = [deviation(spreads, np.eye(len(PARTS))[i], seen=True) for i in range(len(PARTS))]
+    mixed = deviation(spreads, np.full(len(PARTS), 1 / len(PARTS)), seen=True)
+    assert spreads.model_sd <= mixed < max(one_part)
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=3, max_size=3), st.floats(0, 0.5))
+def test_the_shares_of_a_step_add_up_to_one(seconds, outside):
+    step = StepTime(forward_ms=10.0, communication_ms=10 * outside)
+    shares = shares_of(step, np.array([0, 0, 5]), np.array(seconds))
+    assert shares.sum() == pytest.approx(1)
+    assert shares[PARTS.index("communication")] == pytest.approx(step.communication_ms / step.total_ms)
 
 
 def test_the_fitted_cards_are_in_the_catalogue():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainpace.errors import UnknownName, UnreadableInput
 from trainpace.hardware import Device, Figure, catalogue, find_device, parse_catalogue
-from trainpace.hardware.catalogue_reader import normalised
+from trainpace.hardware.catalogue_reader import FOLDER, normalised
 from trainpace.records import from_json, to_json
 
 REQUIRED = """
@@ -23,7 +23,12 @@ Quadro RTX 6000; Quadro RTX 8000; RTX 3060 12GB; RTX 3070; RTX 3080 10GB; RTX 30
 RTX A4000; RTX A4500; RTX A5000; RTX A5500; RTX A6000; A100 40GB PCIe; A100 40GB SXM; A100 80GB PCIe; A100 80GB SXM
 A800 SXM; A800 PCIe; RTX 4070; RTX 4080; RTX 4090; RTX 6000 Ada; L4; L40; L40S; H100 PCIe; H100 SXM; H100 NVL; H800
 H200 SXM; H200 NVL; GH200 96GB; GH200 144GB; B200; B300; GB200; GB300; RTX 5080; RTX 5090; RTX PRO 6000 Blackwell
-RTX PRO 6000 Blackwell Server; MI100; MI210; MI250; MI250X; MI300X; MI325X; MI355X
+RTX PRO 6000 Blackwell Server; MI100; MI210; MI250; MI250X; MI300X; MI325X; MI350X; MI355X
+Titan X (Maxwell); M40; RTX 2070 Max-Q; RTX 3080 Laptop; RTX 3060 Laptop; RTX 4060 Laptop; RTX 4090 Laptop
+RTX 5060 Laptop; RTX 5090 Laptop; RTX 3060 Ti; RTX 3090 Ti; RTX 4060 Ti; RTX 4070 Ti Super; RTX 5060; RTX 5060 Ti
+RTX 5070; RTX 5070 Ti; RTX A2000; RTX 2000 Ada; RTX 4500 Ada; RTX 5000 Ada; RTX PRO 4000; RTX PRO 5000; L20; H20
+Gaudi 2; Gaudi 3; RTX 2060; RTX 3050 Laptop; RTX 4050 Laptop; RTX 5050; RTX 5050 Laptop; RTX 4080 Laptop; RTX 5080 Laptop
+RTX 3070 Laptop; RTX 4070 Laptop; RTX 5070 Laptop; H800 PCIe; MI300A; Arc Pro B60
 """
 
 # what nvidia-smi, torch.cuda.get_device_name and price lists print -> the entry
@@ -52,6 +57,15 @@ PRINTED = {
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX PRO 6000",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000 Server",
     "NVIDIA A10G": "A10G",
+    "NVIDIA GeForce GTX TITAN X": "Titan X Maxwell",
+    "NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070 Max-Q",
+    "NVIDIA GeForce RTX 3080 Laptop GPU": "RTX 3080 Laptop",
+    "NVIDIA GeForce RTX 5090 Laptop GPU": "RTX 5090 Laptop",
+    "NVIDIA GeForce RTX 4070 Ti SUPER": "RTX 4070 Ti Super",
+    "NVIDIA RTX 5000 Ada Generation": "RTX 5000 Ada",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": "RTX PRO 6000 Max-Q",
+    "NVIDIA H20": "H20",
+    "NVIDIA A800 40GB Active": "A800 Active 40GB",
     "NVIDIA L40S": "L40S",
     "A100-SXM4-40GB": "A100 SXM 40GB",
     "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",
@@ -71,6 +85,7 @@ PRINTED = {
     "NVIDIA GB200": "GB200",
     "AMD Instinct MI250X": "MI250X",
     "AMD Instinct MI300X": "MI300X",
+    "Intel(R) Arc(TM) Pro B60 Graphics": "Arc Pro B60",
 }
 
 # a bare family name is a decision, written down in the data
@@ -107,6 +122,13 @@ def test_printed_and_bare_names_find_their_entry(name: str, entry: str) -> None:
     assert find_device(name).name == entry
 
 
+def test_the_packaged_files_read_as_toml_of_their_own_would() -> None:
+    files = sorted(FOLDER.glob("*.toml"))
+    assert catalogue() == tuple(
+        device for file in files for device in parse_catalogue(file.read_text("utf-8"), file.name)
+    )
+
+
 def test_no_name_stands_for_two_entries() -> None:
     owners = Counter(key for device in catalogue() for key in {normalised(name) for name in names_of(device)})
     assert [key for key, count in owners.items() if count > 1 or not key] == []
@@ -132,8 +154,8 @@ def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "NVIDIA", "GeForce", "RTX 3080 Ti", "RTX 4070 Ti", "RTX 3060 Ti", "GeForce GTX TITAN X", "A100 (PCIe)",
-     "H100 64GB", "NVIDIA A100X", "MI300A", "TPU v4", "RTX", "100"],
+    ["", "NVIDIA", "GeForce", "RTX 3080 Max", "RTX 4090 Ti", "GTX 1660 Ti", "GeForce GTX TITAN Z", "A100 (PCIe)",
+     "H100 64GB", "NVIDIA A100X", "MI300C", "TPU v4", "RTX", "100"],
 )  # fmt: skip
 def test_a_relative_is_never_taken_for_the_device(name: str) -> None:
     with pytest.raises(UnknownName):

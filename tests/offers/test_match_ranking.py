@@ -43,6 +43,16 @@ def test_the_job_is_steps_times_the_forecast_of_a_step():
     assert match.usd.low <= match.mean_usd <= match.usd.high
 
 
+def test_each_server_has_its_own_host():
+    quick, slow = offer("quick", "A100", host="Core i9-13900K"), offer("slow", "A100", host="EPYC 7551")
+    unnamed = offer("unnamed", "A100")
+    found = {m.offer.instance_type: m.forecast for m in ranked([unnamed, quick, slow]).matches}
+    times = [found[name].step.total_ms for name in ("quick", "unnamed", "slow")]
+    assert times == sorted(times)
+    assert times[0] < times[2]
+    assert [found[name].host_assumed for name in ("quick", "unnamed", "slow")] == [False, True, False]
+
+
 def test_every_way_trains_at_the_same_global_batch():
     ranking = ranked([T4, A100, JOINED])
     assert {m.forecast.execution.global_batch for m in ranking.matches} == {64}

@@ -8,9 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.hardware import find_device
+from trainpace.hardware import find_device, find_host
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
-from trainpace.offers.offer import node_networks, notes_on, offers_of, parse_machines, refreshed, write_offers
+from trainpace.offers.offer import (
+    _server_hosts,
+    node_networks,
+    notes_on,
+    offers_of,
+    parse_machines,
+    refreshed,
+    write_offers,
+)
 
 TODAY = datetime.date(2026, 11, 21)
 
@@ -40,6 +48,19 @@ def test_networks_belong_to_servers_that_are_offered():
     p4d = next(o for o in snapshot() if o.instance_type == "p4d.24xlarge")
     assert p4d.network_gb_per_s == 50.0
     assert next(o for o in snapshot() if o.provider == "vast").network_gb_per_s is None
+
+
+def test_hosts_are_in_the_catalogue_and_belong_to_servers_that_are_offered():
+    offered = [(o.provider, o.instance_type) for o in snapshot()]
+    for family in _server_hosts():
+        assert find_host(family["cpu"]).name == family["cpu"]
+        for start in family["starts"]:
+            assert any(p == family["provider"] and name.startswith(start) for p, name in offered), start
+    hosts = {o.instance_type: o.host for o in snapshot()}
+    assert hosts["p4d.24xlarge"] == "Xeon Platinum 8275CL"
+    assert hosts["p5.48xlarge"] == "EPYC 7R13"
+    assert hosts["p5en.48xlarge"] == "Xeon Platinum 8488C"
+    assert not next(o for o in snapshot() if o.provider == "runpod").host
 
 
 def test_cards_that_come_in_two_forms_are_told_apart():

@@ -154,3 +154,21 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
 )
 def test_networks(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
+
+
+def test_a_named_host_launches_at_its_own_speed():
+    slow = case(host="Xeon Platinum 8259CL", batch_per_gpu=1.0)
+    assert slow.cluster.host.name == "Xeon Platinum 8259CL"
+    fast = case(host="13900K", batch_per_gpu=1.0)
+    small = workload()
+    times = [forecast_case(one, small).step.host_overhead_ms for one in (fast, slow)]
+    assert times[0] < times[1]
+    assert case().cluster.host is None
+    with pytest.raises(TrainpaceError, match="unknown host CPU 'a fast one'"):
+        case(host="a fast one")
+
+
+@pytest.mark.parametrize(("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)])
+def test_a_network_that_no_run_states_is_one_of_its_card_s_time(gpu, gb_per_s):
+    c = case(gpu_canonical=gpu, num_gpus=16.0, num_nodes=2.0)
+    assert c.cluster.network_gb_per_s_per_device == gb_per_s

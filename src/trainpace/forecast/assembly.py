@@ -33,7 +33,7 @@ class Assembly:
         self.workload, self.form, self.grid, self.target, self.cluster = workload, form, grid, target, target.cluster
         self.half = NUMBER_FORMATS[PRECISIONS[int(grid.precision[0])]].form == "half"
         self.engine: Engine = EXECUTION_FIELDS["engine"].decode(int(grid.engine[0]))
-        self.groups = groups_of(grid, self.cluster.devices_per_node)
+        self.groups = groups_of(grid, self.cluster.devices_per_domain)
         self.stages, total = stages_of(grid, form.blocks)
         self.held = self.stages.parameters / total
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.products import OperatorSizes, part
+from trainpace.forecast.operator_sizes import OperatorSizes, part
 from trainpace.forecast.rates import Rates
 from trainpace.workload import ATTENTION, Flags, Floats
 

@@ -22,7 +22,7 @@ class _Constants(Record):
     share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
     units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
     their sheet (see `rates`).
-    tile_*: see `products.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those of convolutions.
+    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those of convolutions.
     gemm_*, conv_*: shares by operator and unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
@@ -61,6 +61,7 @@ class _Constants(Record):
     gemm_tensor: float = 0.9
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
+    products_sustained: float = 0.9
     misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85

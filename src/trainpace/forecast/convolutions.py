@@ -4,8 +4,9 @@ batch that cuDNN pads."""
 import numpy as np
 
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.products import OperatorSizes, TileModel, part, tiled_s
+from trainpace.forecast.operator_sizes import OperatorSizes, part
 from trainpace.forecast.rates import Rates
+from trainpace.forecast.tiles import TileModel, tiled_s
 from trainpace.workload import CONV, Flags, Floats
 
 FP32_BYTES = 4.0

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainpace.execution import Engine
-from trainpace.forecast.collectives import PCIE_EFFICIENCY, Collective, collective_ms, pcie_gb_per_s
+from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.grid import Grid, Groups, Stages
+from trainpace.forecast.links import PCIE_EFFICIENCY, pcie_gb_per_s
 from trainpace.hardware import Cluster
 from trainpace.workload import Flags, Floats, Mode, TracedForm
 

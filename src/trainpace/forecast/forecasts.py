@@ -13,13 +13,13 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast.explanations import heaviest, peak_flop_per_s
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import Spread, run_class
+from trainpace.forecast.intervals import Spread, shares_of, with_host_spread
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import RankTable
 from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
 from trainpace.forecast.tables import MOST_AT_ONCE
-from trainpace.forecast.target import KernelKey, kernel_key
+from trainpace.forecast.target import KernelKey, host_sensitivity, kernel_key
 from trainpace.job import ASSUMED, JobConditions, with_job
 from trainpace.outcome import Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
@@ -164,8 +164,16 @@ class ForecastTable:
 
     def _spread(self, i: int, row: RowKernels) -> Spread:
         target, step = self.forecaster.target, self._step(i)
-        kind = run_class(step, self.execution(i), row.times.device_s, row.table.grouped, row.table.half)
-        return target.kernels.spread(kind, target.cluster.device, row.times.device_s, row.log_sd)
+        shares = shares_of(step, row.table.part, row.times.device_s)
+        spread = target.kernels.spread(shares, target.cluster.device, row.times.device_s, row.log_sd)
+        host = target.host
+        return spread if host is None else with_host_spread(spread, host_sensitivity(step), host.log_sd)
+
+    def shares(self, i: int) -> Floats:
+        """What the step of row `i` is made of: the share of each of `intervals.PARTS`."""
+        row = self._kernels([i])[0]
+        assert row is not None, "a row without a time has no shares"
+        return shares_of(self._step(i), row.table.part, row.times.device_s)
 
     def brief(self, i: int) -> Forecast:
         """Row `i` without what takes longer: the heaviest operators, scaling, utilisation, the largest micro-batch."""
@@ -178,11 +186,13 @@ class ForecastTable:
         cluster, device = target.cluster, target.cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
         capacity = None if device.memory_gib is None else device.memory_gib.value
+        host = target.host
         forecast = Forecast(
             model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
             step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
+            host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
         )  # fmt: skip
         if row is None:
             return forecast

@@ -145,6 +145,7 @@ class Groups(NamedTuple):
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
+    """`devices_per_node`: those that share a node, or a domain of NVLink."""
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
 

@@ -1,40 +1,56 @@
-"""How far a forecast may be off, by split-conformal prediction on held-out runs.
+"""How far a forecast may be off: what its step is made of, and how well each part is known on such a card.
 
-`intervals.json` holds, for each class of runs, quantiles of log(measured / forecast) over runs whose card, or whose
-family of models, was left out of the fit (`make fit`). A new case gets the quantiles of the runs most like it: has
-its card been fitted on, and does the host, do grouped and depthwise convolutions, or dense products decide its time?
-(Vovk et al. 2005; Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
+`intervals.json` holds, fitted on runs whose card, or whose family of models, was left out of the fit (`make bench-accuracy`), a
+standard deviation of log(measured / forecast) for each part of a step (products, attention, convolutions, memory traffic,
+launches, exchanges), on cards with runs in the fit and on others. Errors of one part go together over its operators, those
+of different parts do not: a step's variance is the sum of squared shares times deviations, and one of the model's own. What
+is left over, log(measured / forecast) in such deviations, gives the interval's quantiles (split-conformal prediction; Vovk
+et al. 2005, Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from trainpace.execution import Execution
+import numpy as np
+
 from trainpace.hardware import Device
 from trainpace.outcome import StepTime
 from trainpace.records import Record, from_package
-from trainpace.workload import Flags, Floats
+from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats, Operators
 
 COVERAGE = 0.9
-HOST_SHARE = 0.3
-GROUPED_SHARE = 0.25
-COMMUNICATION_SHARE = 0.1
+Z_95 = 1.6448536
+"""The 95th percentile of the standard normal distribution."""
+
+Part = Literal[
+    "products in 16 bits", "products in 32 bits", "attention", "convolutions", "grouped convolutions", "memory traffic",
+    "launches", "communication",
+]  # fmt: skip
+PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
+"""What a step's time is made of: operators by what they compute, then what the host and what exchanges add."""
+OPERATOR_PARTS = 6
+"""The first of PARTS are of operators."""
 
 
-class Quantiles(Record):
-    """5 % and 95 % of measured / forecast, over n runs."""
+class PartSpread(Record):
+    """Standard deviations of the logarithm, on cards whose runs were fitted and on others."""
 
-    low: float
-    high: float
-    n: int
+    seen_card: float
+    new_card: float
 
 
 class Spreads(Record):
-    """Quantiles by class of runs, and the cards that were fitted on."""
+    """`model_sd`: deviation of every model and software; `low`, `high`: quantiles of the error in a step's own deviations;
+    n: runs that they come from; devices: the cards whose runs were fitted."""
 
     devices: tuple[str, ...]
-    classes: dict[str, Quantiles]
+    parts: dict[Part, PartSpread]
+    model_sd: float
+    low: float
+    high: float
+    n: int
 
 
 class Spread(NamedTuple):
@@ -48,30 +64,53 @@ class Spread(NamedTuple):
 
 @cache
 def fitted_spreads() -> Spreads:
-    """The quantiles that the package brings."""
+    """The deviations that the package brings."""
     return from_package("forecast/intervals.json", Spreads)
 
 
-def class_spread(run_class: str, device: Device) -> Spread:
-    """The spread of runs of a class on a device."""
+def parts_of(operators: Operators) -> np.ndarray:
+    """The position in PARTS of every row."""
+    kind = np.array(operators.kind)
+    grouped = operators.dims[:, CONV.groups].sum(axis=1) > 1
+    convolution = np.isin(kind, CONVOLUTION_KINDS)
+    conditions = [
+        (kind == "gemm") & operators.half, kind == "gemm", np.isin(kind, ATTENTION_KINDS), convolution & ~grouped, convolution,
+    ]  # fmt: skip
+    return np.select(conditions, range(OPERATOR_PARTS - 1), OPERATOR_PARTS - 1)
+
+
+def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
+    """The share of each of PARTS in a step, whose rows (of the given parts) take `device_s`."""
+    total = step.total_ms
+    outside = np.array([step.host_overhead_ms, step.communication_ms]) / total
+    operators = np.bincount(part, device_s, minlength=OPERATOR_PARTS)
+    inside = max(0.0, 1.0 - float(outside.sum())) * operators / max(float(operators.sum()), 1e-12)
+    return np.concatenate([inside, outside])
+
+
+def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) -> float:
+    """Standard deviation of the logarithm of a step of such shares."""
+    parts = [spreads.parts[name] for name in PARTS]
+    sd = np.array([part.seen_card if seen else part.new_card for part in parts])
+    return math.sqrt(spreads.model_sd**2 + float(((np.asarray(shares) * sd) ** 2).sum()))
+
+
+def composed_spread(shares: Floats, device: Device) -> Spread:
+    """The spread of a step of such shares on a device."""
     spreads = fitted_spreads()
-    seen = "seen card" if device.name in spreads.devices else "new card"
-    name = f"{seen}, {run_class}"
-    quantiles = spreads.classes.get(name) or spreads.classes[f"{seen}, any"]
-    return Spread(quantiles.low, quantiles.high, COVERAGE, f"{name}: {quantiles.n} held-out runs")
+    seen = device.name in spreads.devices
+    sd = deviation(spreads, shares, seen)
+    largest = PARTS[int(np.argmax(shares))]
+    basis = f"{'a card' if seen else 'no card'} of the fit, mostly {largest}: {spreads.n} held-out runs"
+    return Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, basis)
 
 
-def run_class(step: StepTime, execution: Execution, device_s: Floats, grouped: Flags, half: bool) -> str:
-    """What decides the time of a run whose rows take `device_s`; else the width of its numbers. `grouped`: which rows are
-    convolutions in groups; `half`: some rows compute in 16 bits."""
-    if step.host_overhead_ms > HOST_SHARE * step.total_ms:
-        return "launches"
-    exchanges = execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms
-    if execution.world_size > 1 and exchanges:
-        return "communication"
-    if device_s[grouped].sum() > GROUPED_SHARE * device_s.sum():
-        return "grouped convolutions"
-    return "16 bits" if half else "32 bits"
+def with_host_spread(spread: Spread, sensitivity: float, log_sd: float) -> Spread:
+    """A spread widened by what is not known of the host: a normal error of the logarithm of its time, independent of the other
+    errors, of which the step takes over the share `sensitivity`."""
+    low, high = math.log(spread.low), math.log(spread.high)
+    middle, half = (low + high) / 2, math.hypot((high - low) / 2, Z_95 * sensitivity * log_sd)
+    return spread._replace(low=math.exp(middle - half), high=math.exp(middle + half))
 
 
 def student_t_95(degrees: int) -> float:
@@ -79,6 +118,6 @@ def student_t_95(degrees: int) -> float:
     tabled = {1: 6.314, 2: 2.920}
     if degrees in tabled:
         return tabled[degrees]
-    z, v = 1.6448536, degrees
+    z, v = Z_95, degrees
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))

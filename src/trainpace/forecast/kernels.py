@@ -14,7 +14,9 @@ import numpy as np
 from trainpace.forecast.attention import attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
-from trainpace.forecast.products import OperatorSizes, part, products_s
+from trainpace.forecast.operator_sizes import OperatorSizes, part
+from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, product_times
+from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import GATHERS, KINDS
 from trainpace.workload import (
@@ -27,6 +29,7 @@ from trainpace.workload import (
     Flags,
     Floats,
     Operators,
+    at_batch,
 )
 
 SMOOTHNESS = 5.0
@@ -83,11 +86,12 @@ class KernelTable:
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
         self._gathers = np.isin(operators.function, list(GATHERS))
         self._is_optimizer, self._is_product = (self._kind == name for name in ("optimizer", "gemm"))
+        self._products = self._is_product & operators.half
+        self._has_weights = operators.dims[:, GEMM.batch, 1] == 0
         calls = zip(operators.kind, operators.function, strict=True)
         self.traffic = [KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls]
         """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
         self._class_names, self._class_of_row = np.unique(self.traffic, return_inverse=True)
-        self._is_of_weight = self._is_product & operators.half & (operators.dims[:, GEMM.batch, 1] == 0)
         self._dims = [_Affine(operators.dims[:, i]) for i in range(MOST_SIZES)]
         self._flops, self._read, self._written = map(
             _Affine, (operators.flops, operators.read_bytes, operators.written_bytes)
@@ -95,9 +99,12 @@ class KernelTable:
 
     def times(
         self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False,
-        compiled: Flags | bool = False,
+        compiled: Flags | bool = False, products: ProductTimes | None = None,
     ) -> KernelTimes:  # fmt: skip
-        """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags."""
+        """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags.
+
+        `products`: what `product_times` answers for the same batch and rates, where it is known already.
+        """
         table, channels_last, compiled = self.operators, np.asarray(channels_last), np.asarray(compiled)
         batch = np.asarray(batch, dtype=np.float64)
         shape = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(table),))
@@ -127,10 +134,47 @@ class KernelTable:
         latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way
-        cast = self._is_of_weight & (rates.casts > 0) & ~compiled
+        cast = self._products & self._has_weights & (rates.casts > 0) & ~compiled
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        if self._products.any():
+            products = self.product_times(batch, rates) if products is None else products
+            busy, compute, memory, latency = self._with_products(
+                (busy, compute, memory, latency), products, rates, dims, c
+            )
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
+
+    def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
+        """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
+        rows, at = self._products, part(np.asarray(batch, dtype=np.float64), self._products)
+        b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
+        has_weights = self._has_weights[rows]
+        pairs = zip(rates.weights, rates.batched, strict=True)
+        figures = ProductFigures(*(np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs))
+        return product_times(b, m, n, k, figures, model)
+
+    def _with_products(
+        self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants
+    ) -> tuple[Floats, ...]:  # fmt: skip
+        """(busy, compute, memory, latency) with those of measured products, where the device's are known, in their place."""
+        rows, table = self._products, self.operators
+        b, n, k = (part(dims[i], rows) for i in (GEMM.batch, GEMM.n, GEMM.k))
+        known = np.where(self._has_weights[rows], part(rates.weights.known, rows), part(rates.batched.known, rows)) > 0
+        known = known & ~((part(rates.aligned_only, rows) > 0) & (b > 1) & ((n % 8 > 0) | (k % 8 > 0)))
+        work = products.seconds - products.latency_s
+        bound = products.compute_s**SMOOTHNESS
+        bound = bound / (bound + products.memory_s**SMOOTHNESS)
+        # long steps heat a card that short bursts of kernels do not
+        work = work * (1.0 + (1.0 / c.products_sustained - 1.0) * bound)
+        count = table.count[rows]
+        put = work, products.compute_s / c.products_sustained, products.memory_s, products.latency_s * count
+        shape = columns[0].shape
+        replaced = []
+        for column, values in zip(columns, put, strict=True):
+            whole = np.array(np.broadcast_to(column, shape))
+            whole[..., rows] = np.where(known, values, whole[..., rows])
+            replaced.append(whole)
+        return tuple(replaced)
 
     def _compute_s(
         self, sizes: OperatorSizes, dims: list[Floats], flops: Floats, classes: _Classes, rates: Rates, c: KernelConstants

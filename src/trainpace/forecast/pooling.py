@@ -16,11 +16,11 @@ Familiarity = Literal["card", "generation", "none"]
 
 
 def generation_of(device: Device) -> str:
-    """The cards whose multiprocessors are alike: of one compute capability up to 9.x, of one major version from 10 on, of one
-    architecture at other vendors."""
+    """The cards whose multiprocessors are alike: of one compute capability up to 9.x, of one major version from 10 on; other
+    vendors' by the name of their instruction set or architecture."""
     major, _, minor = device.compute_capability.partition(".")
     if not major.isdigit():
-        return device.architecture
+        return device.compute_capability or device.architecture
     return major if int(major) >= 10 else f"{major}.{minor}"
 
 

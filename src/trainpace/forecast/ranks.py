@@ -20,12 +20,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from trainpace.forecast.intervals import parts_of
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import RankTimes
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
-    CONV,
     CONVOLUTION_KINDS,
     GEMM,
     Blocks,
@@ -165,8 +165,7 @@ class RankTable:
         self.operators, self.kernels = operators, KernelTable(operators)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         forward, backward, self.updates = (phase == name for name in ("forward", "backward", "optimizer"))
-        self.grouped = np.isin(kind, CONVOLUTION_KINDS) & (operators.dims[:, CONV.groups].sum(axis=1) > 1)
-        self.half = bool(operators.half.any())
+        self.part = parts_of(operators)
         if blocks is None:
             self.inside = block = np.zeros(len(operators))
             first, core = np.ones(len(operators), dtype=bool), np.zeros(len(operators), dtype=bool)

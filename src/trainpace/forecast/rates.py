@@ -7,13 +7,15 @@ falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage 
 proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) are the most starved of power, the 500 W H100 a little.
 """
 
-import re
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -24,8 +26,12 @@ TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
+CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+
+ON_ENGINES = {"Gaudi"}
+"""Architectures whose products all run on matrix engines, so that the fp32 rate of their cores says nothing of products."""
 
 
 class Peak(NamedTuple):
@@ -58,13 +64,18 @@ class Rates(NamedTuple):
     """1 where separate kernels cast the operands of products to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
     """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
+    weights: ProductFigures = UNKNOWN
+    """Products with weights, of operands stored in 16 bits."""
+    batched: ProductFigures = UNKNOWN
+    """Products of activations with each other, which stay in 16 bits where others go to FP8."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
+    device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
+    routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
     figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
@@ -79,14 +90,18 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
+    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+        wanted = "fp16" if half else precision
+        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
 
 
 def sustained_rates(
-    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants
-) -> Rates | str:
+    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
+    products: ProductModel | None = None,
+) -> Rates | str:  # fmt: skip
     """The rates of a device, or the reason why one that the operators need is missing."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
@@ -103,10 +118,13 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    weights = batched = _measured_products(device, half, "16", products)
     in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
         in_16_bits = half if isinstance(bf16, str) else bf16
+        weights = _measured_products(device, half, "8", products)
+        batched = _measured_products(device, in_16_bits, "16", products)
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
@@ -125,7 +143,15 @@ def sustained_rates(
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
+        weights=weights,
+        batched=batched,
     )
+
+
+def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
+    if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
+        return UNKNOWN
+    return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
 
 
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
@@ -134,7 +160,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    boost = constants.consumer_boost if device.is_consumer else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
@@ -150,6 +176,7 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
     return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
 
 
-def _is_consumer(device: Device) -> bool:
-    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
-    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
+def consumer_boost(device: Device) -> float:
+    """How far a GeForce card's clock goes above its sheet's in practice: 2.7 GHz where an RTX 4090's says 2.52, 1.9 where an RTX
+    3090's says 1.7."""
+    return CONSUMER_BOOST if device.is_consumer else 1.0

@@ -104,12 +104,13 @@ class Tables:
             evaluated, timed = cached
             rows = np.minimum(np.searchsorted(evaluated, batches), len(evaluated) - 1)
             if (evaluated[rows] == batches).all():
-                return timed.at(rows)
+                return timed.at(rows).hosted(target.host_factor)
         table = self.table(key.sharding).kernels
         answer = kernels.rank_times(table, batches, device, key)
-        if not isinstance(answer, str):
-            self._times.put((key, device, kernels), (batches, answer))
-        return answer
+        if isinstance(answer, str):
+            return answer
+        self._times.put((key, device, kernels), (batches, answer))
+        return answer.hosted(target.host_factor)
 
     def costs(self, key: KernelKey, target: Target, batches: Floats) -> Floats | str:
         """The rows of `StageCosts.of` at ascending batch sizes."""
@@ -119,7 +120,8 @@ class Tables:
             timed = self.times(key, target, some)
             return timed if isinstance(timed, str) else table.costs(timed)
 
-        return self._costs.get((key, target.cluster.device, target.kernels), lambda: ByBatch(rows_at)).at(batches)
+        made_for = key, target.cluster.device, target.kernels, target.host_factor
+        return self._costs.get(made_for, lambda: ByBatch(rows_at)).at(batches)
 
     def memory_model(self, name: Form) -> MemoryModel:
         form = self.workload.forms[name]

@@ -13,16 +13,21 @@ from numpy.typing import NDArray
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.intervals import Spread, class_spread
+from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
+from trainpace.forecast.product_model import ProductModel
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
-from trainpace.hardware import Cluster, Device
-from trainpace.outcome import Provenance
+from trainpace.hardware import Cluster, Device, typical_host
+from trainpace.outcome import Provenance, StepTime
 from trainpace.workload import Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
 """Exponent of the smooth maximum of host and device: where they are close, each sometimes waits for the other."""
+REFERENCE_POINTS = 2750.0
+"""PassMark single-thread points of the host that the constants stand for: a desktop of 2017 to 2019 (a Core i7-8700K has 2,750).
+Most fitted runs that hang on their host are of cards in such desktops (RTX 2080 Ti, GTX 1080 Ti, Titan V), whose sources do not
+name the CPU."""
 
 
 class Sharding(NamedTuple):
@@ -62,11 +67,26 @@ class RankTimes(NamedTuple):
         times = KernelTimes(*(seconds[rows] for seconds in self.times))
         return self._replace(times=times, log_sd=self.log_sd[rows])
 
+    def hosted(self, factor: float) -> RankTimes:
+        """The same with a host that takes `factor` times as long."""
+        return self._replace(host_ms=self.host_ms * factor, start_ms=self.start_ms * factor)
+
 
 def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
     """The later of host and device: the host launches ahead, so a phase of many small kernels takes as long as launching them."""
     p = HOST_SHARPNESS
     return (device_ms**p + host_ms**p) ** (1 / p)
+
+
+def host_sensitivity(step: StepTime) -> float:
+    """By how many per cent a step grows where its host takes one per cent longer, from 0 to 1.
+
+    With `together_ms` a phase of device time d takes t, and d ln t / d ln host = 1 - (d / t)^p. The phases are taken as one.
+    """
+    together = step.computing_ms + step.host_overhead_ms
+    if not together:
+        return 0.0
+    return float(1 - (step.computing_ms / together) ** HOST_SHARPNESS) * together / step.total_ms
 
 
 def fitted_host_us(operators: Operators, c: KernelConstants) -> Floats:
@@ -90,24 +110,25 @@ class KernelModel(ABC):
         """Times of every row at some micro-batch sizes, or the reason why there are none."""
 
     @abstractmethod
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        """The spread of a forecast whose rows take `device_s` (rows); `run_class` names what decides its time."""
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        """The spread of a forecast whose rows take `device_s` (rows); `shares` says what the step is made of."""
 
 
 class FittedKernels(KernelModel):
     """The kernel model of GPUs with constants that fit all of them, and those of cards whose kernels were measured; the
     package's where none are given.
 
-    `host_factor` is how much slower than a common host this one launches kernels.
+    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software.
     """
 
     provenance: Provenance = "fitted"
     traces_cpu = False
 
     def __init__(
-        self, constants: KernelConstants | None = None, host_factor: float = 1.0, cards: CardConstants | None = None
-    ) -> None:
-        self._constants, self.host_factor, self._cards = constants, host_factor, cards
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
+        cards: CardConstants | None = None,
+    ) -> None:  # fmt: skip
+        self._constants, self.host_factor, self._products, self._cards = constants, host_factor, products, cards
 
     @property
     def constants(self) -> KernelConstants:
@@ -118,17 +139,20 @@ class FittedKernels(KernelModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         cards = measured_cards() if self._cards is None else self._cards
         c, operators = cards.of(self.constants, device), table.operators
-        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
+        needs_half = bool(operators.half.any())
+        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), needs_half, c, self._products)
         if isinstance(rates, str):
             return rates
-        times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)
+        at = batches[:, None]
+        products = table.product_times(at, rates, self._products) if needs_half else None
+        times = table.times(at, rates, c, key.channels_last, key.compiled, products)
         factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
         host_ms = fitted_host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
 
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        return class_spread(run_class, device)
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        return composed_spread(shares, device)
 
 
 class CalibratedKernels(KernelModel):
@@ -156,12 +180,35 @@ class CalibratedKernels(KernelModel):
         host_ms = host_us(operators, *works_us) * 1e-3 * factor
         return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
 
-    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+    def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
         return machine_spread(self.machine, device_s, log_sd)
 
 
 FITTED = FittedKernels()
-"""The package's own constants, on a common host."""
+"""The package's own constants."""
+
+
+UNSAID_LOG_SD = 0.35
+"""What a rating leaves unsaid of a host (virtual machine, clock under load, driver, memory): the standard deviation of the
+logarithm of its time between five systems with torch of one time, ratings taken out (lambda's A100 and RTX 3090, ryujaehun's
+GTX 1080 Ti, RTX 2080 Ti and Titan V). A sixth, lambda's RTX 2080 Ti, would make it 0.57."""
+
+
+class LaunchingHost(NamedTuple):
+    """The CPU that launches kernels: its name, its PassMark single-thread points, and the standard deviation of the logarithm of
+    the time that it takes, larger where it is only typical of such cards."""
+
+    name: str
+    points: float
+    log_sd: float
+
+
+def host_of(cluster: Cluster) -> LaunchingHost:
+    """A cluster's host, or a typical one of its cards where it names none."""
+    if cluster.host is not None:
+        return LaunchingHost(cluster.host.name, cluster.host.single_thread.value, UNSAID_LOG_SD)
+    typical = typical_host(cluster.device)
+    return LaunchingHost(typical.name, typical.points, math.hypot(typical.log_sd, UNSAID_LOG_SD))
 
 
 class Target(NamedTuple):
@@ -173,3 +220,13 @@ class Target(NamedTuple):
     cluster: Cluster
     kernels: KernelModel = FITTED
     host_copy_gb_per_s: float = math.inf
+
+    @property
+    def host(self) -> LaunchingHost | None:
+        """Whose launches are forecast; None on a machine that was calibrated with its own."""
+        return host_of(self.cluster) if self.kernels.provenance == "fitted" else None
+
+    @property
+    def host_factor(self) -> float:
+        """How many times as long the host takes as the one that the constants stand for."""
+        return 1.0 if self.host is None else REFERENCE_POINTS / self.host.points

@@ -3,6 +3,7 @@
 A device brings figures and nothing else; `trainpace.forecast` turns them into the times of kernels.
 """
 
+import re
 from typing import Literal
 
 from trainpace.errors import TrainpaceError
@@ -11,6 +12,8 @@ from trainpace.records import Record, check_fields
 FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
 """datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the named
 measurement. secondary: a third party's tables, where the maker publishes nothing."""
+HostKind = Literal["server", "desktop", "laptop"]
+HOST_KINDS: tuple[HostKind, ...] = ("server", "desktop", "laptop")
 
 
 class Figure(Record):
@@ -30,7 +33,7 @@ class Device(Record):
 
     ``*_tensor_tflops`` are matrix-unit rates with **fp32 accumulation**, which is what training uses: GeForce cards
     run fp16 with fp32 accumulation at half the rate that their box names. ``None`` means: the device has no such
-    unit, or nobody published the figure.
+    unit, or nobody published the figure. `nvlink_domain`: how many devices NVLink joins over several nodes.
     """
 
     name: str
@@ -63,10 +66,33 @@ class Device(Record):
     shared_memory_per_sm_kib: Figure | None = None
 
     nvlink_generation: Figure | None = None
+    nvlink_domain: Figure | None = None
     link_gb_per_s: Figure | None = None
     pcie_generation: Figure | None = None
     pcie_lanes: Figure | None = None
     tdp_w: Figure | None = None
+
+    @property
+    def is_consumer(self) -> bool:
+        """Desktops' GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
+        return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))
+
+
+class HostCPU(Record):
+    """The CPU that launches a GPU's kernels. `single_thread` is in points of PassMark's single-thread test.
+
+    turbo_ghz: the highest clock of one core. `rough`: the points per GHz are those of a related core.
+    """
+
+    name: str
+    vendor: str
+    core: str
+    kind: HostKind
+    year: int
+    turbo_ghz: float
+    single_thread: Figure
+    rough: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 class HostLinks(Record):
@@ -102,8 +128,8 @@ class Cluster(Record):
 
     `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
     `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
-    each other's memory over PCIe (GeForce cards since Ampere do not). `host_links` are the links of CPU hosts, as
-    measured.
+    each other's memory over PCIe; None stands for what the cards usually can. `host` is the CPU that launches kernels; None:
+    nobody named it. `host_links` are the links of CPU hosts, as measured.
     """
 
     device: Device
@@ -112,7 +138,8 @@ class Cluster(Record):
     price_usd_per_device_hour: float | None = None
     network_gb_per_s_per_device: float | None = None
     network_latency_us: float | None = None
-    pcie_peer_access: bool = False
+    pcie_peer_access: bool | None = None
+    host: HostCPU | None = None
     host_links: HostLinks | None = None
 
     def __post_init__(self) -> None:
@@ -125,3 +152,9 @@ class Cluster(Record):
     def num_devices(self) -> int:
         """Devices in all."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def devices_per_domain(self) -> int:
+        """Devices that share a node, or NVLink over several of them."""
+        domain = self.device.nvlink_domain
+        return max(self.devices_per_node, int(domain.value) if domain else 1)

@@ -2,7 +2,7 @@
 
 The global batch is the same everywhere, so that the training is. On each shape the execution is the fastest that fits, of every
 micro-batch, with accumulation, under plain data parallelism (DDP), ZeRO-1 and FSDP over a node or over all GPUs. Many offers
-share a shape (device, count, nodes, network): each shape is forecast once.
+share a shape (device, count, nodes, network, host): each shape is forecast once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
-from trainpace.hardware import Cluster, Device, catalogue
+from trainpace.hardware import Cluster, Device, catalogue, find_host
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
@@ -116,7 +116,7 @@ def rank(
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         prices = [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
         for nodes in _node_counts(offer, job.most_nodes):
-            shape = shapes.at(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
+            shape = shapes.at(devices[offer.device], offer.count, nodes, offer.network_gb_per_s, offer.host)
             if isinstance(shape, _Shape):
                 able += [_Servers(offer, nodes, spot, shape) for spot in prices]
             else:
@@ -185,20 +185,20 @@ class _Shapes:
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
-        self._done: dict[tuple[str, int, int, float | None], _Shape | Reason] = {}
+        self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         # for which device it is made does not matter
         self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0])))
         self._precisions: dict[str, list[Precision] | str] = {}
 
-    def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> _Shape | Reason:
-        """What a shape can do, or why it cannot do the job."""
-        key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None)
+    def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str) -> _Shape | Reason:
+        """What a shape can do, or why it cannot do the job. `host`: the name of its CPU, empty where it is not known."""
+        key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None, host)
         if key not in self._done:
-            self._done[key] = self._one(device, count, nodes, key[3])
+            self._done[key] = self._one(device, *key[1:])
         return self._done[key]
 
-    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> _Shape | Reason:
+    def _one(self, device: Device, count: int, nodes: int, network: float | None, host: str) -> _Shape | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
             return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
@@ -207,6 +207,7 @@ class _Shapes:
         cluster = Cluster(
             device=device, devices_per_node=count, nodes=nodes,
             network_gb_per_s_per_device=None if network is None else network / count,
+            host=find_host(host) if host else None,
         )  # fmt: skip
         if device.name not in self._precisions:
             self._precisions[device.name] = self._computed_in(device)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
-from trainpace.hardware import find_device
+from trainpace.hardware import find_device, find_host
 from trainpace.job import JobConditions
 from trainpace.records import Record
 
@@ -41,8 +41,8 @@ class Offer(Record):
     """A server with its price. `device` is a name in the catalogue, `count` its devices.
 
     Prices are for the whole server and an hour. `network_gb_per_s` is the node's bandwidth in one direction to nodes of its
-    kind; None: it stands alone. `source` says where the price comes from, `as_of` (YYYY-MM-DD) when it held; None:
-    nobody said. `electricity_usd_per_kwh` is paid on top, for machines of one's own.
+    kind; None: it stands alone. `host` is its CPU, empty where nobody says. `source` says where the price comes from, `as_of`
+    (YYYY-MM-DD) when it held; None: nobody said. `electricity_usd_per_kwh` is paid on top, for machines of one's own.
     """
 
     provider: str
@@ -57,6 +57,8 @@ class Offer(Record):
     spot_price_usd_per_hour: float | None = None
     network_gb_per_s: float | None = None
     network_source: str = ""
+    host: str = ""
+    host_source: str = ""
     most_nodes: int | None = None
     electricity_usd_per_kwh: float = 0.0
     source: str = ""
@@ -121,6 +123,7 @@ def read_offers(text: str, source: str) -> tuple[Offer, ...]:
         network = node_networks().get((given.get("provider", ""), given.get("instance_type", "")))
         if network is not None:
             given |= {"network_gb_per_s": network[0], "network_source": network[1]}
+        given |= _host_of(given.get("provider", ""), given.get("instance_type", ""))
         try:
             offers.append(msgspec.convert(given, Offer, strict=False))
         except (msgspec.ValidationError, TrainpaceError) as error:
@@ -153,6 +156,19 @@ def node_networks() -> dict[tuple[str, str], tuple[float, str]]:
     }
 
 
+@functools.cache
+def _server_hosts() -> tuple[dict[str, Any], ...]:
+    return tuple(tomllib.loads(_packaged("hosts.toml"))["family"])
+
+
+def _host_of(provider: str, instance_type: str) -> dict[str, str]:
+    """The published CPU of a server and its source, as fields of an offer."""
+    for family in _server_hosts():
+        if family["provider"] == provider and instance_type.startswith(tuple(family["starts"])):
+            return {"host": family["cpu"], "host_source": family["source"]}
+    return {}
+
+
 # ---- a user's own machines
 
 
@@ -165,6 +181,7 @@ class Machine(Record):
     count = 4                       # devices of one machine
     nodes = 2                       # machines of this kind
     network_gb_per_s = 1.25         # between them, or network_gbit_per_s = 10; without it each stands alone
+    host = "EPYC 7742"              # the CPU; without it one typical of such cards is assumed
     price = 1.20                    # dollars an hour of one machine, or price_usd_per_hour; or:
     purchase_usd = 12000            # ... spread over its years, at full use
     years = 4
@@ -177,6 +194,7 @@ class Machine(Record):
     nodes: int = 1
     network_gbit_per_s: float | None = None
     network_gb_per_s: float | None = None
+    host: str = ""
     price: float | None = None
     price_usd_per_hour: float | None = None
     purchase_usd: float | None = None
@@ -205,6 +223,7 @@ class Machine(Record):
             price_usd_per_hour=price or 0.0, network_source=source,
             network_gb_per_s=self.network_gb_per_s if self.network_gbit_per_s is None else self.network_gbit_per_s / 8,
             electricity_usd_per_kwh=self.electricity_usd_per_kwh, source=source, as_of=self.as_of,
+            host=find_host(self.host).name if self.host else "", host_source=source if self.host else "",
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from trainpace.workload import Floats, Workload
 
 
 class Setting(NamedTuple):
-    """What stays the same over a search. `host_factor` is how much slower than a common host this one launches kernels.
+    """What stays the same over a search. `host_factor` is how much slower than its CPU says a host launches kernels.
     `noise_scale`, in samples: with it the work is done when the loss is reached that the present training reaches, not when
     its samples are seen. `forecaster`: whose evaluated kernels are shared."""
 

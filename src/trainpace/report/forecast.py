@@ -25,6 +25,8 @@ MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
 MOST_BARS = 12
+HOST_MATTERS = 0.05
+"""Share of a step in which the device waits for the host's launches, from which the host is mentioned."""
 
 
 def print_forecasts(
@@ -62,7 +64,7 @@ def print_forecasts(
     if done:
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
-        print_lines(*journal_notes, *assumed)
+        print_lines(*journal_notes, *assumed, *assumed_hosts(done))
         sources = sweep_charts.sources(done)
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
@@ -85,6 +87,13 @@ def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
     best = best_of(fitting) or fitting[0]
     rate = number(best.samples_per_second)
     return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.", None
+
+
+def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
+    """A line about hosts that nobody named, where a step hangs on its host; the JSON answer names them all."""
+    hanging = [f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms]
+    hosts = dict.fromkeys(f"{f.host} beside {f.device}" for f in hanging if f.host_assumed)
+    return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
 
 
 def _only(f: Forecast) -> str:
@@ -338,4 +347,4 @@ def _trust(best: Forecast | None) -> list[str]:
         largest = best.largest_micro_batch
         more = "" if largest is None else f" The largest batch that fits is {largest:,}."
         notes.insert(0, f"It needs {number(best.memory.allocated_gib)} of {number(best.capacity_gib)} GiB.{more}")
-    return notes + [sentence(f"{warning}.") for warning in best.warnings]
+    return notes + assumed_hosts([best]) + [sentence(f"{warning}.") for warning in best.warnings]

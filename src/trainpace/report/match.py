@@ -149,7 +149,8 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
     print_lines(
         f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {number(conditions.device_mtbf_h or math.inf)}"
         f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
-        f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
+        f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone; a host"
+        " CPU that is not published is one typical of the card (--host)."
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Row,
         Summary,
         by,
+        case_table,
         evaluate,
         family_of,
         forecast_case,

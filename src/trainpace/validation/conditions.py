@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
-from trainpace.hardware import Cluster, Device, find_device
+from trainpace.hardware import Cluster, Device, find_device, find_host
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
@@ -80,12 +80,13 @@ def case_of(run: Run, folder: Path) -> Case:
     assumed = [run.assumed] if run.assumed else []
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
-        newer = float(device.compute_capability or 0) >= 9
+        major = device.compute_capability.partition(".")[0]
+        newer = major.isdigit() and int(major) >= 9
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
         device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes,
-        network_gb_per_s_per_device=network,
+        network_gb_per_s_per_device=network, host=find_host(run.host) if run.host else None,
     )  # fmt: skip
     return Case(
         run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,

@@ -21,7 +21,9 @@ from trainpace.forecast import (
     CardConstants,
     FittedKernels,
     Forecaster,
+    ForecastTable,
     KernelConstants,
+    ProductModel,
     Target,
     fitted_constants,
     needed_gib,
@@ -105,9 +107,24 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
 
 
 def forecast_case(
-    case: Case, workload: Workload, constants: KernelConstants | None = None, cards: CardConstants | None = None
+    case: Case,
+    workload: Workload,
+    constants: KernelConstants | None = None,
+    products: ProductModel | None = None,
+    cards: CardConstants | None = None,
 ) -> Forecast:
     """The forecast of a case under its own conditions, its host's software included."""
+    return case_table(case, workload, constants, products, cards).forecast(0)
+
+
+def case_table(
+    case: Case,
+    workload: Workload,
+    constants: KernelConstants | None = None,
+    products: ProductModel | None = None,
+    cards: CardConstants | None = None,
+) -> ForecastTable:
+    """The same as a table of one row, which tells more than the forecast."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     if case.attention == "native":
@@ -116,8 +133,8 @@ def forecast_case(
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor, cards), copies)
-    return Forecaster(workload, target).forecast(case.execution)
+    target = Target(case.cluster, FittedKernels(constants, factor, products, cards), copies)
+    return Forecaster(workload, target).at([case.execution])
 
 
 def trace_file(traces: Path, case: Case) -> Path:

@@ -20,7 +20,8 @@ class Run(Record):
 
     engine: how gradients are exchanged, an engine of `Execution`. attention: fused attention's kernels. peak_memory_kind: what
     peak_mem_gib counts. host_copy: whether each step copies its samples from pageable memory. cudnn_benchmark: whether cuDNN
-    chooses convolutions by trying them (torch.backends.cudnn.benchmark). assumed: assumptions of the table's author.
+    chooses convolutions by trying them (torch.backends.cudnn.benchmark). host: the CPU that launched the kernels. assumed:
+    assumptions of the table's author.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Run(Record):
     peak_memory_kind: Literal["", "allocated", "reserved", "device"] = ""
     host_copy: Literal["", "yes", "no"] = ""
     cudnn_benchmark: Literal["", "yes", "no"] = ""
+    host: str = ""
     assumed: str = ""
     notes: str = ""
     num_gpus: float | None = None

@@ -15,7 +15,15 @@ from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_json
 from trainpace.schedule import Schedule
-from trainpace.verbs.places import HardwareFile, JournalPlace, opened_journal, own_devices, profile_or_brief
+from trainpace.verbs.places import (
+    HardwareFile,
+    HostName,
+    JournalPlace,
+    named_host,
+    opened_journal,
+    own_devices,
+    profile_or_brief,
+)
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
@@ -29,6 +37,7 @@ class ForecastRequest(ExecutedRequest):
         tuple[str, ...],
         Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."),
     ] = ()  # fmt: skip
+    host: HostName = None
     mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
     transfer_from: Annotated[
         str | None,
@@ -136,17 +145,19 @@ def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress)
 
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
-    r, own = request, own_devices(request.hardware)
+    r, own, host = request, own_devices(request.hardware), named_host(request.host)
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
+    if host is not None and all(gpu.casefold() == "cpu" for gpu in r.gpu):
+        raise Misuse("`host` does nothing without a `gpu`: a machine's profile was measured with its own CPU.")
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links
         return Target(fleet_of(profile.device, *fleet, links), CalibratedKernels(profile.kernels))
 
-    targets = [
-        machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else Target(fleet_of(find_device(gpu, own), *fleet))
-        for gpu in r.gpu
-    ]  # fmt: skip
+    def card(name: str) -> Target:
+        return Target(fleet_of(find_device(name, own), *fleet, host=host))
+
+    targets = [machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu) for gpu in r.gpu]
     if r.calibrated:
         from trainpace.machine import MachineProfile
 

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Literal
 
+from msgspec.structs import replace
+
 from trainpace.execution import Precision
 from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.places import HardwareFile, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
 from trainpace.workload import Form, Workload, form_of
@@ -40,6 +42,10 @@ class MatchRequest(TrainingRequest, kw_only=True):
     machines: MachinesFile = None
     only_machines: Annotated[bool, Field("Only those.")] = False
     hardware: HardwareFile = None
+    host: Annotated[
+        str | None,
+        Field("The CPU of servers whose own is not published.  [default: one typical of their cards]", metavar="CPU"),
+    ] = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile.")] = False
     checkpointing: Annotated[bool, Field("Recompute the activations of repeated blocks, block by block.")] = False
@@ -80,6 +86,10 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         if r.data_from:
             check_provider(r.data_from, every_offer)
         offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware))
+        if (host := named_host(r.host)) is not None:
+            offers = [
+                offer if offer.host else replace(offer, host=host.name, host_source="as given") for offer in offers
+            ]
         preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
         job = Job(
             schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,

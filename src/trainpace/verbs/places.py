@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import TrainpaceError
-from trainpace.hardware import Device, catalogue_name, parse_catalogue
+from trainpace.hardware import Device, HostCPU, catalogue_name, find_host, parse_catalogue
 from trainpace.records import load, read_text
 from trainpace.verbs.request import Field, Progress
 
@@ -23,6 +23,11 @@ JournalPlace = Annotated[
           metavar="PATH|URL"),
 ]  # fmt: skip
 KeepIdentity = Annotated[bool, Field("Keep paths and names in the journal as they are.")]
+HostName = Annotated[
+    str | None,
+    Field("The CPU that launches the kernels: 'Xeon 8480+', 'EPYC 7742', i9-13900K.  [default: one typical of such cards]",
+          metavar="CPU"),
+]  # fmt: skip
 HardwareFile = Annotated[str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")]
 
 
@@ -49,6 +54,11 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
         return parse_catalogue(read_text(path), path)
     default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
     return parse_catalogue(read_text(default), str(default)) if default.is_file() else ()
+
+
+def named_host(name: str | None) -> HostCPU | None:
+    """The CPU of that name, None for None. Raises UnknownName."""
+    return None if name is None else find_host(name)
 
 
 def device_of(kind: str, machine: Machine) -> str:

@@ -19,7 +19,7 @@ from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_chang
 from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.units import parse_count
-from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.places import HardwareFile, HostName, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource
 from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
@@ -34,7 +34,7 @@ PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search itself weighs, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
 """Fields of `Execution` for which the request may differ from the files."""
-FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "price": float}
+FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "host": str, "price": float}
 
 
 class PlanRequest(TrainingRequest):
@@ -42,8 +42,10 @@ class PlanRequest(TrainingRequest):
     num_gpus: Annotated[int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)] = None
     nodes: Annotated[int | None, Field("Nodes of the fleet.  [default: 1]", DEVICES)] = None
     network: Network = None
+    host: HostName = None
     cluster: Annotated[
-        str | None, Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.", metavar="FILE.toml")
+        str | None,
+        Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.", metavar="FILE.toml"),
     ] = None
     hardware: HardwareFile = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
@@ -213,7 +215,9 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
     """The fleet, from its file or the request; without sizes, what the training runs on now."""
     r = request
     fleet = _fleet_file(r.cluster) if r.cluster else {}
-    given = {"gpu": r.gpu, "num_gpus": r.num_gpus, "nodes": r.nodes, "network_gb_per_s": r.network, "price": r.price}
+    given = {
+        "gpu": r.gpu, "num_gpus": r.num_gpus, "nodes": r.nodes, "network_gb_per_s": r.network, "host": r.host, "price": r.price,
+    }  # fmt: skip
     for key, value in given.items():
         if value is not None:
             if fleet.get(key, value) != value:
@@ -226,7 +230,8 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
     network = fleet.get("network_gb_per_s")
     if network is not None and not 1e-6 <= network <= 1e6:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
-    return fleet_of(find_device(fleet["gpu"], own_devices(r.hardware)), per_node, count, network, fleet.get("price"))
+    device, host = find_device(fleet["gpu"], own_devices(r.hardware)), named_host(fleet.get("host"))
+    return fleet_of(device, per_node, count, network, fleet.get("price"), host=host)
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from trainpace.errors import Contradiction
 from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
-from trainpace.hardware import Cluster, Device, HostLinks
+from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
 from trainpace.records import save
 from trainpace.trace import is_saved, load_workload, workload_on_its_way
@@ -256,8 +256,10 @@ def fleet_of(
     network: float | None,
     price: float | None,
     links: HostLinks | None = None,
+    host: HostCPU | None = None,
 ) -> Cluster:
-    """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour.
+    """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour;
+    `host`: the CPU of a node, where it is known.
 
     Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
     """
@@ -268,6 +270,6 @@ def fleet_of(
     if nodes > 1 and network is None and links is None:
         raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")
     return Cluster(
-        device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links,
+        device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links, host=host,
         network_gb_per_s_per_device=None if network is None else network / num_gpus,
     )  # fmt: skip

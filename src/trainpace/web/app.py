@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.hardware import Device, catalogue, find_device
+from trainpace.hardware import Device, catalogue, find_device, host_catalogue
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
@@ -130,7 +130,8 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
         return {}
     names = sorted({d.name for d in state.devices})
     saved = [name for name in state.models.saved() if name not in BUILT_IN][:MOST_LISTED]
-    return {"models": (BUILT_IN, saved), "gpus": names, "fields": fields_of(WhatIfRequest)}
+    hosts = sorted(cpu.name for cpu in host_catalogue())
+    return {"models": (BUILT_IN, saved), "gpus": names, "hosts": hosts, "fields": fields_of(WhatIfRequest)}
 
 
 def _json(page: Page, state: State) -> Callable[[Request], Response]:

@@ -1,0 +1,87 @@
+"""The host's part of a step follows its CPU; what is not known of it widens the interval of steps that hang on it."""
+
+import math
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nouns import cpu, machine_model, workload
+from trainpace.execution import Execution
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
+from trainpace.forecast.intervals import PARTS, composed_spread, with_host_spread
+from trainpace.forecast.target import REFERENCE_POINTS, UNSAID_LOG_SD, host_sensitivity
+from trainpace.hardware import Cluster, Figure, find_device, find_host, typical_host
+from trainpace.outcome import StepTime
+
+H100 = Cluster(device=find_device("H100"))
+LAUNCHING = Execution(micro_batch=1, precision="bf16")
+
+
+def forecast(host=None, batch=1, model=None):
+    cluster = replace(H100, host=None if host is None else find_host(host))
+    return Forecaster(model or workload(), Target(cluster)).forecast(replace(LAUNCHING, micro_batch=batch))
+
+
+def rated(points):
+    """A host of that rating."""
+    return replace(find_host("EPYC 7742"), single_thread=Figure(value=points, source="test", kind="measured"))
+
+
+def test_a_host_half_as_fast_takes_twice_as_long():
+    target = Target(replace(H100, host=rated(REFERENCE_POINTS / 40)))
+    assert target.host_factor == pytest.approx(40)
+    fast = Target(replace(H100, host=rated(REFERENCE_POINTS / 20)))
+    shared = Forecaster(workload(), fast)
+    quick, slow = shared.forecast(LAUNCHING), shared.on(target).forecast(LAUNCHING)
+    assert slow == Forecaster(workload(), target).forecast(LAUNCHING)
+    work = [f.step.total_ms for f in (quick, slow)]
+    assert work[1] / work[0] == pytest.approx(2, rel=0.02)
+    assert quick.step.computing_ms == pytest.approx(slow.step.computing_ms)
+
+
+def test_an_unnamed_host_is_the_typical_one_and_said_to_be():
+    unnamed, typical = forecast(), forecast(typical_host(H100.device).name)
+    assert unnamed.step.total_ms == pytest.approx(typical.step.total_ms, rel=1e-3)
+    assert (unnamed.host, unnamed.host_assumed) == (typical.host, True)
+    assert not typical.host_assumed
+
+
+def test_naming_the_host_narrows_the_interval_where_it_decides():
+    def width(f):
+        return math.log(f.step_time_interval_ms.high / f.step_time_interval_ms.low)
+
+    unnamed, named = forecast(), forecast(typical_host(H100.device).name)
+    assert width(named) < width(unnamed)
+    large = [forecast(host, batch=4096) for host in (None, "EPYC 7742")]
+    assert large[0].step.total_ms == pytest.approx(large[1].step.total_ms, rel=0.01)
+    assert width(large[0]) == pytest.approx(width(large[1]), rel=0.01)
+
+
+def test_the_widened_interval_adds_variances_around_its_own_middle():
+    spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
+    assert with_host_spread(spread, 0.0, UNSAID_LOG_SD)[:2] == pytest.approx(spread[:2], rel=1e-12)
+    wide = with_host_spread(spread, 0.5, 0.4)
+    assert wide.low * wide.high == pytest.approx(spread.low * spread.high)
+    half, before = (math.log(s.high / s.low) / 2 for s in (wide, spread))
+    assert half == pytest.approx(math.hypot(before, 1.645 * 0.5 * 0.4), rel=1e-3)
+
+
+def test_sensitivity_is_the_steps_own_slope():
+    assert host_sensitivity(StepTime(forward_ms=5.0)) == 0
+    assert host_sensitivity(StepTime()) == 0
+    model = workload()
+    slow, slower = (
+        Forecaster(model, Target(replace(H100, host=rated(points)))).forecast(replace(LAUNCHING, micro_batch=256))
+        for points in (2000.0, 1960.0)
+    )
+    slope = math.log(slower.step.total_ms / slow.step.total_ms) / math.log(2000 / 1960)
+    assert host_sensitivity(slow.step) == pytest.approx(slope, abs=0.1)
+
+
+def test_a_calibrated_machine_keeps_its_own_host():
+    target = Target(Cluster(device=cpu(), host=find_host("Grace")), CalibratedKernels(machine_model()))
+    own = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
+    with_host, without = (Forecaster(workload(), t).forecast(Execution()) for t in (target, own))
+    assert with_host.step == without.step
+    assert with_host.host == without.host == ""
