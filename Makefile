@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -16,7 +16,9 @@ help:
 	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
 	@echo "make bench-diagnose  verdicts, planted milliseconds and foretold savings on 32 scripts; what watching costs (half an hour)"
 	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
+	@echo "make fit-products  the kernel model of products, from measured kernels of single cards (a few minutes)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
+	@echo "make fit-attention  fit fused attention on measured kernels, and say what it errs on those left out (a quarter of an hour)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (an hour and a half; goes on where it was interrupted)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
@@ -112,6 +114,13 @@ $(TRACES)/done: $(VENV)/installed .zoo/installed
 
 fit: $(TRACES)/done
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m fitting.fit --data $(DATA) --traces $(TRACES)
+
+# measured products of single cards; prints what it gives on shapes, cards and generations that it has not seen
+fit-products: $(VENV)/installed
+	PYTHONPATH=. $(BIN)/python -m fitting.products --data $(DATA)
+
+fit-attention: $(VENV)/installed
+	PYTHONPATH=. $(BIN)/python -m fitting.attention --data $(DATA) --folds
 
 bench-accuracy: $(TRACES)/done
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals

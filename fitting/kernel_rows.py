@@ -14,7 +14,7 @@ from trainpace.forecast.cards import NO_CARDS
 from trainpace.hardware import find_device
 from trainpace.workload import MOST_SIZES
 
-BY_ROW = ("batch", "first_attention", "compiled", "channels_last", "device_row")
+BY_ROW = ("batch", "compiled", "channels_last", "device_row")
 BY_KERNEL = ("device", "measured_ms", "floor_ms", "operator", "source", "family")
 
 
@@ -80,7 +80,6 @@ def kernel_rows(measured: Sequence[Measured]) -> KernelRows:
     }  # fmt: skip
     table.cards, table.products = NO_CARDS, None
     table.batch = np.ones(n)
-    table.first_attention = np.zeros(n, bool)
     table.compiled = np.zeros(n, bool)
     table.channels_last = np.array([one.channels_last for one in measured])[table.kernel]
     names = {name: find_device(name).name for name in {one.device for one in measured}}
@@ -107,7 +106,7 @@ def joined(tables: Sequence[KernelRows]) -> KernelRows:
     table.device_row = np.array([order[key] for part in keys for key in part])
     before = np.cumsum([0, *(len(part.measured_ms) for part in tables)])
     table.kernel = np.concatenate([part.kernel + start for part, start in zip(tables, before, strict=False)])
-    for name in ("batch", "first_attention", "compiled", "channels_last", *BY_KERNEL):
+    for name in ("batch", "compiled", "channels_last", *BY_KERNEL):
         setattr(table, name, np.concatenate([getattr(part, name) for part in tables]))
     table.cards, table.products = NO_CARDS, None
     return table

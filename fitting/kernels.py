@@ -103,5 +103,5 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
     }  # fmt: skip
     kernels.cards, kernels.products = NO_CARDS, None
     kernels.batch = np.ones(n)
-    kernels.channels_last = kernels.first_attention = np.zeros(n, bool)
+    kernels.channels_last = np.zeros(n, bool)
     kernels.compiled = np.zeros(n, bool)

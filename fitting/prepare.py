@@ -148,13 +148,14 @@ def host_of(run: Run) -> str:
 
 
 def _is_nemo(run: Run) -> bool:
-    return "NeMo" in run.framework
+    """Megatron-Core as NVIDIA's recipes run it, in NeMo or Megatron-Bridge; NeMo's AutoModel is torch's own FSDP."""
+    return bool(re.search(r"NeMo(?! AutoModel)|Megatron-Bridge", run.framework))
 
 
 def _is_megatron(run: Run) -> bool:
     """Megatron-LM and Megatron-DeepSpeed of 2020 to 2022; NeMo's is another generation."""
     year = re.match(r"(\d{4})\b", run.framework_version)
-    return "Megatron" in run.framework and (year is None or int(year[1]) <= 2022)
+    return "Megatron" in run.framework and not _is_nemo(run) and (year is None or int(year[1]) <= 2022)
 
 
 def _is_before_bf16_optimizer(run: Run) -> bool:

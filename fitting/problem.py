@@ -39,8 +39,7 @@ def bounds(name: str) -> tuple[float, float]:
         "conv_tile_plain_half_intensity": (1, 100), "conv_tile_tensor_half_intensity": (1, 200),
         "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
-        "products_sustained": (0.6, 1),
-        "attention_first": (0.5, 0.6), "attention_hopper": (0.3, 1),
+        "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
         "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
         "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),
@@ -63,7 +62,7 @@ def bounds(name: str) -> tuple[float, float]:
         return 0.003, 1
     if name.startswith(("traffic_elementwise", "traffic_pool", "traffic_max_pool")):
         return 0.03, 2
-    if name.startswith(("traffic_", "gemm", "conv", "winograd", "attention", "batched")):
+    if name.startswith(("traffic_", "gemm", "conv", "winograd", "batched")):
         return 0.03, 1
     start = float(getattr(KernelConstants(), name))
     return start / 20, start * 20
@@ -77,10 +76,16 @@ def affected(name: str) -> tuple[str, ...]:
         return (name.removeprefix("traffic_"),)
     if name.startswith(("traffic_", "work_", "row_work_")) and name != "traffic_matrix":
         return ("t:" + name.removeprefix("row_").partition("_")[2].removesuffix("_nhwc"),)
-    if name in ("gemm_plain", "gemm_tf32", "gemm_tensor", "batched_tensor", "products_sustained", "misaligned"):
+    if name in (
+        "gemm_plain",
+        "gemm_tf32",
+        "gemm_tensor",
+        "batched_tensor",
+        "products_sustained",
+        "consumer_products",
+        "misaligned",
+    ):
         return ("gemm",)
-    if name.startswith("attention"):
-        return (name.replace("_full", ""),)
     if name.startswith("tile_"):
         return ("gemm",)
     if name.startswith("conv_tile_"):

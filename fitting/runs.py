@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Precision
+from trainpace.forecast import Implementation
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes
+from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
@@ -92,8 +93,8 @@ class Columns(SimpleNamespace):
 
 RATE_CONSTANTS = frozenset(
     (
-        "attention_hopper fp8 kepler kepler_traffic pre_volta"
-        " consumer_boost tensor_feeding watts_floor watts_plain watts_tensor"
+        "fp8 kepler kepler_traffic pre_volta"
+        " consumer_boost consumer_products tensor_feeding watts_floor watts_plain watts_tensor"
     ).split()
 )
 """Constants that enter the rates of a device alone."""
@@ -112,22 +113,20 @@ class Chunk(NamedTuple):
     table: KernelTable
     channels_last: np.ndarray
     compiled: bool
-    first_attention: np.ndarray
+    attention: Implementation | None
     model: ProductModel | None
     products: list[ProductTimes]
     """Those of `table`, the same with all constants, once they are known."""
 
     def rates(self, c: KernelConstants) -> Rates:
         needs_half = self.precision not in ("fp32", "tf32")
-        rates = sustained_rates(self.device, self.precision, True, needs_half, c, self.model)
+        rates = sustained_rates(self.device, self.precision, True, needs_half, c, self.model, self.attention)
         assert not isinstance(rates, str), rates
         return rates
 
     def device_s(self, c: KernelConstants, cards: CardConstants) -> np.ndarray:
         c = cards.of(c, self.device)
         rates = self.rates(c)
-        if self.first_attention.any():
-            rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
         if not self.products:
             self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
         times = self.table.times(np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0])
@@ -137,13 +136,11 @@ class Chunk(NamedTuple):
         """Whether its times can differ between constants that differ in `name`."""
         if name in RATE_CONSTANTS:
             before, after = self.rates(old), self.rates(new)
-            shared = [name for name in Rates._fields if not isinstance(getattr(before, name), ProductFigures)]
+            shared = [name for name in Rates._fields if not isinstance(getattr(before, name), tuple)]
             pairs = [(float(getattr(before, name)), float(getattr(after, name))) for name in shared]
             return any(abs(b - a) > SAME_RATE * abs(a) for a, b in pairs)
         if name.startswith("compile_") and not self.compiled:
             return False
-        if name == "attention_first":
-            return bool(self.first_attention.any())
         return bool(getattr(cards.of(old, self.device), name) != getattr(cards.of(new, self.device), name))
 
 
@@ -185,14 +182,15 @@ class RunTable:
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
-        self.first_attention = np.array([case.attention == "flash1" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
         self.file = np.array([case.run.file for case, _ in pairs])
         self.device = np.array([case.cluster.device.name for case, _ in pairs])
-        keys = [(case.cluster.device.name, case.execution.precision) for case, _ in pairs]
-        self.devices = {key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)}
+        keys = [(case.cluster.device.name, case.execution.precision, case.implementation) for case, _ in pairs]
+        self.devices: dict[tuple[str, ...], Device] = {
+            key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)
+        }
         order = {key: i for i, key in enumerate(self.devices)}
         self.device_row = np.array([order[key] for key in keys])[self.run]
         self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
@@ -212,7 +210,7 @@ class RunTable:
         """Some rows only, for the times of one class of operators."""
         part: Any = RunTable.__new__(RunTable)
         part.columns = {name: column[rows] for name, column in self.columns.items()}
-        for name in ("batch", "channels_last", "compiled", "device_row", "first_attention"):
+        for name in ("batch", "channels_last", "compiled", "device_row"):
             setattr(part, name, getattr(self, name)[rows])
         part.devices, part.cards, part.products = self.devices, self.cards, self.products
         result: RunTable = part
@@ -231,17 +229,17 @@ class RunTable:
             if not len(rows):
                 continue
             key = keys[self.device_row[rows[0]]]
-            unique, place = _distinct(self.columns, self.batch, (self.channels_last, self.first_attention), rows)
+            unique, place = _distinct(self.columns, self.batch, (self.channels_last,), rows)
             columns = {name: _at(column[unique], self.batch[unique]) for name, column in self.columns.items()}
             # of weights' products, which 8 bits cast, the batch is no size
             columns["dims"][:, GEMM.batch, 1] = np.where(self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300)
             columns["count"] = np.ones(len(unique))
             table = KernelTable(cast(Any, Columns(**columns)))
-            flags = (self.channels_last[unique], bool(self.compiled[rows[0]]), self.first_attention[unique])
+            flags = (self.channels_last[unique], bool(self.compiled[rows[0]]))
+            attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
             counts = self.columns["count"][rows].astype(float)
-            made.append(
-                Chunk(rows, place, counts, self.devices[key], cast(Precision, key[1]), table, *flags, self.products, [])
-            )
+            card = self.devices[key], cast(Precision, key[1])
+            made.append(Chunk(rows, place, counts, *card, table, *flags, attention, self.products, []))
         return made
 
     def device_s(self, c: KernelConstants) -> np.ndarray:

@@ -46,7 +46,8 @@ Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
 """ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
 unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
 all devices of a node. megatron_core: as ddp, and the parameters of ZeRO 1 are gathered under the next forward pass, and
-interleaved stages compute while they send (--overlap-param-gather, --overlap-p2p-communication, which NeMo's recipes set)."""
+interleaved stages compute while they send, and tensor-parallel exchanges hide under sequence parallelism (--overlap-param-gather,
+--overlap-p2p-communication, --tp-comm-overlap, which NeMo's recipes set)."""
 
 
 Checkpointing = Literal["none", "selective", "full"]

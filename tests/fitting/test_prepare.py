@@ -41,6 +41,15 @@ def megatron(tmp_path, **stated):
     return prepared_case(Run(**values | stated), HERE, tmp_path)
 
 
+def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
+    framework = {"framework": "pytorch/Megatron-Bridge", "framework_version": "26.04 NeMo Container"}
+    bridge = megatron(tmp_path, file="megatron_bridge", **framework)
+    e = bridge.execution
+    assert (e.engine, e.sequence_parallel, e.async_tensor_parallel, bridge.host) == ("megatron_core", True, True, "")
+    auto = case(framework="NeMo AutoModel (PyTorch DTensor)", parallelism="fsdp=8", num_gpus=8.0)
+    assert auto.execution.engine == "ddp"
+
+
 def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
     c = megatron(tmp_path)
     e = c.execution

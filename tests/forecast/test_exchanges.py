@@ -94,6 +94,24 @@ def test_data_parallel_copies_over_pcie():
     )
 
 
+def test_data_parallel_copies_modules_once_and_drives_every_replica():
+    one, two, three = (
+        at("RTX 2080 Ti", n, engine="data_parallel", micro_batch=1).step.host_overhead_ms for n in (1, 2, 3)
+    )
+    assert two - one > 1.2 * (three - two) > 0
+    assert at("RTX 2080 Ti", 1, engine="data_parallel").step.communication_ms == 0
+
+
+def test_megatron_core_hides_exchanges_of_tensor_parallelism_under_sequence_parallelism():
+    def tensor(**changes):
+        e = {"model": stacked(), "precision": "bf16", "tp": 2, "per_node": 2, "sequence_parallel": True}
+        return at(**e | changes).exposed_ms["tensor_parallel"]
+
+    assert tensor(engine="megatron_core") == pytest.approx(tensor(async_tensor_parallel=True))
+    assert tensor(engine="megatron_core") < 0.8 * tensor()
+    assert tensor(engine="megatron_core", sequence_parallel=False) == pytest.approx(tensor(sequence_parallel=False))
+
+
 def test_data_parallel_copies_with_every_micro_batch():
     def copies(**changes):
         return at("RTX 2080 Ti", 4, engine="data_parallel", **changes).exposed_ms["data_parallel"]

@@ -73,6 +73,13 @@ def test_a_snapshot_survives_being_written():
     assert read_offers(write_offers(snapshot()), "again") == snapshot()
 
 
+def test_a_machine_of_ones_own_names_its_host():
+    (named,) = parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "7742"\n', "mine.toml")
+    assert (named.host, named.host_source) == ("EPYC 7742", "mine.toml")
+    with pytest.raises(TrainpaceError, match=r"mine\.toml: unknown host CPU 'fast'"):
+        parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "fast"\n', "mine.toml")
+
+
 def test_prices_are_stale_after_90_days_or_without_a_date():
     offer = Offer(provider="x", instance_type="y", device="T4", count=1, price_usd_per_hour=1.0)
     assert is_stale(offer, TODAY)

@@ -65,6 +65,15 @@ def test_one_forecaster_answers_every_request_as_a_new_one_does():
             assert page_of(run(q, shared, find_device(gpu), PRICE)) == page_of(alone)
 
 
+def test_a_named_host_is_the_forecasts_and_an_unknown_one_is_said():
+    device = find_device("H100")
+    named = run(WhatIfRequest(batch=1, host="13900K"), forecaster_of(workload()), device, None).forecast
+    typical = run(WhatIfRequest(batch=1), forecaster_of(workload()), device, None).forecast
+    assert (named.host, named.host_assumed, typical.host_assumed) == ("Core i9-13900K", False, True)
+    assert named.step.total_ms < typical.step.total_ms
+    assert "unknown host CPU" in run(WhatIfRequest(host="a fast one"), forecaster_of(workload()), device, None).reason
+
+
 def test_what_does_not_fit_says_so():
     q = WhatIfRequest(batch=65536, precision="fp32")
     found = page_of(run(q, forecaster_of(stacked()), find_device("T4"), None))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Checkpointing, Engine
-from trainpace.forecast.exchanges import Exchanges, StepExchanges, exposed
+from trainpace.forecast.exchanges import REPLICATION, Exchanges, StepExchanges, exposed
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
@@ -61,8 +61,9 @@ class Assembly:
         host = self._passes(costs.block_host, costs.first_host, costs.last_host, costs.repeated_host)
         overhead = together_ms(device, host) - device if on_gpu else host.copy()
         if self.engine == "data_parallel":
-            # one Python process drives all replicas: their forward passes launch one after the other
-            overhead[:, :, 0] += host[:, :, 0] * (grid.data_parallel_size - 1)[:, None]
+            # one Python process copies the modules and drives all replicas: their forward passes launch one after the other
+            more = np.where(grid.data_parallel_size > 1, grid.data_parallel_size - 1 + REPLICATION, 0.0)
+            overhead[:, :, 0] += host[:, :, 0] * more[:, None]
         took = device + overhead
         gradients, parameters = self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
         exchanges = Exchanges(grid, self.groups, stages, self.form, self.engine, self.workload.mode, cluster)

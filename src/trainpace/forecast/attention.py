@@ -1,23 +1,204 @@
-"""Seconds of arithmetic of fused attention."""
+"""Fused attention: the times of its kernels, by implementation and card.
+
+A block of threads takes `block_rows` queries of one head past all keys that they see. A score (a query and a key) costs two
+products over the head's size, five in the backward pass, and one exponential, which Hopper's and Blackwell's wide matrix units
+wait for most where heads are small (Shah et al. 2024); the two overlap in part. Blocks go over the multiprocessors in waves.
+Under a causal mask they are of unequal length, so that the last ones run on. A device that has few blocks waits for the
+longest. Queries, keys, values and results move once through memory. After FlashAttention-2 (Dao 2023, arXiv:2307.08691).
+
+The figures of `kernel_models/attention.json` are fitted on measured kernels alone, by fitting/attention.py.
+"""
+
+from functools import cache
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.operator_sizes import OperatorSizes, part
-from trainpace.forecast.rates import Rates
-from trainpace.workload import ATTENTION, Flags, Floats
+from trainpace.forecast.pooling import Pooled
+from trainpace.hardware import Device
+from trainpace.records import Record, from_package
+from trainpace.workload import Floats
 
-ATTENTION_BLOCK_ROWS = 128.0
-"""Query rows of one thread block of fused attention (FlashAttention-2, arXiv:2307.08691)."""
+Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
+"""Fused attention's kernels in 16 bits. efficient: torch's memory-efficient ones (xFormers'). flash1 to flash4: FlashAttention's
+versions; torch has the second, the third is Hopper's and the fourth Blackwell's. cudnn: cuDNN's own. flash4 was measured with
+heads of 64 to 80 alone: with heads of 128 it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+
+PARAMETERS = ("share", "exponentials", "prologue", "quantum", "tail", "alone", "memory", "start_us", "overlap", "wide",
+              "block_rows")  # fmt: skip
+"""What a pass of an implementation is described by (see `AttentionFigures`), in the order of `kernel_models/attention.json`."""
+
+FULL = "efficient_full"
+"""Memory-efficient attention in fp32."""
+FIRST = 0.5
+"""What FlashAttention's first version reaches of its second ("about 2x", Dao 2023)."""
+PRODUCTS = {"attention": 2.0, "attention_backward": 5.0}
+"""Products over the head's size for each score; the backward pass repeats one of the forward's."""
+EXPONENTIALS_PER_CLOCK = 16.0
+"""Of one multiprocessor, from Volta to Blackwell (CUDA C++ Programming Guide, throughput of native arithmetic instructions)."""
+NARROW_GENERATIONS = ("6.0", "7.0", "7.2", "7.5", "8.0")
+"""Compute capabilities with 64 lanes of fp32 a multiprocessor; the others have 128."""
+HEAD_UNIT, KEY_UNIT = 32.0, 64.0
+"""Heads and lengths are padded to multiples of these."""
+USUAL_HEAD = 128.0
+SMOOTHNESS = 5.0
+"""How sharply one bound gives way to the next."""
+L2_GAIN = 0.5
+"""How much faster tensors are that stay in L2."""
+OLD_INSTRUCTIONS = {"9": 0.63, "10": 0.31}
+"""Share of Hopper's and Blackwell's matrix rate that the instructions of Ampere reach, by major compute capability: 62.9 % on
+H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell taken to be as many FLOP a multiprocessor and clock."""
+AMPERE_KERNELS = ("efficient", "efficient_full", "flash1", "flash2")
+"""Implementations that use them everywhere."""
+TF32_PRODUCTS = 3.0
+"""Memory-efficient attention makes one fp32 product of three in TF32, allowed or not (CUTLASS' OpMultiplyAddFastF32)."""
+
+
+class AttentionFigures(NamedTuple):
+    """What one pass reaches on one device. Each may be an array that broadcasts against the operators.
+
+    flop_per_s: of the products; wide: factor on it for each doubling of the head beyond 128. score_per_s: scores whose softmax is
+    finished. overlap: how far the two hide each other, from 0, one after the other. prologue: start and end of a block, in keys.
+    quantum: the share paid of the empty part of a last wave. tail: what the unequal blocks of a causal mask add, in longest
+    blocks. alone: what a longest block takes where there is at most one a multiprocessor, in blocks of a full device; below 1
+    where keys are divided over several. bytes_per_s: of memory. start_s: start and end of the call. block_rows: queries a block.
+    """
+
+    flop_per_s: Floats
+    score_per_s: Floats
+    prologue: Floats
+    quantum: Floats
+    tail: Floats
+    alone: Floats
+    bytes_per_s: Floats
+    start_s: Floats
+    overlap: Floats
+    wide: Floats
+    block_rows: Floats
+
+
+class AttentionRates(NamedTuple):
+    """The figures of both passes, of 16-bit and of fp32 operands."""
+
+    half: AttentionFigures
+    half_backward: AttentionFigures
+    full: AttentionFigures
+    full_backward: AttentionFigures
+
+    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures]:
+        """(16-bit, fp32) figures of a kind of operators."""
+        return (self.half, self.full) if kind == "attention" else (self.half_backward, self.full_backward)
+
+
+_NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
+NO_ATTENTION = AttentionRates(_NONE, _NONE, _NONE, _NONE)
+"""In the place of figures that no operator needs."""
+
+
+class AttentionTimes(NamedTuple):
+    """Seconds of one operator of each row."""
+
+    compute_s: Floats
+    memory_s: Floats
+    start_s: Floats
+
+
+class AttentionModel(Record):
+    """The fitted parameters of every implementation: `flash2` forward, `flash2_backward`, ..., `efficient_full` in fp32."""
+
+    passes: dict[str, Pooled]
+
+
+@cache
+def attention_model() -> AttentionModel:
+    """The parameters that the package brings."""
+    return from_package("forecast/kernel_models/attention.json", AttentionModel)
+
+
+def default_implementation(device: Device) -> Implementation:
+    """What torch of today takes for 16-bit operands without being told.
+
+    cuDNN's comes first on compute capability 9.x and 10.x with cuDNN 9.15 or newer, as torch's wheels since 2.10 bring; then
+    FlashAttention-2, from 8.0 on; then memory-efficient attention (`check_prefer_cudnn_attention` and `priority_order` in
+    pytorch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; torch 2.11 ran cuDNN's on the H100 of fitting/data). Torch 2.2
+    to 2.9 (2.5.0 aside) took FlashAttention-2 there too. Other vendors' builds bring kernels of FlashAttention-2.
+    """
+    major, _, _ = device.compute_capability.partition(".")
+    if major in ("9", "10"):
+        return "cudnn"
+    return "efficient" if major.isdigit() and int(major) < 8 else "flash2"
+
+
+def implementation_on(device: Device, wanted: Implementation | None = None) -> Implementation:
+    """The implementation that a device runs: the one wanted, by default today's torch's own. Where there is none for it, the
+    device's usual one: FlashAttention needs compute capability 8.0, versions 3 and 4 and cuDNN's fast kernels Hopper or later."""
+    usual = default_implementation(device)
+    if wanted is None or usual == "efficient" or (usual == "flash2" and wanted not in AMPERE_KERNELS):
+        return usual
+    return wanted
+
+
+def attention_rates(
+    device: Device, implementation: Implementation, half: float, full: float, plain: float
+) -> AttentionRates:
+    """The figures of a device. half, full: FLOP/s of matrix products by its datasheet, plain: of its CUDA cores in fp32."""
+    model = attention_model().passes
+    name = "flash2" if implementation == "flash1" else implementation
+    peaks = {name: half, f"{name}_backward": half, FULL: full, f"{FULL}_backward": full}
+    passes = [
+        figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
+        for key, peak in peaks.items()
+    ]
+    if implementation == "flash1":
+        passes[:2] = [
+            p._replace(flop_per_s=FIRST * p.flop_per_s, score_per_s=FIRST * p.score_per_s) for p in passes[:2]
+        ]
+    return AttentionRates(*passes)
+
+
+def figures(parameters: dict[str, float], device: Device, peak: float, plain: float) -> AttentionFigures:
+    """A pass's figures from its parameters (`PARAMETERS`), as shares of a device's datasheet: `peak` and `plain` FLOP/s."""
+    p = parameters
+    exponentials = exponentials_per_s(device, plain)
+    bandwidth = device.memory_bandwidth_gb_per_s.value * 1e9 if device.memory_bandwidth_gb_per_s else 1.0
+    values = (
+        min(p["share"], 1.0) * peak, exponentials / p["exponentials"], p["prologue"], p["quantum"], p["tail"], p["alone"],
+        p["memory"] * bandwidth, p["start_us"] * 1e-6, p["overlap"], p["wide"], p["block_rows"],
+    )  # fmt: skip
+    return AttentionFigures(*map(np.asarray, values))
+
+
+def instruction_share(device: Device, name: str) -> float:
+    """The share of a device's matrix rate that the instructions of an implementation's kernels can reach."""
+    major = device.compute_capability.partition(".")[0]
+    return OLD_INSTRUCTIONS.get(major, 1.0) if name.removesuffix("_backward") in AMPERE_KERNELS else 1.0
+
+
+def exponentials_per_s(device: Device, plain: float) -> float:
+    """Of all its multiprocessors; `plain`: FLOP/s in fp32, two a lane and clock."""
+    lanes = 64.0 if device.compute_capability in NARROW_GENERATIONS else 128.0
+    return plain / (2.0 * lanes) * EXPONENTIALS_PER_CLOCK
 
 
 def attention_s(
-    kind: str, sizes: OperatorSizes, rows: Flags, flops: Floats, half: Flags, rates: Rates, c: KernelConstants
-) -> Floats:
-    """Fused attention: a share of the rate, less where its blocks of query rows do not fill the device."""
-    b, heads, q, speed, _, sms = sizes.of(rows, ATTENTION.batch, ATTENTION.heads, ATTENTION.queries)
-    speed = np.where(half, part(rates.attention, rows), speed)
-    waves = b * heads * np.ceil(q / ATTENTION_BLOCK_ROWS) / sms
-    fill = waves / np.maximum(1.0, waves + 0.5 * (np.ceil(waves) - waves))
-    share = np.where(half, getattr(c, kind), getattr(c, kind.replace("attention", "attention_full")))
-    return np.asarray(flops / (speed * share * np.minimum(fill, 1.0)))
+    kind: str, sizes: tuple[Floats, ...], moved_bytes: Floats, f: AttentionFigures, sms: Floats, l2_bytes: Floats
+) -> AttentionTimes:
+    """Seconds of attention of `AttentionSizes`. Arrays broadcast."""
+    b, heads, queries, keys, head, causal = sizes
+    padded = np.ceil(head / HEAD_UNIT) * HEAD_UNIT
+    keys, rows = (np.ceil(length / KEY_UNIT) * KEY_UNIT for length in (keys, queries))
+    speed = f.flop_per_s * f.wide ** np.maximum(np.log2(np.maximum(head, 1.0) / USUAL_HEAD), 0.0)
+    products_s, softmax_s = 2.0 * PRODUCTS[kind] * padded * sms / speed, sms / f.score_per_s
+    sharpness = 1.0 + f.overlap
+    key_s = f.block_rows * (products_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
+    longest = key_s * (keys + f.prologue)
+    waves = b * heads * np.ceil(queries / f.block_rows) / sms
+    even = longest * (waves + np.minimum(f.quantum, 1.0) * (np.ceil(waves) - waves))
+    # the first queries see few keys, the last all of them; keys before the first query all see
+    seen = np.minimum(keys, np.maximum(keys - 0.5 * (rows - f.block_rows), 0.5 * (keys + f.block_rows)))
+    uneven = np.minimum(even, key_s * (seen + f.prologue) * waves + f.tail * longest)
+    p = SMOOTHNESS
+    compute = (np.where(causal > 0, uneven, even) ** p + (f.alone * longest) ** p) ** (1.0 / p)
+    memory = moved_bytes / (f.bytes_per_s * (1.0 + L2_GAIN / (1.0 + (moved_bytes / l2_bytes) ** 2)))
+    return AttentionTimes(compute, memory, np.broadcast_to(f.start_s, compute.shape))

@@ -31,10 +31,11 @@ class _Constants(Record):
     numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
     traffic_*: share of the memory bandwidth by class of operator; work_*, row_work_*: FLOPs of the CUDA cores that an element
     read or written costs there, and a row that is normalised.
-    attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
-    keeps of these kernels' share, which were written for Ampere's instructions.
-    l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
-    to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
+    l2_gain: how much faster a tensor that stays in L2 is. products_sustained: what long steps leave of the rate that short
+    bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
+    products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
+    relative to 16 bits, where `product_model` does not hold the card. compile_*: what torch.compile's fusion leaves of
+    element-wise traffic, of launches and of the host's time.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
     entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
     host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
@@ -62,6 +63,7 @@ class _Constants(Record):
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
     products_sustained: float = 0.9
+    consumer_products: float = 1.1
     misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85
@@ -103,12 +105,6 @@ class _Constants(Record):
     depthwise_wgrad_window: float = 1.0
     depthwise_nhwc_window: float = 1.0
     depthwise_nhwc_wgrad_window: float = 1.5
-    attention: float = 0.5
-    attention_backward: float = 0.4
-    attention_first: float = 0.55
-    attention_hopper: float = 0.65
-    attention_full: float = 0.3
-    attention_full_backward: float = 0.2
     traffic_matrix: float = 0.8
     l2_gain: float = 0.5
     fp8: float = 0.9

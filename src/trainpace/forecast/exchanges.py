@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from trainpace.execution import Engine
 from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.grid import Grid, Groups, Stages
-from trainpace.forecast.links import PCIE_EFFICIENCY, pcie_gb_per_s
+from trainpace.forecast.links import pcie_gb_per_s
 from trainpace.hardware import Cluster
 from trainpace.workload import Flags, Floats, Mode, TracedForm
 
@@ -30,9 +30,14 @@ CONTENTION = 0.25
 (arXiv:2507.03114) see computation slow by 19 % on average, 40 % at most, where the two overlap."""
 ASYNC_HIDDEN = 0.5
 """Share of the exchanges of tensor parallelism that asynchronous tensor parallelism hides, by cutting products and
-exchanging piece by piece (torchtitan's runs of Llama on 8 ranks gain 8 to 10 %, PyTorch's blog of 2024)."""
-DATA_PARALLEL_COPY_SHARE = 1.2
-"""nn.DataParallel copies parameters out and gradients back over PCIe in every step, through one device."""
+exchanging piece by piece (torchtitan's runs of Llama on 8 ranks gain 8 to 10 %, PyTorch's blog of 2024).
+Megatron-Core hides them in the same way under sequence parallelism."""
+DATA_PARALLEL_COPY_SHARE = 0.52
+"""Share of PCIe's bandwidth at which nn.DataParallel copies parameters to all devices and adds up their gradients, as a pipeline
+through all of them. Fitted with REPLICATION on what two to four RTX 2080 Ti take longer than one (192 means of 32 image models);
+models that were left out are 9.9 % off on average."""
+REPLICATION = 0.73
+"""Host time of nn.DataParallel for copying modules and adding up gradients one by one, in forward passes of one replica."""
 
 PINNED_SHARE = 0.8
 """Share of PCIe's bandwidth that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in CUDA's bandwidthTest,
@@ -124,7 +129,9 @@ class Exchanges(NamedTuple):
         grid, stages = self.grid, self.stages
         one = self.ms("all_reduce", hidden_bytes, grid.tp, self.groups.tensor_inside)
         each = one * (forward + backward) * self._row_products()
-        each = np.where(grid.async_tensor_parallel, each * (1 - ASYNC_HIDDEN), each)
+        # --tp-comm-overlap needs sequence parallelism, and NVIDIA's recipes set it wherever that is
+        by_piece = grid.async_tensor_parallel | (grid.sequence_parallel & (self.engine == "megatron_core"))
+        each = np.where(by_piece, each * (1 - ASYNC_HIDDEN), each)
         # the vocabulary's ends: a sum after the embedding, another in the head's backward pass
         ends = (stages.has_first + stages.has_last * backward) * one[:, None]
         return stages.blocks * each[:, None] + ends
@@ -223,7 +230,6 @@ class Exchanges(NamedTuple):
 
     def data_parallel_ms(self, gradient_bytes: Floats, parameter_bytes: Floats) -> Floats:
         """nn.DataParallel's copies of parameters and gradients in a step: with every micro-batch anew."""
-        per_ms = pcie_gb_per_s(self.cluster) * 1e6 * PCIE_EFFICIENCY
-        ranks = np.maximum(self.grid.data_parallel_size, 1)
-        each = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
-        return self.grid.accumulation * each
+        per_ms = pcie_gb_per_s(self.cluster) * 1e6 * DATA_PARALLEL_COPY_SHARE
+        copied = np.where(self.grid.data_parallel_size > 1, parameter_bytes + gradient_bytes, 0.0)
+        return self.grid.accumulation * copied / per_ms

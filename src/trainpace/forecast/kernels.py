@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.forecast.attention import attention_s
+from trainpace.forecast.attention import AttentionFigures, AttentionTimes, attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
 from trainpace.forecast.operator_sizes import OperatorSizes, part
@@ -20,6 +20,7 @@ from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import GATHERS, KINDS
 from trainpace.workload import (
+    ATTENTION,
     ATTENTION_KINDS,
     CONV,
     CONVOLUTION_KINDS,
@@ -82,6 +83,7 @@ class KernelTable:
         self._is_matrix = operators.is_matrix
         self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
+        self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
         self._gathers = np.isin(operators.function, list(GATHERS))
@@ -136,6 +138,12 @@ class KernelTable:
         # compilers and hand-fused kernels cast on the way
         cast = self._products & self._has_weights & (rates.casts > 0) & ~compiled
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
+        if self.has_attention:
+            memory, latency = np.broadcast_to(memory, shape).copy(), latency.copy()
+            for rows in (self._rows_of_kind[kind] for kind in ATTENTION_KINDS if kind in self._rows_of_kind):
+                attention = self._attention_s(rows, dims, moved, rates)
+                compute[..., rows], memory[..., rows] = attention.compute_s, attention.memory_s
+                latency[..., rows] = count[rows] * attention.start_s
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
         if self._products.any():
             products = self.product_times(batch, rates) if products is None else products
@@ -165,9 +173,10 @@ class KernelTable:
         bound = products.compute_s**SMOOTHNESS
         bound = bound / (bound + products.memory_s**SMOOTHNESS)
         # long steps heat a card that short bursts of kernels do not
-        work = work * (1.0 + (1.0 / c.products_sustained - 1.0) * bound)
+        steady = c.products_sustained * part(rates.products_boost, rows)
+        work = work * (1.0 + (1.0 / steady - 1.0) * bound)
         count = table.count[rows]
-        put = work, products.compute_s / c.products_sustained, products.memory_s, products.latency_s * count
+        put = work, products.compute_s / steady, products.memory_s, products.latency_s * count
         shape = columns[0].shape
         replaced = []
         for column, values in zip(columns, put, strict=True):
@@ -189,8 +198,6 @@ class KernelTable:
             own_form = KINDS[kind].compute_s
             if kind == "gemm":
                 compute[..., rows] = products_s(sizes, rows, half[rows], rates, c)
-            elif kind in ATTENTION_KINDS:
-                compute[..., rows] = attention_s(kind, sizes, rows, part(flops, rows), half[rows], rates, c)
             elif kind in CONVOLUTION_KINDS:
                 dense, depthwise = rows & ~self._depthwise, rows & self._depthwise
                 if dense.any():
@@ -200,6 +207,14 @@ class KernelTable:
             elif own_form is not None:
                 compute[..., rows] = own_form(part(flops, rows), part(rates.plain, rows), part(length, rows))
         return compute
+
+    def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
+        """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
+        kind, half = str(self._kind[rows][0]), self.operators.half[rows]
+        pairs = zip(*rates.attention.of(kind), strict=True)
+        figures = AttentionFigures(*(np.where(half, part(in_16, rows), part(in_32, rows)) for in_16, in_32 in pairs))
+        sizes = tuple(part(dims[i], rows) for i in ATTENTION)
+        return attention_s(kind, sizes, part(moved, rows), figures, part(rates.sms, rows), part(rates.l2_bytes, rows))
 
     def _constants_of_classes(self, c: KernelConstants) -> _Classes:
         """The classes' constants by row; those of the last constants are kept, as sweeps ask for them again and again."""

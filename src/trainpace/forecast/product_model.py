@@ -27,6 +27,7 @@ bandwidth: share of the memory's; latency_s: start and end of a kernel; l2_gain:
 TYPICAL_FED = 0.2
 """Watts per TFLOP/s and nanometre of an A100 or an L40S."""
 BEST_FED = 0.33
+SHORT_K = 64.0
 LARGE_TILES = ((256, 256), *TILES)
 SMOOTHNESS = 5.0
 LEAST_WORK = 0.3
@@ -160,7 +161,9 @@ class FormTimes(NamedTuple):
 
 def form_times(b: Floats, m: Floats, n: Floats, k: Floats, f: ProductFigures) -> FormTimes:
     """The physical form of `b` products m x n x k at once. All arrays broadcast."""
-    tiles = TileModel(np.asarray(1.0), f.half_intensity, f.prologue, f.quantisation)
+    # the blocks of short products are many, and hide each other's start and end
+    prologue = f.prologue * k / (k + SHORT_K)
+    tiles = TileModel(np.asarray(1.0), f.half_intensity, prologue, f.quantisation)
     compute, waves = tiled(b, m, n, k, f.flop_per_s, f.sms, tiles, LARGE_TILES)
     moved = b * (np.where(f.eight_bits > 0, 1.0, 2.0) * (m * k + n * k) + 2.0 * m * n)
     memory = moved / (f.bytes_per_s * (1.0 + f.l2_gain / (1.0 + (moved / f.l2_bytes) ** 2)))

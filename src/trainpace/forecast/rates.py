@@ -14,8 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from trainpace.execution import Precision
+from trainpace.forecast.attention import NO_ATTENTION, TF32_PRODUCTS, AttentionRates, Implementation, attention_rates
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.product_model import UNKNOWN, ProductFigures, ProductModel, Width, product_figures
+from trainpace.forecast.product_model import (
+    UNKNOWN,
+    ProductFigures,
+    ProductModel,
+    Width,
+    fitted_products,
+    product_figures,
+)
 from trainpace.hardware import Device
 from trainpace.workload import Floats
 
@@ -51,8 +59,6 @@ class Rates(NamedTuple):
     """FLOP/s of matrix products whose operands are stored in fp32."""
     half: Floats
     """FLOP/s of matrix products whose operands are stored in 16 bits."""
-    attention: Floats
-    """FLOP/s of fused attention in 16 bits, which stays so where other products go to FP8."""
     plain: Floats
     """FLOP/s of the CUDA cores in fp32."""
     full_on_tensor_cores: Floats
@@ -68,6 +74,10 @@ class Rates(NamedTuple):
     """Products with weights, of operands stored in 16 bits."""
     batched: ProductFigures = UNKNOWN
     """Products of activations with each other, which stay in 16 bits where others go to FP8."""
+    attention: AttentionRates = NO_ATTENTION
+    """Of fused attention, which stays in 16 bits as well."""
+    products_boost: Floats = np.asarray(1.0)
+    """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -100,9 +110,10 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
 
 def sustained_rates(
     device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
-    products: ProductModel | None = None,
+    products: ProductModel | None = None, attention: Implementation | None = None,
 ) -> Rates | str:  # fmt: skip
-    """The rates of a device, or the reason why one that the operators need is missing."""
+    """The rates of a device, or the reason why one that the operators need is missing. attention: the implementation of the
+    operators' fused attention, if they have any."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
@@ -128,13 +139,10 @@ def sustained_rates(
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
-    # FlashAttention 2, the kernels of torch up to 2.7, gets 35 % out of an H100 and twice that out of an A100 (Shah et al. 2024)
-    fused = constants.attention_hopper if generation == "9" else 1.0
     bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
     return Rates(
         full=np.asarray(_sustained(device, full, constants)),
         half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
-        attention=np.asarray(sustained_half * fused),
         plain=np.asarray(_sustained(device, plain, constants)),
         full_on_tensor_cores=np.asarray(float(full.tensor_core)),
         half_on_tensor_cores=np.asarray(float(half.tensor_core)),
@@ -145,7 +153,22 @@ def sustained_rates(
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
         weights=weights,
         batched=batched,
+        products_boost=np.asarray(_products_boost(device, products, constants)),
+        attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
+
+
+def _attention(device: Device, implementation: Implementation, in_16_bits: Peak, plain: Peak) -> AttentionRates:
+    boost, tf32 = consumer_boost(device), device.tf32_tensor_tflops
+    full = plain.flop_per_s if tf32 is None else tf32.value * 1e12 / TF32_PRODUCTS
+    return attention_rates(
+        device, implementation, *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
+    )
+
+
+def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
+    parameters = (model or fitted_products()).widths["16"].parameters
+    return constants.consumer_products if device.is_consumer and parameters.familiarity(device) != "card" else 1.0
 
 
 def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
+from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, composed_spread
@@ -118,7 +119,8 @@ class FittedKernels(KernelModel):
     """The kernel model of GPUs with constants that fit all of them, and those of cards whose kernels were measured; the
     package's where none are given.
 
-    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software.
+    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software. `attention` is the
+    implementation of fused attention; None: what torch of today takes on the card.
     """
 
     provenance: Provenance = "fitted"
@@ -126,9 +128,10 @@ class FittedKernels(KernelModel):
 
     def __init__(
         self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
-        cards: CardConstants | None = None,
+        attention: Implementation | None = None, cards: CardConstants | None = None,
     ) -> None:  # fmt: skip
-        self._constants, self.host_factor, self._products, self._cards = constants, host_factor, products, cards
+        self._constants, self.host_factor, self._products, self.attention = constants, host_factor, products, attention
+        self._cards = cards
 
     @property
     def constants(self) -> KernelConstants:
@@ -140,7 +143,9 @@ class FittedKernels(KernelModel):
         cards = measured_cards() if self._cards is None else self._cards
         c, operators = cards.of(self.constants, device), table.operators
         needs_half = bool(operators.half.any())
-        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), needs_half, c, self._products)
+        attention = implementation_on(device, self.attention) if table.has_attention else None
+        needs_full = bool((~operators.half).any())
+        rates = sustained_rates(device, key.precision, needs_full, needs_half, c, self._products, attention)
         if isinstance(rates, str):
             return rates
         at = batches[:, None]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
+from trainpace.forecast import Implementation, implementation_on
 from trainpace.hardware import Cluster, Device, find_device, find_host
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
@@ -53,6 +54,11 @@ class Case(NamedTuple):
     attention: AttentionKernels = "flash2"
     loads_all_kernels: bool = False
     assumed: str = ""
+
+    @property
+    def implementation(self) -> Implementation:
+        """Fused attention's kernels on the run's card."""
+        return implementation_on(self.cluster.device, None if self.attention == "native" else self.attention)
 
     @property
     def trace_key(self) -> tuple[str, Form, Variant]:

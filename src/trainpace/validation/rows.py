@@ -127,13 +127,9 @@ def case_table(
     """The same as a table of one row, which tells more than the forecast."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
-    if case.attention == "native":
-        constants = replace(c, attention_hopper=1.0)
-    elif case.attention == "flash1":
-        share = c.attention_first
-        constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor, products, cards), copies)
+    kernels = FittedKernels(constants, factor, products, case.implementation, cards)
+    target = Target(case.cluster, kernels, copies)
     return Forecaster(workload, target).at([case.execution])
 
 
