@@ -25,7 +25,6 @@ from trainpace.forecast import (
     KernelConstants,
     ProductModel,
     Target,
-    fitted_constants,
     needed_gib,
     room_gib,
 )
@@ -113,7 +112,7 @@ def forecast_case(
     products: ProductModel | None = None,
     cards: CardConstants | None = None,
 ) -> Forecast:
-    """The forecast of a case under its own conditions, its host's software included."""
+    """The forecast of a case under its own conditions and its own software."""
     return case_table(case, workload, constants, products, cards).forecast(0)
 
 
@@ -125,11 +124,9 @@ def case_table(
     cards: CardConstants | None = None,
 ) -> ForecastTable:
     """The same as a table of one row, which tells more than the forecast."""
-    c = constants or fitted_constants()
-    factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    kernels = FittedKernels(constants, factor, products, case.implementation, cards)
-    target = Target(case.cluster, kernels, copies)
+    kernels = FittedKernels(constants, products=products, cards=cards)
+    target = Target(case.cluster, kernels, copies, case.software)
     return Forecaster(workload, target).at([case.execution])
 
 
