@@ -46,6 +46,7 @@ class HeldOut(NamedTuple):
     forecast_ms: float
     shares: tuple[float, ...]
     seen: bool
+    host_sd: float
 
 
 def device_fold(name: str) -> str:
@@ -121,7 +122,7 @@ def _forecasts(
             table = case_table(case, workload, constants, products)
             if not table.timed[0]:
                 continue
-            shares = tuple(round(float(x), 4) for x in table.shares(0))
+            shares, host_sd = tuple(round(float(x), 4) for x in table.shares(0)), round(table.host_sd(0), 4)
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
-        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen)
+        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen, host_sd)
