@@ -159,7 +159,7 @@ def _errors(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldO
 
 def teaches(case: Case) -> bool:
     """Do the errors of this run say how far forecasts of torch are off?"""
-    return is_same_model(case) and case.host != "tensorflow"
+    return is_same_model(case) and case.software.framework != "tensorflow"
 
 
 def _log_error(row: HeldOut, pairs: dict[int, Pair]) -> float:

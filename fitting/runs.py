@@ -29,6 +29,8 @@ from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Workload
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
 THINNING = 3
+SLOW_HOSTS = ("host_old_torch", "host_tensorflow")
+"""What `Software.slow_host` may say, in the order of precedence."""
 
 Pair = tuple[Case, Workload]
 
@@ -74,7 +76,7 @@ def is_same_model(case: Case) -> bool:
     """
     name = case.spec.rpartition(":")[2]
     return not (
-        (case.host == "tensorflow" and name == "alexnet")
+        (case.software.framework == "tensorflow" and name == "alexnet")
         or name == "ig_resnext101_32x32d"
         or name.startswith("tresnet")
     )
@@ -199,7 +201,7 @@ class RunTable:
             1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) * (c.run.host_copy == "yes")
             for c, w in pairs
         ])  # fmt: skip
-        self.host = np.array([case.host for case, _ in pairs])
+        self.host = np.array([case.software.slow_host for case, _ in pairs])
         self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
@@ -267,8 +269,9 @@ class RunTable:
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
-        software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
-        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0) * self.cpu_factor
+        slow = [self.host == name for name in SLOW_HOSTS]
+        by_software = [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host]
+        return np.select([*slow, self.is_compiled], by_software, 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

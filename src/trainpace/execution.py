@@ -20,6 +20,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Form = Literal["fp32", "amp", "half"]
 """How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
 a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class NumberFormat(NamedTuple):

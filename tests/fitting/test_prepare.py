@@ -57,7 +57,7 @@ def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
     assert (e.pipeline_schedule, e.virtual_stages) == ("interleaved", 3)  # 60 layers / (4 stages x 5)
     assert (e.activation_checkpointing, e.engine, e.sequence_parallel) == ("full", "unoverlapped", False)
     assert c.cluster.network_gb_per_s_per_device == 25
-    assert (c.variant.legacy, c.host, c.loads_all_kernels, e.compile) == (True, "", True, True)
+    assert (c.variant.legacy, c.software.slow_host, c.loads_all_kernels, e.compile) == (True, "", True, True)
     # Narayanan et al. 2021 give this row's 140 TFLOP/s; 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
     at_least = 8 * 76.1e9 * 1792 * 2048 / (1024 * 140e12) * 1e3
     assert at_least < c.measured_ms < 1.1 * at_least
@@ -88,7 +88,7 @@ def test_nemo_hides_what_it_can(tmp_path):
     )
     e = c.execution
     assert (e.engine, e.zero_stage, e.sequence_parallel, e.async_tensor_parallel) == ("megatron_core", 1, True, True)
-    assert (c.attention, c.variant.legacy) == ("native", False)
+    assert (c.software.attention, c.variant.legacy) == ("cudnn", False)
     assert "an optimizer distributed" in c.assumed
 
 

@@ -14,6 +14,7 @@ from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import matrix_peak, sustained_rates
 from trainpace.forecast.target import kernel_key
 from trainpace.hardware import catalogue, find_device
+from trainpace.software import Software
 from trainpace.workload import ATTENTION, AttentionSizes
 
 CARDS = ("V100", "A100 SXM 80GB", "L40S", "H100 SXM", "B200", "MI300X")
@@ -180,8 +181,8 @@ def layer(half=True):
 
 def busy_s(table, card, attention, precision="amp_bf16"):
     """Seconds of each row at one and at eight samples."""
-    key = kernel_key(Execution(precision=precision))
-    found = FittedKernels(attention=attention).rank_times(table, np.array([1.0, 8.0]), find_device(card), key)
+    key = kernel_key(Execution(precision=precision), Software(attention=attention))
+    found = FittedKernels().rank_times(table, np.array([1.0, 8.0]), find_device(card), key)
     return found.times.device_s
 
 

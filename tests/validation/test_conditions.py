@@ -41,12 +41,12 @@ def test_modes_and_optimizers():
 
 @pytest.mark.parametrize(
     ("version", "legacy", "host"),
-    [("torch 1.4 / CUDA 10.0", True, "old_torch"), ("1.13.0a0+d0d6b1f", True, ""), ("torch 2.1.0 (README)", False, ""),
-     ("2.8.0a0+5228986c39.nv25.06", False, ""), ("", False, "old_torch")],
+    [("torch 1.4 / CUDA 10.0", True, "host_old_torch"), ("1.13.0a0+d0d6b1f", True, ""), ("torch 2.1.0 (README)", False, ""),
+     ("2.8.0a0+5228986c39.nv25.06", False, ""), ("", False, "host_old_torch")],
 )  # fmt: skip
 def test_the_version_decides_what_torch_could_do(version, legacy, host):
     c = case(framework="pytorch", framework_version=version)
-    assert (c.variant.legacy, c.host) == (legacy, host)
+    assert (c.variant.legacy, c.software.slow_host) == (legacy, host)
 
 
 def test_parallelism_is_read_from_its_text():
@@ -122,11 +122,11 @@ def test_columns_say_what_a_run_s_software_did():
         num_gpus=16.0,
         num_nodes=2.0,
     )
-    assert (c.execution.engine, c.attention, c.peak) == ("unoverlapped", "native", "device")
-    assert c.assumed == "64 heads, a network of 25 GB/s a GPU"
+    assert (c.execution.engine, c.software.attention, c.peak) == ("unoverlapped", "cudnn", "device")
+    assert c.assumed == "64 heads, a network of 25 GB/s a GPU, a host that launches as torch 1.9 did"
     plain = case(framework_version="torch 2.1")
-    assert (plain.execution.engine, plain.attention, plain.peak) == ("ddp", "flash1", "allocated")
-    assert case(attention="flash2", framework_version="torch 2.1").attention == "flash2"
+    assert (plain.execution.engine, plain.software.fused_attention, plain.peak) == ("ddp", "flash1", "allocated")
+    assert case(attention="flash2", framework_version="torch 2.1").software.attention == "flash2"
 
 
 def test_samples_copied_from_the_host_take_time():

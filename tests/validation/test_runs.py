@@ -41,7 +41,7 @@ def test_csv_and_parquet_read_alike(tmp_path):
         ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
         ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
         ("", "neither"),
-        ("model_spec,attention\nresnet18,flash9\n", "flash1, flash2, native"),
+        ("model_spec,attention\nresnet18,flash9\n", "flash1, flash2, flash3, flash4, cudnn, native"),
     ],
 )
 def test_wrong_files_are_one_sentence(tmp_path, text, word):

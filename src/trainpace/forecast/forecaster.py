@@ -33,11 +33,14 @@ from trainpace.workload import Flags, Floats, Workload, form_of
 
 
 class Forecaster:
-    """Forecasts of one workload on one target. Safe to share between threads."""
+    """Forecasts of one workload on one target. Safe to share between threads.
+
+    `workload` is the one that was traced, as the target's software runs it.
+    """
 
     def __init__(self, workload: Workload, target: Target, tables: Tables | None = None) -> None:
-        self.workload, self.target = workload, target
-        self.tables = tables or Tables(workload)
+        self.tables = (tables or Tables(workload)).under(target.software)
+        self.workload, self.target = self.tables.workload, target
 
     def on(self, target: Target | Cluster) -> Forecaster:
         """The same workload on another target, or on another cluster whose devices the same kernel model answers for. The two
@@ -138,7 +141,7 @@ class Forecaster:
 
     def roofline(self, execution: Execution) -> Roofline | None:
         """The heaviest operators of one rank under the device's roofs; None where these are not known."""
-        key = kernel_key(execution)
+        key = kernel_key(execution, self.target.software)
         timed = self.tables.times(key, self.target, np.array([float(execution.micro_batch)]))
         if isinstance(timed, str):
             return None
@@ -174,7 +177,8 @@ class Forecaster:
         for i, first in enumerate(firsts.tolist()):
             at = np.flatnonzero(table_of == i)
             sharding = Sharding(form_of(precision), int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first]))
-            key = KernelKey(sharding, precision, bool(grid.channels_last[first]), bool(grid.compile[first]))
+            flags = bool(grid.channels_last[first]), bool(grid.compile[first])
+            key = KernelKey(sharding, precision, *flags, self.target.software)
             batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
             costs = self.tables.costs(key, self.target, batches.astype(np.float64))
             if isinstance(costs, str):
@@ -186,7 +190,7 @@ class Forecaster:
         return StageCosts.of(rows)
 
     def _causes(self, execution: Execution, before: int, after: int) -> tuple[str, ...]:
-        key = kernel_key(execution)
+        key = kernel_key(execution, self.target.software)
         timed = self.tables.times(key, self.target, np.array([float(before), float(after)]))
         assert not isinstance(timed, str), "steps were forecast with these times"
         device_s = timed.times.device_s

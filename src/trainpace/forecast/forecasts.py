@@ -133,7 +133,7 @@ class ForecastTable:
         timed = self.timed
         for position, i in enumerate(rows):
             if timed[i]:
-                keyed.setdefault(kernel_key(self.execution(i)), []).append(position)
+                keyed.setdefault(kernel_key(self.execution(i), target.software), []).append(position)
         kernels: list[RowKernels | None] = [None] * len(rows)
         for key, positions in keyed.items():
             table = tables.table(key.sharding)
@@ -215,7 +215,9 @@ class ForecastTable:
         if row is None or brief.step is None:
             return brief
         form = self.forecaster.workload.form(execution.precision)
-        flops = _model_flops(form.operators, execution) * execution.data_parallel_size
+        # a model's own FLOPs do not depend on how its software computes them
+        traced = self.forecaster.tables.traced.workload.form(execution.precision)
+        flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
         efficiency, reference = self._scaling(execution, brief.step.total_ms)
         cluster = self.forecaster.target.cluster

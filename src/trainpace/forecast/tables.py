@@ -1,5 +1,7 @@
 """Operators as ranks run them, their times and memory: shared by the forecasters of a workload, bounded, safe under threads."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
@@ -11,13 +13,17 @@ from trainpace.execution import PRECISIONS, Form
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import MemoryModel, RankMemory
 from trainpace.forecast.ranks import RankTable, rank_operators
+from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import KernelKey, RankTimes, Sharding, Target
+from trainpace.software import Software
 from trainpace.workload import Floats, Workload
 
 MOST_AT_ONCE = 128
 """Batch sizes that are evaluated in one pass, which bounds its memory."""
 MOST_BATCHES = 4096
 MOST_TABLES, MOST_COSTS, MOST_TIMES, MOST_MEMORIES = 128, 512, 8, 64
+MOST_REWRITES = 16
+"""Kinds of software under which a workload is kept."""
 MOST_REMEMBERED_ROWS = 4096
 """The memory of larger grids is not kept."""
 V = TypeVar("V")
@@ -79,15 +85,26 @@ class ByBatch:
 
 
 class Tables:
-    """The tables of one workload, whatever the targets of its forecasters are."""
+    """The tables of one workload, whatever the targets of its forecasters are. `traced`: those of the workload as it was traced,
+    where this is the same under other software."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, traced: Tables | None = None) -> None:
+        self.workload, self.traced = workload, traced or self
+        self._under: Bounded[Tables] = Bounded(MOST_REWRITES)
         self._tables: Bounded[RankTable] = Bounded(MOST_TABLES)
         self._costs: Bounded[ByBatch] = Bounded(MOST_COSTS)
         self._times: Bounded[tuple[Floats, RankTimes]] = Bounded(MOST_TIMES)
         self._memory_models: Bounded[MemoryModel] = Bounded(len(PRECISIONS))
         self._memories: Bounded[RankMemory] = Bounded(MOST_MEMORIES)
+
+    def under(self, software: Software) -> Tables:
+        """The tables of the workload as that software runs it."""
+
+        def make() -> Tables:
+            workload = as_run(self.traced.workload, software.rewrites)
+            return self.traced if workload is self.traced.workload else Tables(workload, self.traced)
+
+        return self.traced._under.get(software.rewrites, make)
 
     def table(self, sharding: Sharding) -> RankTable:
         def make() -> RankTable:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
-from trainpace.forecast.attention import Implementation, implementation_on
+from trainpace.forecast.attention import implementation_on
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
@@ -20,6 +20,7 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device, typical_host
 from trainpace.outcome import Provenance, StepTime
+from trainpace.software import TODAY, Software
 from trainpace.workload import Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
@@ -46,11 +47,12 @@ class KernelKey(NamedTuple):
     precision: Precision
     channels_last: bool
     compiled: bool
+    software: Software
 
 
-def kernel_key(e: Execution) -> KernelKey:
+def kernel_key(e: Execution, software: Software) -> KernelKey:
     sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1)
-    return KernelKey(sharding, e.precision, e.channels_last, e.compile)
+    return KernelKey(sharding, e.precision, e.channels_last, e.compile, software)
 
 
 class RankTimes(NamedTuple):
@@ -95,6 +97,11 @@ def fitted_host_us(operators: Operators, c: KernelConstants) -> Floats:
     return host_us(operators, launch_us, c.host_view_us, c.host_module_us)
 
 
+def software_host_factor(software: Software, c: KernelConstants) -> float:
+    """How much slower than today's torch a software launches."""
+    return float(getattr(c, software.slow_host)) if software.slow_host else 1.0
+
+
 class KernelModel(ABC):
     """The times of the operators of one rank. Frozen, and safe to share between threads."""
 
@@ -117,18 +124,16 @@ class KernelModel(ABC):
 class FittedKernels(KernelModel):
     """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
 
-    `host_factor` is how much slower than its CPU says a host launches kernels, because of its software. `attention` is the
-    implementation of fused attention; None: what torch of today takes on the card.
+    `host_factor` is how much slower than its CPU and its software say a host launches kernels.
     """
 
     provenance: Provenance = "fitted"
     traces_cpu = False
 
     def __init__(
-        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
-        attention: Implementation | None = None,
-    ) -> None:  # fmt: skip
-        self._constants, self.host_factor, self._products, self.attention = constants, host_factor, products, attention
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None
+    ) -> None:
+        self._constants, self.host_factor, self._products = constants, host_factor, products
 
     @property
     def constants(self) -> KernelConstants:
@@ -139,7 +144,7 @@ class FittedKernels(KernelModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
         needs_half = bool(operators.half.any())
-        attention = implementation_on(device, self.attention) if table.has_attention else None
+        attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
         needs_full = bool((~operators.half).any())
         rates = sustained_rates(device, key.precision, needs_full, needs_half, c, self._products, attention)
         if isinstance(rates, str):
@@ -147,7 +152,7 @@ class FittedKernels(KernelModel):
         at = batches[:, None]
         products = table.product_times(at, rates, self._products) if needs_half else None
         times = table.times(at, rates, c, key.channels_last, key.compiled, products)
-        factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
+        factor = self.host_factor * software_host_factor(key.software, c) * (c.compile_host if key.compiled else 1.0)
         host_ms = fitted_host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
@@ -157,7 +162,7 @@ class FittedKernels(KernelModel):
 
 
 class CalibratedKernels(KernelModel):
-    """The kernel model of one machine, from its own micro-benchmarks."""
+    """The kernel model of one machine, from its own micro-benchmarks, which were made with its own software."""
 
     provenance: Provenance = "calibrated"
     traces_cpu = True
@@ -213,7 +218,7 @@ def host_of(cluster: Cluster) -> LaunchingHost:
 
 
 class Target(NamedTuple):
-    """A cluster with the kernel model that answers for its devices.
+    """A cluster with the kernel model that answers for its devices, and the software that runs on it.
 
     `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device where nothing hides it; infinite: hidden.
     """
@@ -221,6 +226,7 @@ class Target(NamedTuple):
     cluster: Cluster
     kernels: KernelModel = FITTED
     host_copy_gb_per_s: float = math.inf
+    software: Software = TODAY
 
     @property
     def host(self) -> LaunchingHost | None:

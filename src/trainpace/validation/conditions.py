@@ -7,7 +7,7 @@ says tf32.
 
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
 from trainpace.forecast import Implementation, implementation_on
 from trainpace.hardware import Cluster, Device, find_device, find_host
+from trainpace.software import TODAY, Software, parse_version
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
@@ -24,15 +25,11 @@ A100 clusters have."""
 HOPPER_NETWORK_GB_PER_S = 50.0
 """The same with 400 Gbit/s cards, as nodes of H100 and newer have."""
 
-Host = Literal["", "old_torch", "tensorflow"]
-"""Software that launches slower than today's torch."""
+AS_OLD_AS_ITS_CARD = (1, 9)
+"""The torch of a run on a card from before Ampere, where none is stated."""
 
 Peak = Literal["allocated", "reserved", "device"]
 """Which memory a run's peak is: live tensors', the allocator's, or what the device's own monitor shows."""
-
-AttentionKernels = Literal["flash1", "flash2", "native"]
-"""Fused attention's kernels. flash1: FlashAttention's first version. flash2: its second, as torch has it since 2.2. native:
-written for the card's own generation, as NVIDIA's containers bring with cuDNN."""
 
 
 class Case(NamedTuple):
@@ -49,16 +46,15 @@ class Case(NamedTuple):
     execution: Execution
     cluster: Cluster
     measured_ms: float | None
-    host: Host = ""
+    software: Software = TODAY
     peak: Peak = "allocated"
-    attention: AttentionKernels = "flash2"
     loads_all_kernels: bool = False
     assumed: str = ""
 
     @property
     def implementation(self) -> Implementation:
         """Fused attention's kernels on the run's card."""
-        return implementation_on(self.cluster.device, None if self.attention == "native" else self.attention)
+        return implementation_on(self.cluster.device, self.software.fused_attention)
 
     @property
     def trace_key(self) -> tuple[str, Form, Variant]:
@@ -84,6 +80,7 @@ def case_of(run: Run, folder: Path) -> Case:
         checkpointing=execution.activation_checkpointing == "full" and execution.tp * execution.pp * execution.cp == 1,
     )  # fmt: skip
     assumed = [run.assumed] if run.assumed else []
+    software, age = software_of(run, device)
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
         major = device.compute_capability.partition(".")[0]
@@ -96,10 +93,9 @@ def case_of(run: Run, folder: Path) -> Case:
     )  # fmt: skip
     return Case(
         run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,
-        measured_ms=measured_ms(run, execution), host=_host(run, device), peak=run.peak_memory_kind or "allocated",
-        attention=run.attention or ("flash1" if version is not None and version < (2, 2) else "flash2"),
+        measured_ms=measured_ms(run, execution), software=software, peak=run.peak_memory_kind or "allocated",
         loads_all_kernels=version is not None and version < (1, 13),  # torch before was built for CUDA up to 11.6
-        assumed=", ".join(assumed),
+        assumed=", ".join([*assumed, *([age] if age else [])]),
     )  # fmt: skip
 
 
@@ -253,14 +249,28 @@ def _torch_version(run: Run) -> tuple[int, ...] | None:
     return None if version is None else tuple(int(part or 0) for part in version.groups())
 
 
-def _host(run: Run, device: Device) -> Host:
-    """A run on a card from before Ampere that states no version is taken to be as old as its card."""
+def software_of(run: Run, device: Device) -> tuple[Software, str]:
+    """The software of a run, and what was assumed of it.
+
+    A run that states no version is taken to have FlashAttention 2, and on a card from before Ampere to launch as slowly as torch
+    did when its card was new.
+    """
+    native = implementation_on(device) if run.attention == "native" else None
+    stated: dict[str, Any] = {
+        "attention": native or run.attention or None,
+        "optimizer": run.optimizer_implementation or None, "cross_entropy": run.cross_entropy or None,
+        "fp8_recipe": run.fp8_recipe or None,
+    }  # fmt: skip
     if run.framework.startswith("tensorflow"):
-        return "tensorflow"
+        return Software(framework="tensorflow", version=parse_version(run.framework_version), **stated), ""
     version = _torch_version(run)
-    if version is None:
-        return "old_torch" if re.match(r"[1-7]\.", device.compute_capability) else ""
-    return "old_torch" if version < (1, 10) else ""
+    if version is not None:
+        return Software(version=version, **stated), ""
+    stated["attention"] = stated["attention"] or "flash2"
+    if not re.match(r"[1-7]\.", device.compute_capability):
+        return Software(**stated), ""
+    stated["optimizer"] = stated["optimizer"] or "foreach"  # as in the trace
+    return Software(version=AS_OLD_AS_ITS_CARD, **stated), "a host that launches as torch 1.9 did"
 
 
 def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:

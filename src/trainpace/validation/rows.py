@@ -24,7 +24,6 @@ from trainpace.forecast import (
     KernelConstants,
     ProductModel,
     Target,
-    fitted_constants,
     needed_gib,
     room_gib,
 )
@@ -108,7 +107,7 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
 def forecast_case(
     case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
 ) -> Forecast:
-    """The forecast of a case under its own conditions, its host's software included."""
+    """The forecast of a case under its own conditions and its own software."""
     return case_table(case, workload, constants, products).forecast(0)
 
 
@@ -116,10 +115,8 @@ def case_table(
     case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
 ) -> ForecastTable:
     """The same as a table of one row, which tells more than the forecast."""
-    c = constants or fitted_constants()
-    factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, factor, products, case.implementation), copies)
+    target = Target(case.cluster, FittedKernels(constants, products=products), copies, case.software)
     return Forecaster(workload, target).at([case.execution])
 
 

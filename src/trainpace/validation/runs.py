@@ -13,12 +13,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import Engine
 from trainpace.records import Record
+from trainpace.software import Attention, CrossEntropy, Fp8Recipe, OptimizerImplementation
 
 
 class Run(Record):
     """One measured run as its source states it. Numbers are None and texts empty where it states nothing.
 
-    engine: how gradients are exchanged, an engine of `Execution`. attention: fused attention's kernels. peak_memory_kind: what
+    engine: how gradients are exchanged, an engine of `Execution`. attention, optimizer_implementation, cross_entropy, fp8_recipe:
+    as in `Software`; attention "native" is cuDNN's. peak_memory_kind: what
     peak_mem_gib counts. host_copy: whether each step copies its samples from pageable memory. cudnn_benchmark: whether cuDNN
     chooses convolutions by trying them (torch.backends.cudnn.benchmark). host: the CPU that launched the kernels. assumed:
     assumptions of the table's author.
@@ -41,7 +43,10 @@ class Run(Record):
     parallelism: str = ""
     mode: str = ""
     engine: Literal["", Engine] = ""
-    attention: Literal["", "flash1", "flash2", "native"] = ""
+    attention: Literal["", Attention, "native"] = ""
+    optimizer_implementation: Literal["", OptimizerImplementation] = ""
+    cross_entropy: Literal["", CrossEntropy] = ""
+    fp8_recipe: Literal["", Fp8Recipe] = ""
     peak_memory_kind: Literal["", "allocated", "reserved", "device"] = ""
     host_copy: Literal["", "yes", "no"] = ""
     cudnn_benchmark: Literal["", "yes", "no"] = ""

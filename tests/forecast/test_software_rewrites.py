@@ -1,0 +1,138 @@
+"""Steps under other software than they were traced under, beside traces of what that software runs."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.nouns import stacked
+
+from trainpace.execution import Execution
+from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.software_rewrites import as_run
+from trainpace.hardware import Cluster, find_device
+from trainpace.software import TODAY, Rewrites, Software, parse_software
+from trainpace.trace.trace import trace
+from trainpace.workload import Variant
+
+A100 = Cluster(device=find_device("A100"))
+GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 6, "vocab_size": 4096, "n_positions": 512}
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 6,
+    "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Both models by (name, legacy): as torch of today runs them, and as torch before 2.0 did."""
+    pytest.importorskip("transformers")
+    workloads = {}
+    for name, sizes in (("gpt2", GPT2), ("llama", LLAMA)):
+        path = tmp_path_factory.mktemp(name) / "config.json"
+        path.write_text(json.dumps(sizes))
+        for legacy in (False, True):
+            variant = Variant("adamw", 512, legacy=legacy)
+            workloads[name, legacy] = trace(f"transformers:{path}", ("amp", "half"), variant)
+    return workloads
+
+
+def forecast(workload, software=TODAY, **changes):
+    e = Execution(**{"micro_batch": 8, "precision": "bf16", "optimizer": workload.optimizer, **changes})
+    return Forecaster(workload, Target(A100, software=software)).forecast(e)
+
+
+def counts(workload, form):
+    table = workload.forms[form].operators
+    kinds = {}
+    for kind, function, count in zip(table.kind, table.function, table.count, strict=True):
+        kinds[kind, function] = kinds.get((kind, function), 0) + int(count)
+    return kinds
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize(("form", "precision"), [("half", "bf16"), ("amp", "amp_bf16")])
+def test_eager_attention_is_what_a_trace_without_fused_attention_holds(traced, name, form, precision):
+    fused, unfused = traced[name, False], traced[name, True]
+    rewritten = as_run(fused, Rewrites(eager_attention=True))
+    ours, theirs = counts(rewritten, form), counts(unfused, form)
+    for kind in (("gemm", "bmm"), ("softmax", "_softmax"), ("softmax", "_softmax_backward_data")):
+        assert ours[kind] == theirs[kind]
+    assert not any(kind.startswith("attention") for kind, _ in ours)
+    a, b = forecast(fused, Software(attention="eager"), precision=precision), forecast(unfused, precision=precision)
+    for part in ("forward_ms", "backward_ms"):
+        assert getattr(a.step, part) == pytest.approx(getattr(b.step, part), rel=0.06)
+    assert a.memory.activations_gib == pytest.approx(b.memory.activations_gib, rel=0.05)
+    blocks = [w.forms[form].blocks for w in (rewritten, unfused)]
+    assert blocks[0].attention_saved_bytes == pytest.approx(blocks[1].attention_saved_bytes, rel=0.02)
+    assert a.step.total_ms > forecast(fused, precision=precision).step.total_ms
+
+
+def test_the_models_own_flops_do_not_depend_on_its_software(traced):
+    plain, eager = (forecast(traced["gpt2", False], Software(attention=a)) for a in (None, "eager"))
+    assert eager.model_flops_per_step == plain.model_flops_per_step
+    assert eager.mfu < plain.mfu
+
+
+def test_eager_attention_under_parallelism_and_recomputation():
+    plain, eager = stacked(), Software(attention="eager")
+    for changes in ({"tp": 2, "nproc_per_node": 2}, {"activation_checkpointing": "full"}):
+        cluster = Cluster(device=find_device("A100"), devices_per_node=changes.get("nproc_per_node", 1))
+        e = Execution(**{"micro_batch": 4, "precision": "bf16", "optimizer": plain.optimizer, **changes})
+        then, now = (Forecaster(plain, Target(cluster, software=s)).forecast(e) for s in (eager, TODAY))
+        assert then.step.total_ms > now.step.total_ms
+        assert then.memory.allocated_gib >= now.memory.allocated_gib
+
+
+def launches(workload, form="amp"):
+    table = workload.forms[form].operators
+    return int((table.count * table.launches)[np.array(table.phase) == "optimizer"].sum())
+
+
+def test_an_update_tensor_by_tensor_launches_as_a_trace_of_it_does(traced):
+    now, then = traced["gpt2", False], traced["gpt2", True]
+    assert launches(as_run(now, Rewrites(optimizer="for_loop"))) == pytest.approx(launches(then), rel=0.05)
+    a, b = forecast(now, Software(optimizer="for_loop")), forecast(then)
+    assert a.step.optimizer_ms == pytest.approx(b.step.optimizer_ms, rel=0.15)
+
+
+def test_a_fused_update_is_one_kernel_and_2_to_4_times_as_fast(traced):
+    now = traced["gpt2", False]
+    fused = as_run(now, Rewrites(optimizer="fused"))
+    assert [f for f in fused.forms["amp"].operators.function if f.startswith("_f") and "rms" not in f] == [
+        "_fused_adamw_"
+    ]
+    assert launches(fused) < launches(now) / 3
+    # and back again: an update that is traced fused
+    again = as_run(fused, Rewrites(optimizer="foreach"))
+    ms = [forecast(w, precision="amp_bf16").step.optimizer_ms for w in (now, again)]
+    assert ms[1] == pytest.approx(ms[0], rel=0.05)
+    assert 2 < ms[0] / forecast(fused, precision="amp_bf16").step.optimizer_ms < 5
+
+
+def test_nothing_changes_where_nothing_is_said(traced):
+    now = traced["gpt2", False]
+    assert as_run(now, TODAY.rewrites) is now
+    assert as_run(now, Rewrites(optimizer="foreach")) is now
+    assert as_run(traced["gpt2", True], parse_software("torch1.9").rewrites) is traced["gpt2", True]
+
+
+def test_one_forecaster_moves_between_software_and_back(traced):
+    now = traced["gpt2", False]
+    first = Forecaster(now, Target(A100))
+    e = Execution(micro_batch=8, precision="bf16", optimizer="adamw")
+    before = first.forecast(e)
+    eager = first.on(Target(A100, software=Software(attention="eager")))
+    assert eager.forecast(e) == forecast(now, Software(attention="eager"))
+    assert eager.on(Target(A100)).forecast(e) == before == first.forecast(e)
+    assert eager.on(A100).forecast(e) == eager.forecast(e)  # a cluster alone keeps the software
+
+
+def test_old_torch_and_keras_launch_slower(traced):
+    now = traced["gpt2", False]
+    small = {"micro_batch": 1}
+    host = [
+        forecast(now, software, **small).step.host_overhead_ms
+        for software in (TODAY, parse_software("keras"), parse_software("torch1.9"), parse_software("torch1.13"))
+    ]
+    assert host[1] > 2 * host[0]
+    assert host[2] > 2 * host[3]
