@@ -13,10 +13,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fitting.cards import shared_constants
 from fitting.kernels import read_kernels
-from fitting.problem import Problem
+from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
+from trainpace.forecast.cards import measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import from_json, to_jsonable
 from trainpace.validation import family_of, forecast_case, stated_peak_gib
@@ -93,7 +95,10 @@ def _fit(job: tuple[str, str, str, str]) -> dict[str, Any]:
         if (not left_out or fold_of(pair, kind) != left_out)
         and (pair[0].run.file not in THINNED or pair[0].run.index % 4 == 0)
     ]
-    return to_jsonable(Problem(RunTable(rest), read_kernels(Path(data)), KernelConstants()).solve())
+    cards, kernels = measured_cards(), read_kernels(Path(data))
+    start = shared_constants(cards, KernelConstants())
+    problem = Problem(RunTable(rest, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS)
+    return to_jsonable(problem.solve())
 
 
 def forecasts(pairs: list[Pair], kind: str, constants: dict[str, Any]) -> list[HeldOutRun]:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fitting.kernels import KernelRows, read_kernels
-from fitting.problem import Problem, bounds
+from fitting.cards import shared_constants
+from fitting.kernel_rows import KernelRows
+from fitting.kernels import read_kernels
+from fitting.problem import FIXED_BY_KERNELS, Problem, bounds
 from fitting.runs import RunTable, read_pairs, usable
+from trainpace.forecast.cards import measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import to_jsonable
 
@@ -31,9 +34,11 @@ def main() -> None:
             f"no traced runs in {options.traces}; to trace them:"
             f" trainpace validate {options.data}/measured_runs.parquet --traces {options.traces}"
         )
-    runs, kernels = RunTable(pairs), read_kernels(options.data)
+    cards = measured_cards()
+    runs, kernels = RunTable(pairs, cards), read_kernels(options.data)
+    kernels = kernels.select(kernels.family == "")
     print(f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels")
-    c = rounded(Problem(runs, kernels, KernelConstants()).solve())
+    c = rounded(Problem(runs, kernels, shared_constants(cards, KernelConstants()), FIXED_BY_KERNELS).solve())
     CONSTANTS.write_text(json.dumps(to_jsonable(c), indent=1) + "\n")
     RESIDUALS.write_text(residuals(runs, kernels, c))
     print(RESIDUALS.read_text())
@@ -53,7 +58,7 @@ def residuals(runs: RunTable, kernels: KernelRows, c: KernelConstants) -> str:
         error = 100 * (step_ms / runs.measured_ms - 1)[runs.file == file]
         lines.append(_line(file, error))
     lines += ["", "| kernels | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
-    kernel_ms = 1e3 * kernels.device_s(c) + kernels.floor_ms
+    kernel_ms = 1e3 * kernels.by_kernel(kernels.device_s(c)) + kernels.floor_ms
     for device in sorted(set(kernels.device)):
         for name in sorted(set(kernels.operator)):
             rows = (kernels.device == device) & (kernels.operator == name)

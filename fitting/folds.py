@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from fitting.cards import all_kernels, fit_cards, shared_constants, start_constants
 from fitting.kernels import DEVICES, read_kernels
-from fitting.problem import Problem
+from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.products import CARDS, FORMATS, fit_width, read_products, sample
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
+from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.product_model import ProductModel, Width, WidthModel, fitted_products
 from trainpace.records import write_whole
@@ -30,10 +32,10 @@ DEVICE_FOLDS = {
     "Turing": r"T4|RTX 2080|Titan RTX",
     "A100": r"A100",
     "Ampere workstation": r"A10$|A10G|A40|RTX A",
-    "Hopper, Blackwell": r"H100|H200|B200",
-    "Pascal": r"P100|P4$|GTX 1080",
+    "Hopper, Blackwell": r"H100|H200|GH200|G?B[23]00",
+    "Pascal": r"P100|P4$|GTX 1080|Titan X",
     "Kepler": r"K80",
-    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI100",
+    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI[123]",
 }
 """Cards are left out with their relatives: a new card usually is one of a new family."""
 
@@ -79,11 +81,11 @@ def _fold(job: tuple[str, str, Path, Path, Path]) -> list[HeldOut]:
     kind, fold, data, traces, kept = job
     file = kept / f"{kind}-{fold}.json"
     if not file.is_file():
-        write_whole(file, json.dumps(_fitted_without(kind, fold, data, traces)))
+        write_whole(file, json.dumps(_fitted_without(kind, fold, data, traces, kept)))
     return [HeldOut(*row) for row in json.loads(file.read_text())]
 
 
-def _fitted_without(kind: str, fold: str, data: Path, traces: Path) -> list[HeldOut]:
+def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) -> list[HeldOut]:
     pairs = read_pairs(data, traces)
 
     def is_out(pair: Pair) -> bool:
@@ -93,12 +95,24 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path) -> list[Held
 
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
+    cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
     products = products_without(fold, data) if kind == "device" else None
-    constants = Problem(
-        RunTable(fitted, products=products), read_kernels(data, without=without), KernelConstants()
-    ).solve()
+    kernels, start = read_kernels(data, without=without), shared_constants(cards, KernelConstants())
+    table = RunTable(fitted, cards, products=products)
+    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve()
     seen = {case.cluster.device.name for case, _ in fitted}
-    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products))
+    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards))
+
+
+def _cards_without(fold: str, data: Path, kept: Path) -> CardConstants:
+    """What kernels tell where those of the fold's cards were not measured."""
+    kernels = all_kernels(data, kept / "kernels.pickle")
+    fold_of = {name: _fold_or_none(name) for name in set(kernels.device.tolist())}
+    return fit_cards(kernels.select(np.array([fold_of[name] != fold for name in kernels.device])), start_constants())
+
+
+def _fold_or_none(name: str) -> str | None:
+    return next((fold for fold, pattern in DEVICE_FOLDS.items() if re.match(pattern, name)), None)
 
 
 def products_without(fold: str, data: Path) -> ProductModel | None:
@@ -115,11 +129,12 @@ def products_without(fold: str, data: Path) -> ProductModel | None:
 
 
 def _forecasts(
-    pairs: Sequence[Pair], fold: str, seen: set[str], constants: KernelConstants, products: ProductModel | None
-) -> Iterator[HeldOut]:
+    pairs: Sequence[Pair], fold: str, seen: set[str], constants: KernelConstants, products: ProductModel | None,
+    cards: CardConstants,
+) -> Iterator[HeldOut]:  # fmt: skip
     for case, workload in pairs:
         try:
-            table = case_table(case, workload, constants, products)
+            table = case_table(case, workload, constants, products, cards)
             if not table.timed[0]:
                 continue
             shares, host_sd = tuple(round(float(x), 4) for x in table.shares(0)), round(table.host_sd(0), 4)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 
-from fitting.runs import RunTable
+from fitting.kernel_rows import KernelRows
 from trainpace.forecast.cards import NO_CARDS
 from trainpace.hardware import find_device
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
@@ -18,18 +18,13 @@ FUNCTIONS = {"linear": "mm", "bmm": "bmm", "conv": "conv", "softmax": "_softmax"
 KINDS = {"linear": "gemm", "bmm": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
 DEVICES = {"Tesla P4": "P4", "Tesla P100-PCIE-16GB": "P100 PCIe 16GB", "Tesla T4": "T4", "Tesla V100-PCIE-32GB": "V100 PCIe 32GB",
            "NVIDIA A100-PCIE-40GB": "A100 PCIe 40GB", "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB"}  # fmt: skip
+FAMILIES = {"linear": "", "bmm": "", "conv": "conv", "softmax": "softmax", "ln": "layer_norm", "add": "elementwise",
+            "relu": "elementwise", "gelu": "elementwise"}  # fmt: skip
 PER_GROUP = {"linear": 240, "bmm": 240, "conv": 300, "softmax": 48, "ln": 48, "add": 48, "relu": 36, "gelu": 24}
 """Kernels drawn for each GPU and operator."""
 FLOOR_QUANTILE = 0.005
 LONG = 2.5
 """Only kernels this many times the floor: the short ones measure the event timer, 25 to 60 microseconds."""
-
-
-class KernelRows(RunTable):
-    """One row a measured kernel: `measured_ms`, and `floor_ms` that its timing adds."""
-
-    floor_ms: np.ndarray
-    operator: np.ndarray
 
 
 def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset()) -> KernelRows:
@@ -62,7 +57,10 @@ def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset(
     kernels.floor_ms = np.concatenate(floors)
     kernels.measured_ms = c["latency_ms"]
     kernels.operator = operator[rows]
-    kernels.device = device[rows]
+    kernels.family = np.array([FAMILIES[name] for name in kernels.operator])
+    kernels.source = np.full(len(rows), "gpu_ops_fp32")
+    kernels.kernel = np.arange(len(rows))
+    kernels.device = np.array([find_device(name).name for name in device[rows]])
     kernels.devices = {(name, "fp32"): find_device(name) for name in sorted(set(kernels.device))}
     order = {key[0]: i for i, key in enumerate(kernels.devices)}
     kernels.device_row = np.array([order[name] for name in kernels.device])

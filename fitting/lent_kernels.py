@@ -17,18 +17,27 @@ from trainpace.workload import OtherSizes
 
 CARDS = {"h100": "H100 SXM", "h200": "H200 SXM"}
 ELSEWHERE = (
-    "mm",
+    "aten::mm",
     "addmm",
     "bmm",
-    "baddbmm",
     "attention",
     "_foreach",
     "triton",
     "_local_scalar_dense",
     "random_",
     "bernoulli_",
+    "nll_loss",
+    "amp_",
 )
-"""Calls with a model of their own, and those whose sizes the profiler does not tell."""
+"""Calls with a model of their own, those whose sizes the profiler does not tell, and those that launch their bulk by another."""
+SHORTEST_STEP_US = 400.0
+"""Optimizers were launched by the host, call by call: shorter updates measure it."""
+LEFT_OUT = ("batchnorm_fwd", "batchnorm_bwd", "embedding_bwd")
+"""Calls that copied besides, or wrote to few rows over and over."""
+SHORTEST_US = 3.0
+"""Shorter calls are their launch."""
+MOST_A_CALL = 250
+"""Kernels drawn of one ATen call in one precision."""
 SEVERAL_KERNELS = (
     "convolution",
     "norm",
@@ -49,6 +58,8 @@ def single_calls(data: Path, card: str) -> list[Measured]:
     table = pd.read_parquet(data / f"{card}_kernels.parquet")
     found = []
     for operator, dtype, sizes, us in zip(table.op, table.dtype, table.sizes, table.latency_us, strict=True):
+        if operator in LEFT_OUT or (operator.endswith("_step") and us < SHORTEST_STEP_US) or us < SHORTEST_US:
+            continue
         rows = _rows_of_single(operator, dtype, json.loads(sizes))
         if rows:
             nhwc = json.loads(sizes).get("layout") == "NHWC"
@@ -132,7 +143,7 @@ def _optimizer(kind: str, dtype: torch.dtype, b: int, m: int, n: int, kernel: st
     return tuple(rows_of(func, tuple(tensors), {}, None))
 
 
-def step_calls(data: Path, card: str) -> list[Measured]:
+def step_calls(data: Path, card: str, seed: int = 0) -> list[Measured]:
     """ATen calls of profiled eager steps, each by all its kernels together."""
     table = pd.read_parquet(data / f"{card}_step_kernels.parquet")
     table = table[table.call.str.startswith("aten::") & ~table.call.str.contains("|".join(ELSEWHERE))]
@@ -149,6 +160,8 @@ def step_calls(data: Path, card: str) -> list[Measured]:
     times = per_case.least.where(per_case.most % per_case.least == 0, per_case.most)
     per_case["calls"] = times.where(several, per_case.every)
     merged = per_case.groupby(["precision", *columns], sort=False)[["total", "calls"]].sum().reset_index()
+    merged = merged[merged.total / merged.calls > SHORTEST_US].sample(frac=1.0, random_state=seed)
+    merged = merged.groupby(["precision", "call"], sort=False).head(MOST_A_CALL)
     for record in merged.to_dict("records"):
         answer = rows_of_profiled(record["call"], record)
         if answer is None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from fitting.kernels import KernelRows
+from fitting.families import FAMILIES, PASSES, UNDECIDED
+from fitting.kernel_rows import KernelRows
 from fitting.runs import RunTable
 from trainpace.forecast.constants import KernelConstants
 from trainpace.kinds import KINDS
@@ -19,19 +20,24 @@ FILE_WEIGHTS = {"timm_train_rtx3090": 300, "ryujaehun_pytorch_gpu_benchmark": 15
 KERNEL_WEIGHT = 150.0
 PRIOR = 0.15
 """Standard deviation of 1 / PRIOR in the logarithm around the starting constants: holds what the data do not decide."""
+FAMILY_PRIOR = 2.0
+"""The same for constants that measured kernels tell: the start is what they know of a card that was not among them."""
 OUTLIER = 0.15
 """Errors beyond this are counted linearly, not squared."""
 ITERATIONS = 28
 
 MATRIX = ("gemm", "conv", "conv_dgrad", "conv_wgrad")
-PASSES = ("", "_dgrad", "_wgrad")
+OF_FAMILIES = frozenset(name for family, names in FAMILIES.items() if family not in UNDECIDED for name in names)
 ALL: tuple[str, ...] = ("all",)
 
 
 def bounds(name: str) -> tuple[float, float]:
     """Physical limits of a constant."""
     special = {
-        "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
+        "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600),
+        "conv_tile_plain_prologue": (4, 800), "conv_tile_tensor_prologue": (4, 1200),
+        "conv_tile_plain_half_intensity": (1, 100), "conv_tile_tensor_half_intensity": (1, 200),
+        "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
         "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
@@ -48,14 +54,16 @@ def bounds(name: str) -> tuple[float, float]:
         return 0.3, 2.2
     if name.endswith("_channels"):
         return 0.01, 1.5
+    if name.endswith("quantisation"):
+        return 0.02, 1
     if name.startswith("grouped"):
         return 0.003, 1
     if name.startswith("depthwise"):
         return 0.003, 1
+    if name.startswith(("traffic_elementwise", "traffic_pool", "traffic_max_pool")):
+        return 0.03, 2
     if name.startswith(("traffic_", "gemm", "conv", "winograd", "batched")):
         return 0.03, 1
-    if name.endswith("quantisation"):
-        return 0.02, 1
     start = float(getattr(KernelConstants(), name))
     return start / 20, start * 20
 
@@ -64,6 +72,8 @@ def affected(name: str) -> tuple[str, ...]:
     """Classes of operators whose device time a constant enters; () for none."""
     if name.startswith("host_") or name == "compile_host":
         return ()
+    if name.startswith("traffic_conv"):
+        return (name.removeprefix("traffic_"),)
     if name.startswith(("traffic_", "work_", "row_work_")) and name != "traffic_matrix":
         return ("t:" + name.removeprefix("row_").partition("_")[2].removesuffix("_nhwc"),)
     if name in (
@@ -77,13 +87,23 @@ def affected(name: str) -> tuple[str, ...]:
     ):
         return ("gemm",)
     if name.startswith("tile_"):
-        return MATRIX
+        return ("gemm",)
+    if name.startswith("conv_tile_"):
+        return MATRIX[1:]
     if name == "transposes" or name.endswith(("_window", "_channels")):
         return MATRIX[1:]
     if name.startswith(("conv_", "winograd", "grouped", "depthwise")):
         which = next((p for p in PASSES[1:] if name.endswith(p)), "")
         return ("conv" + which,)
     return ALL
+
+
+_OF_EVERY_CARD = ("work_", "row_work_", "conv_tile_", "traffic_conv", "conv_misaligned", "transposes", "traffic_fill",
+                  "traffic_embedding")  # fmt: skip
+FIXED_BY_KERNELS: tuple[str, ...] = tuple(
+    sorted(name for name in OF_FAMILIES if name.startswith(_OF_EVERY_CARD) or name.endswith("_window"))
+)
+"""What kernels tell of every card: how a family's times grow with its sizes, and classes whose kernels are alike everywhere."""
 
 
 def traffic_classes(columns: dict[str, np.ndarray]) -> list[str]:
@@ -128,7 +148,8 @@ class Problem:
         self._runs, self._kernels = _Parts(runs, self.names), _Parts(kernels, self.names)
         count = {file: int((runs.file == file).sum()) for file in set(runs.file)}
         self._weight = np.array([np.sqrt(FILE_WEIGHTS.get(str(f), 50) / count[f]) for f in runs.file])
-        self._kernel_weight = np.sqrt(KERNEL_WEIGHT / len(kernels.measured_ms))
+        self._kernel_weight = np.sqrt(KERNEL_WEIGHT * kernels.weights())
+        self._prior = np.array([FAMILY_PRIOR if name in OF_FAMILIES else PRIOR for name in self.names])
         limits = np.log([bounds(name) for name in self.names])
         self._low, self._high = limits[:, 0], limits[:, 1]
         at = np.log([getattr(start, name) for name in self.names])
@@ -154,8 +175,11 @@ class Problem:
 
     def _all(self, device_ms: np.ndarray, kernel_s: np.ndarray, c: KernelConstants, x: np.ndarray) -> np.ndarray:
         steps = np.log(self.runs.step_ms(device_ms, c) / self.runs.measured_ms) * self._weight
-        kernels = np.log((1e3 * kernel_s + self.kernels.floor_ms) / self.kernels.measured_ms) * self._kernel_weight
-        return np.concatenate([steps, kernels, PRIOR * (x - self._x0)])
+        kernels = (
+            np.log((1e3 * self.kernels.by_kernel(kernel_s) + self.kernels.floor_ms) / self.kernels.measured_ms)
+            * self._kernel_weight
+        )
+        return np.concatenate([steps, kernels, self._prior * (x - self._x0)])
 
     def _jacobian(self, x: np.ndarray) -> np.ndarray:
         base, before = self._residuals(x), self._constants(x)

@@ -72,7 +72,12 @@ def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
 _KINDS = (
     # calls that no kind names are elementwise; the optimizer's updates move bytes as well
     Kind("elementwise", traffic={"elementwise": 0.8}),
-    Kind("optimizer", traffic={"optimizer": 0.8}),
+    Kind(
+        "optimizer",
+        traffic={"optimizer": 0.8, "optimizer_fused": 0.6},
+        functions=_calls(optimizer_fused="_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_"),
+        work={"optimizer": 10, "optimizer_fused": 10},
+    ),
     Kind(
         "embedding",
         traffic={"embedding": 0.5, "embedding_backward": 0.2},
@@ -88,9 +93,9 @@ _KINDS = (
     Kind("module"),
     # these run on matrix units; their times are in `trainpace.forecast.products`, `convolutions`, `attention`
     Kind("gemm", is_matrix=True),
-    Kind("conv", is_matrix=True),
-    Kind("conv_dgrad", is_matrix=True),
-    Kind("conv_wgrad", is_matrix=True),
+    Kind("conv", traffic={"conv": 0.75}, is_matrix=True),
+    Kind("conv_dgrad", traffic={"conv_dgrad": 0.75}, is_matrix=True),
+    Kind("conv_wgrad", traffic={"conv_wgrad": 0.75}, is_matrix=True),
     Kind("attention", is_matrix=True),
     Kind("attention_backward", is_matrix=True),
     Kind(
@@ -139,12 +144,14 @@ _KINDS = (
     ),
     Kind(
         "pool",
-        traffic={"pool": 0.6, "pool_backward": 0.3},
+        traffic={"pool": 0.6, "pool_backward": 0.3, "max_pool": 0.6, "max_pool_backward": 0.3},
         functions=_calls(
-            pool="max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices avg_pool3d",
-            pool_backward="max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward",
+            pool="avg_pool2d _adaptive_avg_pool2d avg_pool3d",
+            pool_backward="avg_pool2d_backward _adaptive_avg_pool2d_backward",
+            max_pool="max_pool2d_with_indices max_pool3d_with_indices",
+            max_pool_backward="max_pool2d_with_indices_backward",
         ),
-        work={"pool": 100, "pool_backward": 200},
+        work={"pool": 100, "pool_backward": 200, "max_pool": 100, "max_pool_backward": 200},
         extent=_window,
     ),
     Kind(
@@ -154,6 +161,7 @@ _KINDS = (
             reduction="sum mean amax amin max min var var_mean std argmax cumsum prod any all linalg_vector_norm norm"
             " nll_loss_forward nll_loss_backward topk sort"
         ),
+        work={"reduction": 20},
         gathers="nll_loss_forward nll_loss_backward",
     ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.forecast.attention import IMPLEMENTATIONS, Implementation, default_implementation, implementation_on
+    from trainpace.forecast.cards import CardConstants
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import KernelConstants, fitted_constants
     from trainpace.forecast.explanations import MemoryOverStep, Roofline, memory_over_step

@@ -13,7 +13,7 @@ from trainpace.records import Record, from_package
 
 
 class CardConstants(Record):
-    """By family of kernels ("conv", "batch_norm"): the family's constants, by generation and card.
+    """By family of kernels ("conv_plain", "batch_norm"): the family's constants, by generation and card.
 
     A card of a generation whose kernels of a family were measured takes the family's constants from here. Any other card keeps
     the shared ones of `KernelConstants`, which whole steps decide as well.

@@ -22,8 +22,8 @@ class _Constants(Record):
     share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
     units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
     their sheet (see `rates`).
-    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
-    unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
+    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units; conv_tile_* those of convolutions.
+    gemm_*, conv_*: shares by operator and unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
     grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
@@ -52,6 +52,12 @@ class _Constants(Record):
     tile_tensor_half_intensity: float = 20.0
     tile_tensor_prologue: float = 64.0
     tile_tensor_quantisation: float = 0.7
+    conv_tile_plain_half_intensity: float = 8.0
+    conv_tile_plain_prologue: float = 32.0
+    conv_tile_plain_quantisation: float = 0.7
+    conv_tile_tensor_half_intensity: float = 20.0
+    conv_tile_tensor_prologue: float = 64.0
+    conv_tile_tensor_quantisation: float = 0.7
     gemm_plain: float = 0.95
     gemm_tensor: float = 0.9
     gemm_tf32: float = 0.7

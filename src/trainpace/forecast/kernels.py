@@ -131,7 +131,8 @@ class KernelTable:
         fused = compiled & ~self._is_matrix
         memory = np.where(fused & ~self._is_optimizer, memory * c.compile_traffic, memory)
         count = table.count
-        launches = table.launches * np.where(fused, c.compile_launches, 1.0)
+        # ... by a kernel before it and one behind
+        launches = table.launches * np.where(fused, c.compile_launches, 1.0) + 2.0 * transposed
         latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way

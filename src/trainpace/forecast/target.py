@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.attention import implementation_on
+from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
@@ -122,7 +123,8 @@ class KernelModel(ABC):
 
 
 class FittedKernels(KernelModel):
-    """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
+    """The kernel model of GPUs with constants that fit all of them, and those of cards whose kernels were measured; the
+    package's where none are given.
 
     `host_factor` is how much slower than its CPU and its software say a host launches kernels.
     """
@@ -131,9 +133,10 @@ class FittedKernels(KernelModel):
     traces_cpu = False
 
     def __init__(
-        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None
-    ) -> None:
-        self._constants, self.host_factor, self._products = constants, host_factor, products
+        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
+        cards: CardConstants | None = None,
+    ) -> None:  # fmt: skip
+        self._constants, self.host_factor, self._products, self._cards = constants, host_factor, products, cards
 
     @property
     def constants(self) -> KernelConstants:
@@ -142,7 +145,8 @@ class FittedKernels(KernelModel):
     def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        c, operators = self.constants, table.operators
+        cards = measured_cards() if self._cards is None else self._cards
+        c, operators = cards.of(self.constants, device), table.operators
         needs_half = bool(operators.half.any())
         attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
         needs_full = bool((~operators.half).any())

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import (
     CONTEXT_GIB,
+    CardConstants,
     FittedKernels,
     Forecaster,
     ForecastTable,
@@ -105,18 +106,27 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
 
 
 def forecast_case(
-    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+    case: Case,
+    workload: Workload,
+    constants: KernelConstants | None = None,
+    products: ProductModel | None = None,
+    cards: CardConstants | None = None,
 ) -> Forecast:
     """The forecast of a case under its own conditions and its own software."""
-    return case_table(case, workload, constants, products).forecast(0)
+    return case_table(case, workload, constants, products, cards).forecast(0)
 
 
 def case_table(
-    case: Case, workload: Workload, constants: KernelConstants | None = None, products: ProductModel | None = None
+    case: Case,
+    workload: Workload,
+    constants: KernelConstants | None = None,
+    products: ProductModel | None = None,
+    cards: CardConstants | None = None,
 ) -> ForecastTable:
     """The same as a table of one row, which tells more than the forecast."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    target = Target(case.cluster, FittedKernels(constants, products=products), copies, case.software)
+    kernels = FittedKernels(constants, products=products, cards=cards)
+    target = Target(case.cluster, kernels, copies, case.software)
     return Forecaster(workload, target).at([case.execution])
 
 

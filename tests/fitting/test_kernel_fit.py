@@ -1,0 +1,117 @@
+"""Measured calls as rows of a trace, and the constants of cards that are fitted on them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fitting.calls import Measured, rows_of_profiled, rows_of_work
+from fitting.card_fit import fit_family
+from fitting.families import FAMILIES, UNDECIDED, family_of, group_of
+from fitting.kernel_rows import joined, kernel_rows
+from fitting.lent_kernels import convolution
+from msgspec.structs import replace
+
+from trainpace.forecast.constants import KernelConstants
+from trainpace.trace.operators import Row
+from trainpace.workload import CONV
+
+
+def record(*arguments):
+    """A call as the profiler tells it, from (dims, type, strides, concrete)."""
+    return {name: json.dumps(list(column)) for name, column in zip(("dims", "types", "strides", "concrete"), zip(*arguments, strict=True), strict=True)}  # fmt: skip
+
+
+def tensor(*dims, strides=None, kind="float"):
+    steps = np.cumprod([1, *dims[:0:-1]])[::-1].tolist()
+    return list(dims), kind, list(strides or steps), ""
+
+
+def test_a_profiled_convolution_is_the_row_of_a_trace():
+    pair = [2, 2]
+    arguments = (
+        tensor(8, 32, 14, 14, strides=(6272, 1, 448, 32), kind="c10::BFloat16"), tensor(64, 32, 3, 3, kind="c10::BFloat16"),
+        *(([], "ScalarList", [], str(v)) for v in ([1, 1], pair, [1, 1])), *(([], "Scalar", [], v) for v in ("1", "False")),
+    )  # fmt: skip
+    (row,), nhwc = rows_of_profiled("aten::cudnn_convolution", record(*arguments))
+    expected = convolution("conv", torch.bfloat16, 8, 32, 64, 14, 3, 2, 1, "NHWC")
+    assert nhwc
+    assert row == expected
+    assert row.flops == 2 * 8 * 7 * 7 * 64 * 32 * 9
+
+
+def test_a_profiled_copy_reads_its_source_and_writes_its_target():
+    (row,), nhwc = rows_of_profiled(
+        "aten::copy_", record(tensor(4, 8, kind="c10::BFloat16"), tensor(4, 8), ([], "Scalar", [], "False"))
+    )
+    assert (row.kind, row.read_bytes, row.written_bytes, nhwc) == ("copy", 128, 64, False)
+
+
+@pytest.mark.parametrize("call", ["aten::no_such_call", "aten::mul"])
+def test_a_call_that_cannot_be_made_again_is_left_out(call):
+    assert rows_of_profiled(call, record(([], "Scalar", [], "1"))) is None
+
+
+def test_work_is_what_is_called_and_not_what_makes_its_inputs():
+    def make():
+        x = torch.ones(4, 8, device="cuda")
+        return lambda: torch.nn.functional.dropout(x + 1, 0.1)
+
+    assert [row.function for row in rows_of_work(make)] == ["add", "native_dropout"]
+
+
+def copy(numbers):
+    return Row("copy", "clone", False, 1, float(numbers), 4.0 * numbers, 4.0 * numbers, (numbers, numbers))
+
+
+def measured(device, us, numbers=2**28, operator="copy"):
+    return Measured("a", device, "fp32", operator, (copy(numbers),), us)
+
+
+def test_kernels_of_several_rows_are_their_sum_and_stay_together_when_some_are_chosen():
+    two = Measured("a", "T4", "fp32", "two", (copy(2**20), copy(2**22)), 5.0)
+    table = kernel_rows([measured("A100 SXM 80GB", 7.0), two, measured("T4", 9.0)])
+    seconds = table.by_kernel(table.device_s(KernelConstants()))
+    assert seconds[1] == pytest.approx(table.device_s(KernelConstants())[1:3].sum())
+    part = table.select(np.array([False, True, True]))
+    assert part.by_kernel(part.device_s(KernelConstants())) == pytest.approx(seconds[1:])
+    both = joined([part, table])
+    assert both.by_kernel(both.device_s(KernelConstants())) == pytest.approx([*seconds[1:], *seconds])
+    assert both.measured_ms.tolist() == [0.005, 0.009, 0.007, 0.005, 0.009]
+
+
+def test_every_card_weighs_the_same_in_a_family():
+    table = kernel_rows([measured("T4", 1.0)] * 3 + [measured("A100 SXM 80GB", 1.0)])
+    assert table.weights() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+
+
+def test_a_fit_finds_each_cards_share_and_what_all_have_in_common():
+    """Two generations whose copies reach 0.5 and 0.8 of the bandwidth, by the model's own times."""
+    shares, c = {"T4": 0.5, "A100 SXM 80GB": 0.8}, KernelConstants()
+    sizes = [2**n for n in range(26, 30)] * 10
+    every = []
+    for device, share in shares.items():
+        table = kernel_rows([measured(device, 1.0, n) for n in sizes])
+        us = 1e6 * table.device_s(replace(c, traffic_copy=share))
+        every += [measured(device, float(t), n) for t, n in zip(us, sizes, strict=True)]
+    table = kernel_rows(every)
+    pooled = fit_family(table, ("traffic_copy",), c)["copy"]
+    for key, device in table.devices.items():
+        assert pooled.of(device)["traffic_copy"] == pytest.approx(shares[key[0]], rel=0.04)
+    assert 0.5 < np.exp(pooled.shared[0]) < 0.8
+    assert set(pooled.generations) == {"7.5", "8.0"}
+
+
+def test_every_constant_of_a_family_is_one_and_belongs_to_one_group():
+    names = [name for family in FAMILIES.values() for name in family]
+    assert len(names) == len(set(names))
+    assert set(names) <= set(KernelConstants.__struct_fields__)
+    assert set(UNDECIDED) < set(FAMILIES)
+    assert {group_of(name) for name in FAMILIES["conv"]} == {"conv_plain", "conv_tensor", "conv"}
+
+
+@pytest.mark.parametrize(("groups", "family"), [(1, "conv"), (32, "depthwise"), (4, "grouped")])
+def test_convolutions_are_of_a_family_by_their_groups(groups, family):
+    row = convolution("conv_wgrad", torch.float32, 2, 32, 32, 14, 3, 1, groups)
+    assert row.dims[CONV.groups] == groups
+    assert family_of((row,)) == family

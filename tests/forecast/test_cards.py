@@ -1,0 +1,56 @@
+"""Constants of cards whose kernels were measured."""
+
+import numpy as np
+import pytest
+
+from nouns import workload
+from trainpace.execution import Execution
+from trainpace.forecast import FittedKernels, Forecaster, Target, fitted_constants
+from trainpace.forecast.cards import NO_CARDS, CardConstants, measured_cards
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.pooling import Pooled
+from trainpace.hardware import Cluster, find_device
+
+HOPPER = Pooled(
+    names=("traffic_copy",), shared=(np.log(0.5),), generations={"9.0": (np.log(1.2),)}, devices={"H100 SXM": (np.log(1.1),)},
+    log_sd={"card": 0.1, "generation": 0.1, "none": 0.1},
+)  # fmt: skip
+CARDS = CardConstants(families={"copy": HOPPER})
+
+
+@pytest.mark.parametrize(("device", "share"), [("H100 SXM", 0.66), ("H200 SXM", 0.6)])
+def test_a_measured_card_takes_its_own_constants_and_a_relative_its_generations(device, share):
+    assert CARDS.of(fitted_constants(), find_device(device)).traffic_copy == pytest.approx(share)
+
+
+@pytest.mark.parametrize("device", ["A100 SXM 80GB", "MI100"])
+def test_a_card_of_no_measured_generation_keeps_what_all_share(device):
+    assert CARDS.of(fitted_constants(), find_device(device)) == fitted_constants()
+
+
+def test_the_packages_families_name_constants_each_once_and_known_cards_by_the_catalogues_names():
+    families = measured_cards().families.values()
+    names = [name for family in families for name in family.names]
+    assert len(names) == len(set(names)) > 20
+    assert set(names) <= set(KernelConstants.__struct_fields__)
+    for family in families:
+        assert all(find_device(name).name == name for name in family.devices)
+        assert all(abs(log) < 3 for logs in (*family.generations.values(), *family.devices.values()) for log in logs)
+
+
+def test_a_forecast_asks_for_the_constants_of_its_card():
+    slow = Pooled(
+        names=("traffic_optimizer",),
+        shared=(np.log(0.01),),
+        generations={"9.0": (0.0,)},
+        devices={},
+        log_sd=HOPPER.log_sd,
+    )
+
+    def optimizer_ms(device, cards):
+        target = Target(Cluster(device=find_device(device)), FittedKernels(cards=cards))
+        return Forecaster(workload(), target).forecast(Execution(micro_batch=4)).step.optimizer_ms
+
+    with_slow = CardConstants(families={"optimizer": slow})
+    assert optimizer_ms("H100 SXM", with_slow) > 5 * optimizer_ms("H100 SXM", NO_CARDS)
+    assert optimizer_ms("T4", with_slow) == optimizer_ms("T4", NO_CARDS)
