@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from fitting.cards import all_kernels, fit_cards, shared_constants, start_constants
+from fitting.cards import all_kernels, fit_cards, start_constants, start_of_steps
 from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.products import CARDS, FORMATS, fit_width, read_products, sample
@@ -26,6 +26,9 @@ from trainpace.records import write_whole
 from trainpace.validation import case_table, family_of
 
 FAMILY_FOLDS = 5
+THINNING = 6
+"""Of the thousands of forward passes, this part is fitted and forecast: a fold has to end in minutes."""
+ITERATIONS = 16
 DEVICE_FOLDS = {
     "RTX 3090": r"RTX 3090",
     "Volta": r"V100|Titan V",
@@ -93,13 +96,14 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) 
             return device_fold(pair[0].cluster.device.name) == fold
         return str(family_fold(pair[0].spec)) == fold
 
+    pairs = [pair for pair in pairs if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
     cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
     products = products_without(fold, data) if kind == "device" else None
-    kernels, start = read_kernels(data, without=without), shared_constants(cards, KernelConstants())
+    kernels, start = read_kernels(data, without=without), start_of_steps(cards)
     table = RunTable(fitted, cards, products=products)
-    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve()
+    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve(ITERATIONS)
     seen = {case.cluster.device.name for case, _ in fitted}
     return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards))
 
