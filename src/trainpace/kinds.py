@@ -74,7 +74,7 @@ _KINDS = (
     Kind("elementwise", traffic={"elementwise": 0.8}),
     Kind(
         "optimizer",
-        traffic={"optimizer": 0.8, "optimizer_fused": 0.6},
+        traffic={"optimizer": 0.8, "optimizer_fused": 0.8},
         functions=_calls(optimizer_fused="_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_"),
         work={"optimizer": 10, "optimizer_fused": 10},
     ),

@@ -14,6 +14,7 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.tiles import TileModel, tiled_s
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
+from trainpace.workload import OTHER, Operators
 
 sizes = st.integers(1, 4096)
 TILES = TileModel(*(np.array(x) for x in (0.9, 10.0, 32.0, 0.7)))
@@ -136,3 +137,36 @@ def test_more_samples_never_take_less_time_in_any_operator(a, b):
     rates = sustained_rates(find_device("V100"), "fp32", True, False, constants)
     small, large = (table.times(np.array(float(n)), rates, constants).device_s for n in sorted((a, b)))
     assert (small <= large * (1 + 1e-9)).all()
+
+
+def seconds_of(function, kind, read, written, elements_in=0, elements_out=0):
+    """Device time of one call on an H100, without its start."""
+    dims = np.zeros((1, 16, 2))
+    dims[0, OTHER.elements_in, 0], dims[0, OTHER.elements_out, 0] = elements_in, elements_out
+    table = Operators(
+        kind=(kind,), function=(function,), phase=("forward",), module=("",), half=np.array([False]), count=np.array([1]),
+        launches=np.array([1]), flops=np.zeros((1, 2)), read_bytes=np.array([[read, 0.0]]), written_bytes=np.array([[written, 0.0]]),
+        dims=dims,
+    )  # fmt: skip
+    c = fitted_constants()
+    rates = sustained_rates(find_device("H100 SXM"), "fp32", True, False, c)
+    return float(KernelTable(table).times(np.array(1.0), rates, c).device_s[0]) - 1e-6 * c.latency_us
+
+
+@pytest.mark.parametrize(
+    ("function", "lists", "arrays"), [("lerp_", 2, 3), ("addcmul_", 3, 3), ("addcdiv_", 3, 4), ("mul_", 1, 2)]
+)
+def test_an_update_moves_every_array_once(function, lists, arrays):
+    numbers = 4e8
+    traced = seconds_of(f"_foreach_{function}", "optimizer", lists * numbers, lists * numbers / 4)
+    whole = seconds_of("_foreach_anything", "optimizer", arrays * numbers, 0.0)
+    assert traced == pytest.approx(whole)
+
+
+def test_a_sum_into_few_results_takes_longer_than_reading():
+    def sums(rows):
+        return seconds_of("sum", "reduction", 4.0 * 2**24, 4.0, 2**24, 2**24 // rows)
+
+    assert [sums(4) < sums(64) < sums(4096), sums(2**18), sums(2**20)] == [True, sums(2**24), sums(2**24)]
+    # the lent H100 sums [16384, 2048] in bf16 along the first axis in 46 microseconds, and reads as much in 22
+    assert 34e-6 < seconds_of("sum", "reduction", 2.0 * 2**25, 4096.0, 2**25, 2048) < 58e-6

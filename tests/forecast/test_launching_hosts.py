@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nouns import cpu, machine_model, workload
+from nouns import cpu, machine_model, operators, workload
 from trainpace.execution import Execution
-from trainpace.forecast import CalibratedKernels, Forecaster, Target
+from trainpace.forecast import CalibratedKernels, Forecaster, Target, fitted_constants
 from trainpace.forecast.intervals import PARTS, composed_spread, with_host_spread
-from trainpace.forecast.target import REFERENCE_POINTS, host_sensitivity
+from trainpace.forecast.target import REFERENCE_POINTS, fitted_host_us, host_sensitivity
 from trainpace.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.outcome import StepTime
 
@@ -38,6 +38,16 @@ def test_a_host_half_as_fast_takes_twice_as_long():
     work = [f.step.total_ms for f in (quick, slow)]
     assert work[1] / work[0] == pytest.approx(2, rel=0.02)
     assert quick.step.computing_ms == pytest.approx(slow.step.computing_ms)
+
+
+def test_calls_of_libraries_cost_the_host_what_they_do():
+    c = replace(fitted_constants(), host_launch_us=3.0, host_library_us=20.0, host_optimizer_us=40.0)
+    table = operators()  # two products backward, one launch of the update
+    assert fitted_host_us(table, c).tolist() == [20.0, 40.0, 40.0]
+    elementwise = replace(
+        table, kind=("elementwise", "elementwise", "optimizer"), function=("add", "add", "_foreach_add_")
+    )
+    assert fitted_host_us(elementwise, c).tolist() == [3.0, 6.0, 40.0]
 
 
 def test_an_unnamed_host_is_the_typical_one_and_said_to_be():

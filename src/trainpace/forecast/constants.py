@@ -37,7 +37,8 @@ class _Constants(Record):
     relative to 16 bits, where `product_model` does not hold the card. compile_*: what torch.compile's fusion leaves of
     element-wise traffic, of launches and of the host's time.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
-    entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
+    entered; host_library_us per launch of products, convolutions, attention and normalisations (`target.LIBRARY_KINDS`);
+    host_optimizer_us per launch of the optimizer, for dozens of tensors; host_step_us once a step. host_old_torch,
     host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
     """
 
@@ -111,11 +112,12 @@ class _Constants(Record):
     compile_traffic: float = 0.45
     compile_launches: float = 0.5
     compile_host: float = 0.5
-    latency_us: float = 2.5
+    latency_us: float = 2.4
     host_launch_us: float = 6.0
+    host_library_us: float = 20.0
     host_view_us: float = 2.0
     host_module_us: float = 4.0
-    host_optimizer_us: float = 6.0
+    host_optimizer_us: float = 15.0
     host_step_us: float = 300.0
     host_old_torch: float = 1.5
     host_tensorflow: float = 4.0
