@@ -68,7 +68,7 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     assumed: list[str] = []
     if named:
         columns["model_spec"] = write_configuration(named, configurations.resolve())
-    columns |= _steps_of_image_networks(run)
+    columns |= _nodes(run)
     _batches(run, stated, columns, assumed)
     words = _parallelism(run, stated, size, assumed)
     columns["parallelism"] = ",".join(words)
@@ -157,14 +157,16 @@ NGC_TORCH = {"20.12": "1.8.0a0", "21.03": "1.9.0a0"}
 GPUS_OF_A_DGX_A100 = 8
 
 
-def _steps_of_image_networks(run: Run) -> dict[str, Any]:
-    """NVIDIA's image networks: DDP exchanges the gradients of every micro-batch (image_classification/training.py has no
-    no_sync), so that each is a step of its own; 16 to 64 GPUs are several DGX A100 ("8x A100 80GB"), not the table's one node."""
-    if not image_network(run):
-        return {}
+def _nodes(run: Run) -> dict[str, Any]:
+    """The nodes of NVIDIA's image networks on 16 to 64 GPUs, whose table has them in one: they are DGX A100 ("8x A100 80GB").
+
+    Their DDP also exchanges the gradients of every micro-batch (image_classification/training.py has no no_sync), which no
+    column can say: forecasts exchange once a step.
+    """
     gpus = run.num_gpus or 1
-    several = gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes
-    return {"grad_accum": 1.0} | ({"num_nodes": gpus / GPUS_OF_A_DGX_A100} if several else {})
+    if image_network(run) and gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes:
+        return {"num_nodes": gpus / GPUS_OF_A_DGX_A100}
+    return {}
 
 
 HOSTS = {
