@@ -108,7 +108,7 @@ TRACES ?= out/traces
 PREPARED ?= out/prepared
 $(TRACES)/done: $(VENV)/installed .zoo/installed
 	$(BIN)/python -m fitting.prepare --data $(DATA) --output $(PREPARED)
-	for file in measured_runs timm_inference; do PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate \
+	for file in measured_runs timm_inference runs2; do PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate \
 	  $(PREPARED)/$$file.parquet --models $(DATA) --traces $(TRACES) --json > /dev/null; done
 	@touch $@
 

@@ -116,8 +116,11 @@ def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None
 
 def _languini(model: str, text: str, length: int) -> Named | None:
     """languini's GPT where GPT-2's configuration can say it: heads x head_dim is the hidden size. Its LSTM is no GPT."""
-    found = gpt_size(model, text) if model.startswith("languini-gpt-") else None
-    if found is None or found[0].heads * (_number(r"head_dim=(\d+)", text) or 0) != found[0].hidden:
+    heads, width, hidden = (_number(rf"\b{name}=(\d+)", text) or 0 for name in ("heads", "head_dim", "h"))
+    if not model.startswith("languini-gpt-") or heads * width != hidden:
+        return None
+    found = gpt_size(model, text)
+    if found is None:
         return None
     return Named(f"{model}-{length}", found[0].configuration(length) | LANGUINI, found[0], found[1])
 

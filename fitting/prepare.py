@@ -259,8 +259,9 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
     torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
     exchanges under a weight's gradient since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and so does NeMo.
     """
-    # fms-acceleration writes FSDP in words of its own, and says in its notes that every run recomputes
-    text = re.sub(r"^FSDP full shard x(\d+)", r"fsdp=\1", run.parallelism)
+    # fms-acceleration and fms-fsdp write FSDP in words of their own
+    text = re.sub(r"^FSDP (?:full shard )?x(\d+)", r"fsdp=\1", run.parallelism)
+    text = re.sub(r"^HSDP x\d+", "fsdp=HYBRID_SHARD", text)
     layers_a_stage = re.search(r"vp_layers=(\d+)", text)
     if layers_a_stage and size:
         stages = max(1, size.layers // (stated.pp * int(layers_a_stage[1])))
