@@ -20,6 +20,7 @@ from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
+from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
@@ -178,7 +179,7 @@ class RunTable:
         self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS, products: ProductModel | None = None
     ) -> None:
         self.pairs, self.products = pairs, products
-        tables = [workload.forms[case.form].operators for case, workload in pairs]
+        tables = [as_run(workload, case.software.rewrites).forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
         self.run = np.repeat(np.arange(len(pairs)), lengths)
