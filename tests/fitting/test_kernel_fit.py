@@ -7,11 +7,14 @@ import pytest
 import torch
 from fitting.calls import Measured, rows_of_profiled, rows_of_work
 from fitting.card_fit import fit_family
+from fitting.card_spreads import held_out_spreads
+from fitting.cards import log_ratios
 from fitting.families import FAMILIES, UNDECIDED, family_of, group_of
 from fitting.kernel_rows import joined, kernel_rows
 from fitting.lent_kernels import convolution
 from msgspec.structs import replace
 
+from trainpace.forecast.cards import CardConstants
 from trainpace.forecast.constants import KernelConstants
 from trainpace.trace.operators import Row
 from trainpace.workload import CONV
@@ -102,6 +105,15 @@ def test_a_fit_finds_each_cards_share_and_what_all_have_in_common():
     assert set(pooled.generations) == {"7.5", "8.0"}
 
 
+def test_a_fit_does_not_see_what_an_earlier_one_found():
+    """Else refits for the spread on kernels left out move nothing, and the spread is that of guesses."""
+    c = KernelConstants()
+    table = kernel_rows([measured("T4", us) for us in (30000.0, 31000.0)] * 20)
+    first = fit_family(table, ("traffic_copy",), c)
+    log_ratios(table, c, CardConstants(families=first))
+    assert fit_family(table, ("traffic_copy",), c) == first
+
+
 def test_every_constant_of_a_family_is_one_and_belongs_to_one_group():
     names = [name for family in FAMILIES.values() for name in family]
     assert len(names) == len(set(names))
@@ -115,3 +127,19 @@ def test_convolutions_are_of_a_family_by_their_groups(groups, family):
     row = convolution("conv_wgrad", torch.float32, 2, 32, 32, 14, 3, 1, groups)
     assert row.dims[CONV.groups] == groups
     assert family_of((row,)) == family
+
+
+def test_spreads_are_of_kernels_that_were_left_out_and_fall_back_to_the_better_known():
+    table = kernel_rows([measured("A100 SXM 80GB", 1.0)] * 100 + [measured("RTX 3090", 1.0)] * 100)
+    fits = []
+
+    def errors(fitted, others):
+        fits.append((set(fitted.device), set(others.device)))
+        return np.full(len(others.device), 0.1 * len(fits))
+
+    copy_sd = held_out_spreads(table, errors)["copy"]
+    assert copy_sd == pytest.approx(
+        {"card": 0.148, "generation": 0.148, "none": 0.445}
+    )  # no relative is among these cards
+    assert fits[0] == ({"A100 SXM 80GB", "RTX 3090"},) * 2
+    assert fits[2] == ({"RTX 3090"}, {"A100 SXM 80GB"})
