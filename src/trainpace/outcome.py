@@ -181,7 +181,8 @@ class Forecast(Record):
     """One model on one cluster under one execution. Where that is impossible, `reason` says why and times are None.
 
     host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
-    typical of such cards.
+    typical of such cards. software: what runs the step, in words, empty on such a machine; `software_assumed`: nobody said
+    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason.
     """
 
     model: str
@@ -213,6 +214,9 @@ class Forecast(Record):
     warnings: tuple[str, ...] = ()
     host: str = ""
     host_assumed: bool = False
+    software: str = ""
+    software_assumed: bool = False
+    software_idle: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
@@ -315,6 +319,9 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "provenance": f.provenance,
         "host": f.host,
         "host_assumed": f.host_assumed,
+        "software": f.software,
+        "software_assumed": f.software_assumed,
+        "software_idle": list(f.software_idle),
         "warnings": list(f.warnings),
         "reason": f.reason,
         "training_time_s": None if f.training_time is None else f.training_time.total_s,

@@ -53,8 +53,11 @@ ATTENTION_IN_WORDS: dict[Attention, str] = {
     "eager": "eager attention", "efficient": "memory-efficient attention", "flash1": "FlashAttention 1",
     "flash2": "FlashAttention 2", "flash3": "FlashAttention 3", "flash4": "FlashAttention 4", "cudnn": "cuDNN's attention",
 }  # fmt: skip
-_OPTIMIZERS_IN_WORDS: dict[OptimizerImplementation, str] = {
+OPTIMIZERS_IN_WORDS: dict[OptimizerImplementation, str] = {
     "foreach": "a foreach optimizer", "fused": "a fused optimizer", "for_loop": "an optimizer that goes tensor by tensor",
+}  # fmt: skip
+FP8_IN_WORDS: dict[Fp8Recipe, str] = {
+    "per_tensor": "FP8 with a scale a tensor", "block": "FP8 with a scale a block", "mxfp8": "MXFP8",
 }  # fmt: skip
 _FORMS = "Write torch2.8, torch, pytorch-1.9, tensorflow2.4, keras or jax."
 
@@ -156,6 +159,8 @@ def parse_version(text: str) -> tuple[int, ...]:
     return () if version is None else tuple(int(part) for part in version.groups() if part is not None)
 
 
+COMMON_SOFTWARE = ("torch2.11", "torch2.8", "torch2.1", "torch1.13", "torch1.9", "tensorflow", "jax")
+"""Between which forecasts differ, newest first; for lists to choose from."""
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 _SPELLINGS: dict[str, Attention] = {
     "math": "eager", "manual": "eager", "mem_efficient": "efficient", "memory_efficient": "efficient",

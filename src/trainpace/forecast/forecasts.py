@@ -18,6 +18,7 @@ from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import RankTable
 from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
+from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, running_software
 from trainpace.forecast.tables import MOST_AT_ONCE
 from trainpace.forecast.target import KernelKey, host_sensitivity, kernel_key
 from trainpace.job import ASSUMED, JobConditions, with_job
@@ -186,13 +187,14 @@ class ForecastTable:
         cluster, device = target.cluster, target.cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
         capacity = None if device.memory_gib is None else device.memory_gib.value
-        host = target.host
+        host, software = target.host, self._software(execution)
         forecast = Forecast(
             model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
             step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
             host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
+            software=software.words, software_assumed=software.is_assumed, software_idle=software.idle,
         )  # fmt: skip
         if row is None:
             return forecast
@@ -204,6 +206,12 @@ class ForecastTable:
             forecast, step=step, step_time_interval_ms=interval, reason="",
             exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
         )  # fmt: skip
+
+    def _software(self, execution: Execution) -> RunningSoftware:
+        target, traced = self.forecaster.target, self.forecaster.tables.traced.workload
+        if target.kernels.traces_cpu:
+            return NO_SOFTWARE  # it was measured with the machine
+        return running_software(traced, target.software, target.cluster.device, execution.precision)
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         brief, execution = self._brief(i, row), self.execution(i)

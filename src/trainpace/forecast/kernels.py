@@ -84,6 +84,7 @@ class KernelTable:
         self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
+        self._masked = np.char.find(np.array(operators.function), "efficient") >= 0
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
         self._gathers = np.isin(operators.function, list(GATHERS))
@@ -211,8 +212,9 @@ class KernelTable:
     def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
         """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
         kind, half = str(self._kind[rows][0]), self.operators.half[rows]
-        pairs = zip(*rates.attention.of(kind), strict=True)
-        figures = AttentionFigures(*(np.where(half, part(in_16, rows), part(in_32, rows)) for in_16, in_32 in pairs))
+        which = np.select([~half, self._masked[rows]], [2, 1], 0)
+        of_kind = zip(*rates.attention.of(kind), strict=True)
+        figures = AttentionFigures(*(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind))
         sizes = tuple(part(dims[i], rows) for i in ATTENTION)
         return attention_s(kind, sizes, part(moved, rows), figures, part(rates.sms, rows), part(rates.l2_bytes, rows))
 

@@ -39,14 +39,23 @@ GRADIENTS = {
 
 def can_be(workload: Workload, implementation: OptimizerImplementation) -> bool:
     """Whether the update is one that has this implementation, and is not traced as it already."""
+    now = _traced(workload)
+    return workload.optimizer in ALGORITHMS and bool(now) and now != {implementation}
+
+
+def is_traced_as(workload: Workload, implementation: OptimizerImplementation) -> bool:
+    """Whether the trace holds this implementation already."""
+    return (_traced(workload) or {"for_loop"}) == {implementation}
+
+
+def _traced(workload: Workload) -> set[str]:
     rows = [
         name
         for form in workload.forms.values()
         for name, phase in zip(form.operators.function, form.operators.phase, strict=True)
         if phase == "optimizer" and name.startswith(("_foreach_", "_fused_"))
     ]
-    now = {"fused" if name.startswith("_fused_") else "foreach" for name in rows}
-    return workload.optimizer in ALGORITHMS and bool(now) and now != {implementation}
+    return {"fused" if name.startswith("_fused_") else "foreach" for name in rows}
 
 
 def updated(workload: Workload, form: TracedForm, implementation: OptimizerImplementation) -> TracedForm:

@@ -24,6 +24,7 @@ from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
 from trainpace.records import Record
 from trainpace.schedule import Schedule
+from trainpace.software import TODAY, Software
 from trainpace.units import format_duration, format_number, format_usd, hours_from_s
 from trainpace.workload import Workload, form_of
 
@@ -56,6 +57,7 @@ class Job(Record):
     channels_last: bool = False
     compile: bool = False
     checkpointing: bool = False
+    software: Software = TODAY
     conditions: JobConditions = ASSUMED
 
     def __post_init__(self) -> None:
@@ -188,7 +190,7 @@ class _Shapes:
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         # for which device it is made does not matter
-        self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0])))
+        self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0]), software=job.software))
         self._precisions: dict[str, list[Precision] | str] = {}
 
     def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str) -> _Shape | Reason:
@@ -263,10 +265,11 @@ class _Shapes:
         return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _base(self, precision: Precision) -> Execution:
-        recomputed = self._workload.checkpointed or self._job.checkpointing
+        recomputed, software = self._workload.checkpointed or self._job.checkpointing, self._job.software
         return Execution(
-            precision=precision, optimizer=self._workload.optimizer, channels_last=self._job.channels_last,
-            compile=self._job.compile, activation_checkpointing="full" if recomputed else "none",
+            precision=precision, optimizer=self._workload.optimizer,
+            channels_last=self._job.channels_last or software.channels_last,
+            compile=self._job.compile or software.compiles, activation_checkpointing="full" if recomputed else "none",
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, trainin
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.plan.changes import Choice, DataPath, Outlook
 from trainpace.schedule import Schedule, samples_factor, total_steps
+from trainpace.software import TODAY, Software
 from trainpace.workload import Floats, Workload
 
 
@@ -32,12 +33,15 @@ class Setting(NamedTuple):
     noise_scale: float | None = None
     conditions: JobConditions = ASSUMED
     forecaster: Forecaster | None = None
+    software: Software = TODAY
 
     def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
         """The forecaster of the part of the cluster that executions of so many processes use."""
         cluster = part_of(self.cluster, nnodes, nproc_per_node)
         if self.forecaster is None:
-            return Forecaster(self.workload, Target(cluster, FittedKernels(host_factor=self.host_factor)))
+            return Forecaster(
+                self.workload, Target(cluster, FittedKernels(host_factor=self.host_factor), software=self.software)
+            )
         return self.forecaster.on(cluster)
 
     def with_forecaster(self) -> Setting:
@@ -45,7 +49,11 @@ class Setting(NamedTuple):
 
     def with_host_factor(self, factor: float) -> Setting:
         slower = FittedKernels(host_factor=factor)
-        forecaster = None if self.forecaster is None else self.forecaster.on(Target(self.cluster, slower))
+        forecaster = (
+            None
+            if self.forecaster is None
+            else self.forecaster.on(Target(self.cluster, slower, software=self.software))
+        )
         return self._replace(host_factor=factor, forecaster=forecaster)
 
     @property

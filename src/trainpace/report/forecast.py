@@ -64,7 +64,7 @@ def print_forecasts(
     if done:
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
-        print_lines(*journal_notes, *assumed, *assumed_hosts(done))
+        print_lines(*journal_notes, *assumed, *assumed_hosts(done), *software_lines(done))
         sources = sweep_charts.sources(done)
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
@@ -94,6 +94,23 @@ def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
     hanging = [f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms]
     hosts = dict.fromkeys(f"{f.host} beside {f.device}" for f in hanging if f.host_assumed)
     return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
+
+
+def software_lines(rows: Sequence[Forecast]) -> list[str]:
+    """What software was taken, where somebody said something of it or attention depends on it; and what changes nothing."""
+    of = {f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)}
+    each = dict.fromkeys(f.software for f in of.values())
+    names = [
+        f"{software} on {' and '.join(f.device for f in of.values() if f.software == software)}" for software in each
+    ]
+    taken = next(iter(each), "") if len(each) < 2 else "; ".join(names)
+    idle = dict.fromkeys(text for f in rows for text in f.software_idle)
+    if not of:
+        return [f"Without effect: {text}." for text in idle]
+    assumed = any(f.software_assumed for f in of.values())
+    said = "Software is not named; taken" if assumed else "Software"
+    hint = " (--software, --attention)" if assumed else ""
+    return [f"{said}: {taken}{hint}.", *(f"Without effect: {text}." for text in idle)]
 
 
 def _only(f: Forecast) -> str:
@@ -347,4 +364,6 @@ def _trust(best: Forecast | None) -> list[str]:
         largest = best.largest_micro_batch
         more = "" if largest is None else f" The largest batch that fits is {largest:,}."
         notes.insert(0, f"It needs {number(best.memory.allocated_gib)} of {number(best.capacity_gib)} GiB.{more}")
-    return notes + assumed_hosts([best]) + [sentence(f"{warning}.") for warning in best.warnings]
+    return (
+        notes + assumed_hosts([best]) + software_lines([best]) + [sentence(f"{warning}.") for warning in best.warnings]
+    )

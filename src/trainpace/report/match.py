@@ -12,6 +12,7 @@ from trainpace.job import JobConditions
 from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Offer, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
+from trainpace.report.forecast import software_lines
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
@@ -150,7 +151,8 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
         f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {number(conditions.device_mtbf_h or math.inf)}"
         f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
         f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone; a host"
-        " CPU that is not published is one typical of the card (--host)."
+        " CPU that is not published is one typical of the card (--host).",
+        *software_lines([m.forecast for m in shown]),
     )
 
 

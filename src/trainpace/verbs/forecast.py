@@ -15,6 +15,7 @@ from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_json
 from trainpace.schedule import Schedule
+from trainpace.software import TODAY
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -25,6 +26,7 @@ from trainpace.verbs.places import (
     profile_or_brief,
 )
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, USD, Field, Misuse, Progress, Rows
+from trainpace.verbs.software import software_of
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
@@ -117,8 +119,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             rows = forecaster.over_batches(execution, r.batch).forecasts()
             device = target.cluster.device.name
             if measured is not None:
-                source = Target(Cluster(device=find_device(measured.device, own_devices(r.hardware))))
-                ratio = transfer_ratio(measured, forecaster.on(source))
+                source = Cluster(device=find_device(measured.device, own_devices(r.hardware)))
+                ratio = transfer_ratio(measured, forecaster.on(Target(source, software=target.software)))
                 rows = [transferred(row, ratio, measured.device) for row in rows]
             elif journal is not None:
                 from trainpace.journal import foresight_of
@@ -146,16 +148,19 @@ def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress)
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
+    software = software_of(r)
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
     if host is not None and all(gpu.casefold() == "cpu" for gpu in r.gpu):
         raise Misuse("`host` does nothing without a `gpu`: a machine's profile was measured with its own CPU.")
+    if software != TODAY and all(gpu.casefold() == "cpu" for gpu in r.gpu):
+        raise Misuse("Software does nothing without a `gpu`: a machine's profile was measured with its own.")
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links
         return Target(fleet_of(profile.device, *fleet, links), CalibratedKernels(profile.kernels))
 
     def card(name: str) -> Target:
-        return Target(fleet_of(find_device(name, own), *fleet, host=host))
+        return Target(fleet_of(find_device(name, own), *fleet, host=host), software=software)
 
     targets = [machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu) for gpu in r.gpu]
     if r.calibrated:

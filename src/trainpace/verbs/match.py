@@ -12,6 +12,7 @@ from trainpace.units import hours_from_s
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
 from trainpace.verbs.places import HardwareFile, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
+from trainpace.verbs.software import software_of
 from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
 from trainpace.workload import Form, Workload, form_of
 
@@ -95,6 +96,7 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
             precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
             budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
+            software=software_of(r),
             conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
         )  # fmt: skip
         workload = traced()

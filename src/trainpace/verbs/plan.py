@@ -14,14 +14,17 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
 from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
+from trainpace.software import TODAY
 from trainpace.units import parse_count
 from trainpace.verbs.places import HardwareFile, HostName, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource
+from trainpace.verbs.software import software_of
 from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
 from trainpace.workload import Form, Variant, Workload, form_of
 
@@ -125,12 +128,19 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
-    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions())
+    software = software_of(r)
+    setting = Setting(
+        workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions(), software=software
+    )
+    runs = running_software(workload, software, cluster.device, start.precision)
+    known = [runs.words] if software != TODAY or ", " in runs.words else []
+    for text in runs.idle:
+        progress.note(f"note: without effect: {text}")
     plan = plan_changes(
         setting, start, data_paths(r, present, start, cluster), freedom, to="simplest" if r.simplest else "best"
     )
     return Planned(
-        plan=replace(plan, model=r.model_name), setting=setting,
+        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known)), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
     )  # fmt: skip
 

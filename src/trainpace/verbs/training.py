@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
+from trainpace.execution import (
+    EXECUTION_FIELDS,
+    Checkpointing,
+    Engine,
+    Execution,
+    PipelineSchedule,
+    Precision,
+    ZeroStage,
+)
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
 from trainpace.records import save
@@ -30,6 +38,15 @@ from trainpace.verbs.request import (
     Request,
     fields_of,
     within,
+)
+from trainpace.verbs.software import (
+    AttentionName,
+    CrossEntropyKernels,
+    Fp8Scales,
+    OptimizerKernels,
+    SoftwareName,
+    runs_anyway,
+    software_of,
 )
 from trainpace.workload import Form, Mode, Variant, Workload
 
@@ -146,7 +163,15 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
         )
 
 
-class TrainingRequest(TracedRequest):
+class SoftwareRequest(TracedRequest):
+    software: SoftwareName = None
+    attention: AttentionName = None
+    optimizer_implementation: OptimizerKernels = None
+    cross_entropy: CrossEntropyKernels = None
+    fp8_recipe: Fp8Scales = None
+
+
+class TrainingRequest(SoftwareRequest):
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
@@ -194,6 +219,11 @@ class ExecutedRequest(TrainingRequest):
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
+    engine: Annotated[
+        Engine,
+        Field("How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP and ZeRO on top), after it, by"
+              " torch's old DataParallel, or with Megatron-Core's overlaps."),
+    ] = "ddp"  # fmt: skip
     zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")] = 0
     shard_size: Annotated[
         int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
@@ -225,7 +255,7 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
         values["offload_parameters"] = offload in ("parameters", "both")
     if workload.checkpointed:
         values["activation_checkpointing"] = "full"
-    return values
+    return values | runs_anyway(software_of(request))
 
 
 def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
@@ -240,9 +270,11 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "keep_gathered": (r.keep_gathered and r.zero != 3, "`zero` 3"),
         "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
+        "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
+        "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
     }
     for name, field in fields_of(TrainingRequest).items():
-        if not with_training and name not in fields_of(TracedRequest):
+        if not with_training and name not in fields_of(SoftwareRequest):
             idle[name] = (getattr(r, name) != field.default, "`samples` and `epochs`")
     for name, (does_nothing, needs) in idle.items():
         if does_nothing:

@@ -14,8 +14,10 @@ from trainpace.offers import Offer
 from trainpace.outcome import Forecast, Jump
 from trainpace.records import Record
 from trainpace.schedule import Schedule
+from trainpace.software import Attention
 from trainpace.verbs.places import named_host
 from trainpace.verbs.request import Field, Request
+from trainpace.verbs.software import software_of
 from trainpace.verbs.training import execution_values
 from trainpace.workload import Workload
 
@@ -35,12 +37,15 @@ class Slider(Field):
 
 
 class WhatIfRequest(Request):
-    """A model, how it is trained, and on what. `host`: empty for one typical of the card; `network`: a node's, in one direction;
+    """A model, how it is trained, and on what. `host`: empty for one typical of the card; `software`, `attention`: empty for
+    today's torch as it comes; `network`: a node's, in one direction;
     `price`: None is the cheapest known."""
 
     model: Annotated[Text, Field("Model")] = "resnet50"
     gpu: Annotated[Text, Field("GPU")] = "A100 SXM 80GB"
     host: Annotated[Text, Field("Host CPU")] = ""
+    software: Annotated[Text, Field("Software")] = ""
+    attention: Annotated[Literal["", Attention], Field("Attention")] = ""
     gpus: Annotated[int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")] = 1
     nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128, sets="nnodes")] = 1
     network: Annotated[
@@ -108,10 +113,11 @@ def run(request: WhatIfRequest, forecaster: Forecaster, device: Device, price: P
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
     try:
-        forecaster = forecaster.on(Cluster(
+        cluster = Cluster(
             device=device, devices_per_node=r.gpus, nodes=r.nodes, network_gb_per_s_per_device=r.network / r.gpus,
             price_usd_per_device_hour=None if price is None else price.usd_per_device_hour, host=named_host(r.host or None),
-        ))  # fmt: skip
+        )  # fmt: skip
+        forecaster = forecaster.on(Target(cluster, software=software_of(r)))
         execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
         forecast = forecaster.forecast(execution, Schedule(samples=r.samples, epochs=r.epochs))
     except TrainpaceError as error:

@@ -21,6 +21,7 @@ from trainpace.hardware import Device, catalogue, find_device, host_catalogue
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
+from trainpace.software import ATTENTIONS, COMMON_SOFTWARE
 from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
@@ -131,7 +132,8 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
     names = sorted({d.name for d in state.devices})
     saved = [name for name in state.models.saved() if name not in BUILT_IN][:MOST_LISTED]
     hosts = sorted(cpu.name for cpu in host_catalogue())
-    return {"models": (BUILT_IN, saved), "gpus": names, "hosts": hosts, "fields": fields_of(WhatIfRequest)}
+    more = {"hosts": hosts, "softwares": COMMON_SOFTWARE, "attentions": ATTENTIONS}
+    return {"models": (BUILT_IN, saved), "gpus": names, "fields": fields_of(WhatIfRequest), **more}
 
 
 def _json(page: Page, state: State) -> Callable[[Request], Response]:
