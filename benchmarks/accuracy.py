@@ -23,7 +23,7 @@ from fitting.folds import HeldOut, held_out
 from fitting.intervals import Error, fit_spreads
 from fitting.runs import Pair, is_same_model, read_pairs
 
-from trainpace.forecast.intervals import Spreads, deviation
+from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, with_host_spread
 from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
 
@@ -115,9 +115,8 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
 def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair], intervals: dict[str, Spreads]) -> str:
     measured = np.array([pairs[row.run][0].measured_ms for row in rows], dtype=float)
     ms = np.array([row.forecast_ms for row in rows])
-    sds = np.array([deviation(intervals[row.fold], row.shares, row.seen) for row in rows])
-    low = ms * np.exp(sds * [intervals[row.fold].low for row in rows])
-    high = ms * np.exp(sds * [intervals[row.fold].high for row in rows])
+    ends = np.array([_ends(intervals[row.fold], row) for row in rows])
+    low, high = ms * ends[:, 0], ms * ends[:, 1]
     error = 100 * (ms / measured - 1)
     size = np.abs(error)
     inside = 100 * ((low <= measured) & (measured <= high)).mean()
@@ -142,9 +141,20 @@ def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[st
     }
 
 
+def _ends(spreads: Spreads, row: HeldOut) -> tuple[float, float]:
+    sd = deviation(spreads, row.shares, row.seen)
+    spread = with_host_spread(
+        Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""), row.host_sd
+    )
+    return spread.low, spread.high
+
+
 def _errors(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
     known = [row for row in rows if teaches(pairs[row.run][0])]
-    return [(row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file)) for row in known]
+    return [
+        (row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file, row.host_sd))
+        for row in known
+    ]
 
 
 def teaches(case: Case) -> bool:

@@ -20,6 +20,7 @@ from fitting.families import FAMILIES, UNDECIDED
 from fitting.kernel_rows import KernelRows, joined, kernel_rows
 from fitting.kernels import read_kernels
 from fitting.measured_kernels import measured_kernels
+from fitting.problem import FIXED_BY_KERNELS
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.pooling import Pooled
@@ -65,6 +66,12 @@ def shared_constants(cards: CardConstants, c: KernelConstants) -> KernelConstant
         name: float(np.exp(log)) for f in cards.families.values() for name, log in zip(f.names, f.shared, strict=True)
     }
     return replace(c, **own)
+
+
+def start_of_steps(cards: CardConstants) -> KernelConstants:
+    """Where the fit of whole steps begins: guesses, and what kernels tell of every card."""
+    shared, guesses = shared_constants(cards, KernelConstants()), KernelConstants()
+    return replace(guesses, **{name: getattr(shared, name) for name in FIXED_BY_KERNELS})
 
 
 def log_ratios(kernels: KernelRows, c: KernelConstants, cards: CardConstants) -> np.ndarray:

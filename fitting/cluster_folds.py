@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fitting.cards import shared_constants
+from fitting.cards import start_of_steps
 from fitting.kernels import read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
@@ -96,7 +96,7 @@ def _fit(job: tuple[str, str, str, str]) -> dict[str, Any]:
         and (pair[0].run.file not in THINNED or pair[0].run.index % 4 == 0)
     ]
     cards, kernels = measured_cards(), read_kernels(Path(data))
-    start = shared_constants(cards, KernelConstants())
+    start = start_of_steps(cards)
     problem = Problem(RunTable(rest, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS)
     return to_jsonable(problem.solve())
 

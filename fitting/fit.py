@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fitting.cards import shared_constants
+from fitting.cards import start_of_steps
 from fitting.kernel_rows import KernelRows
 from fitting.kernels import read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem, bounds
@@ -38,7 +38,7 @@ def main() -> None:
     runs, kernels = RunTable(pairs, cards), read_kernels(options.data)
     kernels = kernels.select(kernels.family == "")
     print(f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels")
-    c = rounded(Problem(runs, kernels, shared_constants(cards, KernelConstants()), FIXED_BY_KERNELS).solve())
+    c = rounded(Problem(runs, kernels, start_of_steps(cards), FIXED_BY_KERNELS).solve())
     CONSTANTS.write_text(json.dumps(to_jsonable(c), indent=1) + "\n")
     RESIDUALS.write_text(residuals(runs, kernels, c))
     print(RESIDUALS.read_text())

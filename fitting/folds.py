@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from fitting.cards import all_kernels, fit_cards, shared_constants, start_constants
+from fitting.cards import all_kernels, fit_cards, start_constants, start_of_steps
 from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.products import CARDS, FORMATS, fit_width, read_products, sample
@@ -26,6 +26,9 @@ from trainpace.records import write_whole
 from trainpace.validation import case_table, family_of
 
 FAMILY_FOLDS = 5
+THINNING = 6
+"""Of the thousands of forward passes, this part is fitted and forecast: a fold has to end in minutes."""
+ITERATIONS = 16
 DEVICE_FOLDS = {
     "RTX 3090": r"RTX 3090",
     "Volta": r"V100|Titan V",
@@ -35,7 +38,7 @@ DEVICE_FOLDS = {
     "Hopper, Blackwell": r"H100|H200|GH200|G?B[23]00",
     "Pascal": r"P100|P4$|GTX 1080|Titan X",
     "Kepler": r"K80",
-    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI[123]",
+    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|L4|MI[123]",
 }
 """Cards are left out with their relatives: a new card usually is one of a new family."""
 
@@ -48,6 +51,7 @@ class HeldOut(NamedTuple):
     forecast_ms: float
     shares: tuple[float, ...]
     seen: bool
+    host_sd: float
 
 
 def device_fold(name: str) -> str:
@@ -92,13 +96,14 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) 
             return device_fold(pair[0].cluster.device.name) == fold
         return str(family_fold(pair[0].spec)) == fold
 
+    pairs = [pair for pair in pairs if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
     cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
     products = products_without(fold, data) if kind == "device" else None
-    kernels, start = read_kernels(data, without=without), shared_constants(cards, KernelConstants())
+    kernels, start = read_kernels(data, without=without), start_of_steps(cards)
     table = RunTable(fitted, cards, products=products)
-    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve()
+    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve(ITERATIONS)
     seen = {case.cluster.device.name for case, _ in fitted}
     return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards))
 
@@ -136,7 +141,7 @@ def _forecasts(
             table = case_table(case, workload, constants, products, cards)
             if not table.timed[0]:
                 continue
-            shares = tuple(round(float(x), 4) for x in table.shares(0))
+            shares, host_sd = tuple(round(float(x), 4) for x in table.shares(0)), round(table.host_sd(0), 4)
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
-        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen)
+        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen, host_sd)

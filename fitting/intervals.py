@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
-from trainpace.forecast.intervals import PARTS, PartSpread, Spreads, deviation
+from trainpace.forecast.intervals import PARTS, Z_95, PartSpread, Spreads, deviation
 
 PRIOR = {"seen_card": 0.15, "new_card": 0.25}
 """What a part's deviation is drawn towards where few runs tell, as one run of that part alone ..."""
@@ -21,12 +21,14 @@ TAIL = 0.05
 
 
 class Error(NamedTuple):
-    """A held-out run: log(measured / forecast), the shares of its parts, was its card in the fit, its collection."""
+    """A held-out run: log(measured / forecast), the shares of its parts, was its card in the fit, its collection, and what is
+    not known of its host, which stands for itself in the interval."""
 
     log_error: float
     shares: Sequence[float]
     seen: bool
     collection: str
+    host_sd: float = 0.0
 
 
 def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
@@ -34,6 +36,7 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
     r = np.array([error.log_error for error in errors])
     squares = np.array([error.shares for error in errors]) ** 2
     seen = np.array([error.seen for error in errors])
+    of_hosts = np.array([error.host_sd for error in errors]) ** 2
     weight = weights(errors)
     design = np.concatenate([squares * seen[:, None], squares * ~seen[:, None]], axis=1)
     prior = np.log(np.repeat([PRIOR["seen_card"], PRIOR["new_card"]], len(PARTS)))
@@ -41,7 +44,7 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         variances = np.exp(2 * x)
-        variance = variances[0] + design @ variances[1:]
+        variance = variances[0] + design @ variances[1:] + of_hosts
         sd = np.sqrt(variance)
         size = np.sqrt(2.0) * np.abs(r) / sd
         by_variance = weight * (1 - size) / (2 * variance)
@@ -64,7 +67,7 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
 
 def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
     """Quantiles of the errors in each step's own deviations, with the finite-sample correction."""
-    standard = np.array([e.log_error / deviation(spreads, e.shares, e.seen) for e in errors])
+    standard = np.array([_standard(e, deviation(spreads, e.shares, e.seen)) for e in errors])
     order = np.argsort(standard)
     weight = weights(errors)[order]
     position = np.cumsum(weight) / weight.sum()
@@ -72,6 +75,12 @@ def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
     tail = TAIL * n / (n + 1)
     low, high = (standard[order][min(int(np.searchsorted(position, at)), n - 1)] for at in (tail, 1 - tail))
     return replace(spreads, low=round(float(low), 3), high=round(float(high), 3))
+
+
+def _standard(error: Error, sd: float) -> float:
+    """The least quantile whose interval, with the host's on top (`with_host_spread`), holds the error."""
+    beyond = max(error.log_error**2 - (Z_95 * error.host_sd) ** 2, 0.0)
+    return float(np.copysign(np.sqrt(beyond), error.log_error) / sd)
 
 
 def weights(errors: Sequence[Error]) -> np.ndarray:

@@ -10,7 +10,7 @@ from nouns import cpu, machine_model, workload
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.intervals import PARTS, composed_spread, with_host_spread
-from trainpace.forecast.target import REFERENCE_POINTS, UNSAID_LOG_SD, host_sensitivity
+from trainpace.forecast.target import REFERENCE_POINTS, host_sensitivity
 from trainpace.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.outcome import StepTime
 
@@ -58,13 +58,12 @@ def test_naming_the_host_narrows_the_interval_where_it_decides():
     assert width(large[0]) == pytest.approx(width(large[1]), rel=0.01)
 
 
-def test_the_widened_interval_adds_variances_around_its_own_middle():
+def test_the_widened_interval_adds_variances_at_either_end():
     spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
-    assert with_host_spread(spread, 0.0, UNSAID_LOG_SD)[:2] == pytest.approx(spread[:2], rel=1e-12)
-    wide = with_host_spread(spread, 0.5, 0.4)
-    assert wide.low * wide.high == pytest.approx(spread.low * spread.high)
-    half, before = (math.log(s.high / s.low) / 2 for s in (wide, spread))
-    assert half == pytest.approx(math.hypot(before, 1.645 * 0.5 * 0.4), rel=1e-3)
+    assert with_host_spread(spread, 0.0) == spread
+    wide = with_host_spread(spread, 0.2)
+    assert math.log(wide.low) == pytest.approx(-math.hypot(math.log(spread.low), 1.645 * 0.2), rel=1e-3)
+    assert math.log(wide.high) == pytest.approx(math.hypot(math.log(spread.high), 1.645 * 0.2), rel=1e-3)
 
 
 def test_sensitivity_is_the_steps_own_slope():

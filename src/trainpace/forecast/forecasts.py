@@ -167,8 +167,12 @@ class ForecastTable:
         target, step = self.forecaster.target, self._step(i)
         shares = shares_of(step, row.table.part, row.times.device_s)
         spread = target.kernels.spread(shares, target.cluster.device, row.times.device_s, row.log_sd)
-        host = target.host
-        return spread if host is None else with_host_spread(spread, host_sensitivity(step), host.log_sd)
+        return with_host_spread(spread, self.host_sd(i))
+
+    def host_sd(self, i: int) -> float:
+        """Standard deviation of the logarithm of step `i` from what is not known of the host."""
+        host = self.forecaster.target.host
+        return 0.0 if host is None else host_sensitivity(self._step(i)) * host.log_sd
 
     def shares(self, i: int) -> Floats:
         """What the step of row `i` is made of: the share of each of `intervals.PARTS`."""

@@ -105,12 +105,14 @@ def composed_spread(shares: Floats, device: Device) -> Spread:
     return Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, basis)
 
 
-def with_host_spread(spread: Spread, sensitivity: float, log_sd: float) -> Spread:
-    """A spread widened by what is not known of the host: a normal error of the logarithm of its time, independent of the other
-    errors, of which the step takes over the share `sensitivity`."""
-    low, high = math.log(spread.low), math.log(spread.high)
-    middle, half = (low + high) / 2, math.hypot((high - low) / 2, Z_95 * sensitivity * log_sd)
-    return spread._replace(low=math.exp(middle - half), high=math.exp(middle + half))
+def with_host_spread(spread: Spread, log_sd: float) -> Spread:
+    """A spread widened by what is not known of the host: a normal error of the step's logarithm, independent of the others."""
+    if not log_sd:
+        return spread
+    low, high = (math.log(end) for end in (spread.low, spread.high))
+    return spread._replace(
+        low=math.exp(-math.hypot(low, Z_95 * log_sd)), high=math.exp(math.hypot(high, Z_95 * log_sd))
+    )
 
 
 def student_t_95(degrees: int) -> float:

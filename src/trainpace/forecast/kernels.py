@@ -193,7 +193,7 @@ class KernelTable:
         work, row_work = (np.where(sizes.channels_last, nhwc, nchw) for nchw, nhwc in (classes.work, classes.row_work))
         length = dims[OTHER.extent]
         rows_s = np.where(length > 0, dims[OTHER.elements_out] / np.maximum(length, 1.0), 0.0) * row_work
-        compute = np.where(self._is_matrix, 0.0, (2.0 * flops * work + rows_s) / rates.plain)
+        compute = np.where(self._is_matrix, 0.0, (2.0 * flops * work + rows_s) / rates.issue)
         half = self.operators.half
         for kind, rows in self._rows_of_kind.items():
             own_form = KINDS[kind].compute_s

@@ -34,6 +34,8 @@ TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
+ISSUED_THREADS = 128.0
+"""Threads that the four schedulers of a multiprocessor issue a clock, from Volta on (NVIDIA's Volta and Ampere white papers)."""
 CONSUMER_BOOST = 1.1
 NARROW = 512.0
 """FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
@@ -76,6 +78,9 @@ class Rates(NamedTuple):
     """Products of activations with each other, which stay in 16 bits where others go to FP8."""
     attention: AttentionRates = NO_ATTENTION
     """Of fused attention, which stays in 16 bits as well."""
+    issue: Floats = np.asarray(1.0)
+    """FLOP/s of the CUDA cores if each issued instruction were one of theirs: twice those of Volta to A100, whose multiprocessors
+    issue 128 threads a clock as others do and have 64 lanes in fp32."""
     products_boost: Floats = np.asarray(1.0)
     """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
@@ -153,6 +158,7 @@ def sustained_rates(
         aligned_only=np.asarray(float(device.compute_capability == "8.0")),  # seen on A100 alone
         weights=weights,
         batched=batched,
+        issue=np.asarray(_sustained(device, plain, constants) * _issued_per_lane(device)),
         products_boost=np.asarray(_products_boost(device, products, constants)),
         attention=_attention(device, attention, in_16_bits, plain) if attention else NO_ATTENTION,
     )
@@ -164,6 +170,12 @@ def _attention(device: Device, implementation: Implementation, in_16_bits: Peak,
     return attention_rates(
         device, implementation, *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
     )
+
+
+def _issued_per_lane(device: Device) -> float:
+    major = device.compute_capability.partition(".")[0]
+    issues = device.fp32_lanes_per_sm is not None and major.isdigit() and int(major) >= 7
+    return ISSUED_THREADS / device.fp32_lanes_per_sm.value if issues and device.fp32_lanes_per_sm else 1.0
 
 
 def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
