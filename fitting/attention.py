@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow.dataset
 from scipy.optimize import least_squares
 
+from fitting.public_cards import NAMES
 from trainpace.forecast.attention import (
     PARAMETERS,
     SMOOTHNESS,
@@ -42,9 +43,11 @@ from trainpace.records import to_jsonable
 OUTPUT = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/attention.json"
 LENT = Path(__file__).parent / "data"
 CARDS = {
-    "A100-SXM-80GB": "A100 SXM 80GB", "H100-SXM-80GB": "H100 SXM", "H100-PCIe-80GB": "H100 PCIe", "H200-SXM": "H200 SXM",
-    "H200-NVL": "H200 NVL", "B200": "B200", "B300": "B300", "GB200": "GB200", "GB300": "GB300", "L40S": "L40S",
-    "RTX-4090": "RTX 4090", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA H200": "H200 SXM",
+    name: NAMES[name]
+    for name in (
+        "A100-SXM-80GB", "H100-SXM-80GB", "H100-PCIe-80GB", "H200-SXM", "H200-NVL", "B200", "B300", "GB200", "GB300",
+        "L40S", "RTX-4090", "NVIDIA H100 80GB HBM3", "NVIDIA H200",
+    )
 }  # fmt: skip
 FLASH2, FLASH3, FLASH4, CUDNN = "flash2", "flash3", "flash4", "cudnn"
 KERNELS = {
@@ -333,7 +336,7 @@ class Family:
         """Microseconds of other rows; groups that the fit did not see add nothing."""
         return 1e6 * seconds(rows, *self._logs(self.x, self._positions(rows.table)))
 
-    def pooled(self, way: str, backward: bool, log_sd: dict[Any, float]) -> Pooled:
+    def pooled(self, way: str, backward: bool) -> Pooled:
         """The parameters of one pass of an implementation, without any library's own."""
 
         def of(level: str, name: str) -> np.ndarray:
@@ -351,7 +354,7 @@ class Family:
         return Pooled(
             names=PARAMETERS, shared=_rounded([*shared, math.log(block_rows(way, ""))]),
             generations={g: _rounded([*of("generation", g), twice * (g == "10")]) for g in sorted(names["generation"])},
-            devices={c: _rounded([*of("card", c), 0.0]) for c in sorted(names["card"])}, log_sd=log_sd,
+            devices={c: _rounded([*of("card", c), 0.0]) for c in sorted(names["card"])},
         )  # fmt: skip
 
 
@@ -396,11 +399,6 @@ def summary(rows: pd.DataFrame, by: Sequence[str]) -> str:
     return found.round(1).to_string()
 
 
-def spread(log_errors: pd.Series) -> float:
-    """A standard deviation that a few kernels of another kind do not decide: from the 68th percentile of the errors' size."""
-    return round(float(log_errors.abs().quantile(0.6827)), 3)
-
-
 def unseen(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """Errors on each value of `column`, from fits without it."""
     parts = []
@@ -421,26 +419,21 @@ def main() -> None:
     held_out = table.draw < HELD_OUT
     known = errors(table[held_out], {family: fitted(table[~held_out], family) for family in FAMILIES})
     print("shapes held out on known cards", summary(known, ["backward", "way", "card", "library"]), sep="\n")
-    sds = {"card": spread(known.log_error)}
     sms = known.card.map({name: find_device(name).sms.value for name in known.card.unique()})  # type: ignore[union-attr]
     full = known.b * known.heads * np.ceil(known.queries / 128) >= 4 * sms
     trained = known[full & (known.queries >= 512)]
     print("of them with 512 queries or more and four blocks a multiprocessor")
     print(summary(trained, ["backward", "way", "card"]))
     if options.folds:
-        for column, familiarity in (("card", "generation"), ("generation", "none")):
+        for column in ("card", "generation"):
             found = unseen(table, column)
             print(f"{column} left out", summary(found, ["backward", "way", "card"]), sep="\n")
-            sds[familiarity] = spread(found.log_error)
-    else:
-        old = json.loads(OUTPUT.read_text())["passes"][CUDNN]["log_sd"] if OUTPUT.exists() else {}
-        sds = {"generation": 0.2, "none": 0.3} | old | sds
     passes = {}
     for family, ways in FAMILIES.items():
         model = fitted(table, family)
         for way in ways:
             for backward in (False, True):
-                passes[way + "_backward" * backward] = model.pooled(way, backward, sds)
+                passes[way + "_backward" * backward] = model.pooled(way, backward)
     OUTPUT.write_text(_text(AttentionModel(passes=passes)))
 
 

@@ -17,7 +17,7 @@ from fitting.families import group_of
 from fitting.kernel_rows import KernelRows
 from trainpace.forecast.cards import NO_CARDS
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.pooling import Familiarity, Pooled, generation_of
+from trainpace.forecast.pooling import Pooled, generation_of
 
 KERNEL_SD = 0.25
 """Of log(measured / forecast) of one kernel, as far as it is not the constants' fault."""
@@ -98,13 +98,12 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
     )
     enough = np.bincount(generation_of_card[card_of], minlength=len(design.generations)) >= FEWEST
     known = (information > 1 / GENERATION_SD**2) & enough[:, None]
-    scatter = log_ratio(logs_of_cards(found.x))
-    return _in_groups(design, design.parts(found.x), start, known, generation_of_card, _spreads(scatter))
+    return _in_groups(design, design.parts(found.x), start, known, generation_of_card)
 
 
 def _in_groups(
     design: Design, parts: tuple[np.ndarray, np.ndarray, np.ndarray], start: np.ndarray, known: np.ndarray,
-    generation_of_card: np.ndarray, log_sd: dict[Familiarity, float],
+    generation_of_card: np.ndarray,
 ) -> dict[str, Pooled]:  # fmt: skip
     """The constants by group, each with the generations whose kernels say more of one of its constants than the spread between
     generations does."""
@@ -120,7 +119,6 @@ def _in_groups(
             shared=_rounded((start + shared)[names]),
             generations={design.generations[g]: _rounded(of_generations[g, names]) for g in own},
             devices={design.cards[i]: _rounded(of_cards[i, names]) for i in cards},
-            log_sd=log_sd,
         )
     return made
 
@@ -132,9 +130,3 @@ def _robust(z: np.ndarray) -> np.ndarray:
 
 def _rounded(values: np.ndarray) -> tuple[float, ...]:
     return tuple(float(f"{v:.3f}") for v in values)
-
-
-def _spreads(scatter: np.ndarray) -> dict[Familiarity, float]:
-    """What remains on the kernels that were fitted, until kernels that were not seen say more."""
-    sd = float(f"{1.4826 * np.median(np.abs(scatter)):.3f}")
-    return {"card": sd, "generation": sd, "none": sd}

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
 from fitting.card_fit import fit_family
-from fitting.card_spreads import held_out_spreads, with_spreads
 from fitting.families import FAMILIES, UNDECIDED
 from fitting.kernel_rows import KernelRows, joined, kernel_rows
 from fitting.kernels import read_kernels
@@ -31,10 +29,8 @@ LATENCY_US = 2.4
 """1.4 microseconds that the shortest kernels of profiled steps take, and 1.0 between two of them in a busy stream."""
 LAUNCH = Pooled(
     names=("latency_us",), shared=(round(math.log(LATENCY_US), 3),), generations={"9.0": (0.0,)}, devices={},
-    log_sd={"card": 0.2, "generation": 0.2, "none": 0.5},
 )  # fmt: skip
-"""The lent cards' profiles are all that tells it; whole steps of other cards make it longer, with what their hosts do besides.
-Its spreads are guesses."""
+"""The lent cards' profiles are all that tells it; whole steps of other cards make it longer, with what their hosts do besides."""
 
 
 def start_constants() -> KernelConstants:
@@ -115,13 +111,7 @@ def main() -> None:
     print(table(kernels, before, log_ratios(kernels, shared_constants(cards, c), cards)))
     if not is_out.any():
         CARDS.parent.mkdir(exist_ok=True)
-        write_whole(CARDS, to_json(with_spreads(cards, held_out_spreads(every, partial(errors, c=c))), indent=1) + "\n")
-
-
-def errors(fitted: KernelRows, others: KernelRows, c: KernelConstants) -> np.ndarray:
-    """log(forecast / measured) of kernels by constants that were fitted on others."""
-    cards = fit_cards(fitted, c)
-    return log_ratios(others, shared_constants(cards, c), cards)
+        write_whole(CARDS, to_json(cards, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.cards import measured_cards
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.target import FittedKernels
 from trainpace.records import from_json, to_jsonable
 from trainpace.validation import family_of, forecast_case, stated_peak_gib
 
@@ -115,7 +116,7 @@ def forecasts(pairs: list[Pair], kind: str, constants: dict[str, Any]) -> list[H
 def _forecast(pair: Pair, fold: str, constants: KernelConstants) -> HeldOutRun:
     case, workload = pair
     try:
-        result = forecast_case(case, workload, constants)
+        result = forecast_case(case, workload, FittedKernels(constants))
     except (TrainpaceError, AssertionError) as error:
         return HeldOutRun(case.run.index, fold, None, None, None, None, None, None, {}, str(error))
     interval, memory = result.step_time_interval_ms, result.memory

@@ -22,6 +22,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.product_model import ProductModel, Width, WidthModel, fitted_products
+from trainpace.forecast.target import FittedKernels
 from trainpace.records import write_whole
 from trainpace.validation import case_table, family_of
 
@@ -138,7 +139,7 @@ def _forecasts(
 ) -> Iterator[HeldOut]:  # fmt: skip
     for case, workload in pairs:
         try:
-            table = case_table(case, workload, constants, products, cards)
+            table = case_table(case, workload, FittedKernels(constants, products=products, cards=cards))
             if not table.timed[0]:
                 continue
             shares, host_sd = tuple(round(float(x), 4) for x in table.shares(0)), round(table.host_sd(0), 4)

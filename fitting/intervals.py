@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
-from trainpace.forecast.intervals import PARTS, Z_95, PartSpread, Spreads, deviation
+from trainpace.forecast.intervals import COVERAGE, PARTS, Z_95, PartSpread, Spreads, deviation
 
 PRIOR = {"seen_card": 0.15, "new_card": 0.25}
 """What a part's deviation is drawn towards where few runs tell, as one run of that part alone ..."""
@@ -17,7 +17,6 @@ PRIOR_RUNS = 10.0
 """... this many times."""
 MANY = 50
 """Below this a collection's runs weigh alike: a handful must not decide a tail."""
-TAIL = 0.05
 
 
 class Error(NamedTuple):
@@ -66,15 +65,16 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
 
 
 def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
-    """Quantiles of the errors in each step's own deviations, with the finite-sample correction."""
-    standard = np.array([_standard(e, deviation(spreads, e.shares, e.seen)) for e in errors])
+    """Quantiles of the errors in each step's own deviations, with the finite-sample correction; the same to either side, since
+    the sign of an error is a matter of the few cards that were left out."""
+    standard = np.array([abs(_standard(e, deviation(spreads, e.shares, e.seen))) for e in errors])
     order = np.argsort(standard)
     weight = weights(errors)[order]
     position = np.cumsum(weight) / weight.sum()
     n = len(errors)
-    tail = TAIL * n / (n + 1)
-    low, high = (standard[order][min(int(np.searchsorted(position, at)), n - 1)] for at in (tail, 1 - tail))
-    return replace(spreads, low=round(float(low), 3), high=round(float(high), 3))
+    at = min(int(np.searchsorted(position, COVERAGE * (n + 1) / n)), n - 1)
+    half = round(float(standard[order][at]), 3)
+    return replace(spreads, low=-half, high=half)
 
 
 def _standard(error: Error, sd: float) -> float:

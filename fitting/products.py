@@ -18,6 +18,7 @@ import pyarrow.parquet
 from msgspec.structs import replace
 from scipy.optimize import least_squares
 
+from fitting.public_cards import NAMES
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.product_model import (
     PARAMETERS,
@@ -40,9 +41,11 @@ from trainpace.records import to_jsonable
 MODEL = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/products.json"
 OWN = Path(__file__).parent / "data"
 CARDS = {
-    "A100-SXM-80GB": "A100 SXM 80GB", "H100-SXM-80GB": "H100 SXM", "H200-SXM": "H200 SXM", "H200-NVL": "H200 NVL",
-    "B200": "B200", "B300": "B300", "GB200": "GB200", "L40S": "L40S", "A40": "A40", "RTX-A6000": "RTX A6000",
-    "RTX-4090": "RTX 4090", "V100-SXM-16GB": "V100 SXM2 16GB", "T4": "T4",
+    name: NAMES[name]
+    for name in (
+        "A100-SXM-80GB", "H100-SXM-80GB", "H200-SXM", "H200-NVL", "B200", "B300", "GB200", "L40S", "A40", "RTX-A6000",
+        "RTX-4090", "V100-SXM-16GB", "T4",
+    )
 }  # fmt: skip
 """The cards of kernels16.parquet whose products are fitted, as the catalogue names them."""
 LEFT_OUT = ("rocBLAS Tensile logic", "LLMCompass", "sailor (Aceso op profiles)", "ml-engineering MAMF", "PipeWeave")
@@ -243,7 +246,7 @@ def pool(
 
     return Pooled(
         names=PARAMETERS, shared=row(shared), generations={k: row(v) for k, v in generations.items()},
-        devices={k: row(v) for k, v in devices.items()}, log_sd={},
+        devices={k: row(v) for k, v in devices.items()},
     )  # fmt: skip
 
 
@@ -341,43 +344,35 @@ def main() -> None:
     widths: dict[Width, WidthModel] = {}
     for width in FORMATS:
         products = sample(read_products(options.data, width))
-        spreads = {"card": 0.1, "generation": 0.15, "none": 0.2}
         if not options.no_folds:
-            spreads = show(products, width)
-        found = fit_width(products, width)
-        widths[width] = replace(found, parameters=replace(found.parameters, log_sd=spreads))
+            show(products, width)
+        widths[width] = fit_width(products, width)
     MODEL.parent.mkdir(exist_ok=True)
     MODEL.write_text(json.dumps(to_jsonable(ProductModel(widths=widths, unaligned=UNALIGNED))) + "\n")
 
 
-def show(products: Products, width: Width) -> dict[Any, float]:
-    """Print errors on shapes, cards and generations that were held out; returns the spreads."""
+def show(products: Products, width: Width) -> None:
+    """Print errors on shapes, cards and generations that were held out."""
     print(f"{width} bits, m >= {LONG}: mean, median, 90th percentile, bias in % | form alone | with the network")
     out, long = is_held_out(products), products.m >= LONG
     known = fit_width(products.at(~out), width)
-    spreads: dict[str, list[float]] = {"card": [], "generation": [], "none": []}
     for card in sorted(set(products.card)):
         rows = out & long & (products.card == card)
         if rows.any():
             alone, both = log_errors(products.at(rows), width, known)
-            spreads["card"].append(float(np.std(both)))
             print(line(f"shapes out: {card}", alone, both), flush=True)
     by_card = {card: generation_of(find_device(card)) for card in set(products.card)}
     for card in sorted(by_card):
         alone, both = log_errors(
             products.at(long & (products.card == card)), width, fit_width(products.at(products.card != card), width)
         )
-        has_sibling = list(by_card.values()).count(by_card[card]) > 1
-        spreads["generation" if has_sibling else "none"].append(float(np.sqrt(np.mean(both**2))))
         print(line(f"card out: {card}", alone, both), flush=True)
     for generation in sorted(set(by_card.values())):
         theirs = np.array([by_card[card] == generation for card in products.card])
         if len({card for card in by_card if by_card[card] == generation}) < 2:
             continue
         alone, both = log_errors(products.at(theirs & long), width, fit_width(products.at(~theirs), width))
-        spreads["none"].append(float(np.sqrt(np.mean(both**2))))
         print(line(f"generation out: {generation}", alone, both), flush=True)
-    return {name: round(float(np.median(values)), 3) for name, values in spreads.items()}
 
 
 if __name__ == "__main__":

@@ -14,15 +14,17 @@ import torch
 
 from fitting.calls import Measured, rows_of_work
 from fitting.lent_kernels import DTYPES, convolution, fused_rms_norm
+from fitting.public_cards import NAMES
 from trainpace.execution import Precision
 from trainpace.trace.operators import Row
 
 CARDS = {
-    "A100-SXM-80GB": "A100 SXM 80GB", "A100-SXM-40GB": "A100 SXM 40GB", "A40": "A40", "H100-SXM-80GB": "H100 SXM",
-    "H200-SXM": "H200 SXM", "GB200": "GB200", "GH200-96GB": "GH200 96GB", "RTX-2080Ti": "RTX 2080 Ti", "TITAN-RTX": "Titan RTX",
-    "V100-SXM-16GB": "V100 SXM2 16GB", "RTX-4090": "RTX 4090", "RTX-A6000": "RTX A6000", "P100": "P100 PCIe 16GB", "T4": "T4",
-    "GTX-1080Ti": "GTX 1080 Ti", "TITAN-X-Pascal": "Titan X Pascal", "TITAN-Xp": "Titan Xp", "MI100": "MI100", "MI210": "MI210",
-    "MI300X": "MI300X",
+    name: NAMES[name]
+    for name in (
+        "A100-SXM-80GB", "A100-SXM-40GB", "A40", "H100-SXM-80GB", "H200-SXM", "GB200", "GH200-96GB", "RTX-2080Ti",
+        "TITAN-RTX", "V100-SXM-16GB", "RTX-4090", "RTX-A6000", "P100", "T4", "GTX-1080Ti", "TITAN-X-Pascal", "TITAN-Xp",
+        "MI100", "MI210", "MI300X",
+    )
 }  # fmt: skip
 LIGER_CARDS = {"NVIDIA A100-SXM4-80GB": "A100 SXM 80GB", "NVIDIA B200": "B200", "NVIDIA GeForce RTX 3090": "RTX 3090",
                "NVIDIA GeForce RTX 4090": "RTX 4090", "NVIDIA H100 80GB HBM3": "H100 SXM",

@@ -7,7 +7,6 @@ import pytest
 import torch
 from fitting.calls import Measured, rows_of_profiled, rows_of_work
 from fitting.card_fit import fit_family
-from fitting.card_spreads import held_out_spreads
 from fitting.cards import log_ratios
 from fitting.families import FAMILIES, UNDECIDED, family_of, group_of
 from fitting.kernel_rows import joined, kernel_rows

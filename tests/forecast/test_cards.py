@@ -13,7 +13,6 @@ from trainpace.hardware import Cluster, find_device
 
 HOPPER = Pooled(
     names=("traffic_copy",), shared=(np.log(0.5),), generations={"9.0": (np.log(1.2),)}, devices={"H100 SXM": (np.log(1.1),)},
-    log_sd={"card": 0.1, "generation": 0.1, "none": 0.1},
 )  # fmt: skip
 CARDS = CardConstants(families={"copy": HOPPER})
 
@@ -39,13 +38,7 @@ def test_the_packages_families_name_constants_each_once_and_known_cards_by_the_c
 
 
 def test_a_forecast_asks_for_the_constants_of_its_card():
-    slow = Pooled(
-        names=("traffic_optimizer",),
-        shared=(np.log(0.01),),
-        generations={"9.0": (0.0,)},
-        devices={},
-        log_sd=HOPPER.log_sd,
-    )
+    slow = Pooled(names=("traffic_optimizer",), shared=(np.log(0.01),), generations={"9.0": (0.0,)}, devices={})
 
     def optimizer_ms(device, cards):
         target = Target(Cluster(device=find_device(device)), FittedKernels(cards=cards))

@@ -8,7 +8,7 @@ from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.hardware import find_device
 
 POOLED = Pooled(
-    names=("share",), shared=(math.log(0.5),), generations={"9.0": (math.log(1.2),)}, devices={"H100 SXM": (math.log(1.1),)}, log_sd={}
+    names=("share",), shared=(math.log(0.5),), generations={"9.0": (math.log(1.2),)}, devices={"H100 SXM": (math.log(1.1),)}
 )  # fmt: skip
 
 

@@ -150,7 +150,8 @@ def test_a_slow_network_is_left():
 
 
 def test_accumulation_gains_nothing_on_one_gpu():
-    plan = plan_changes(setting(), start_on(setting(), micro_batch=8))
+    # of larger products the card keeps a few per cent less of its rate, as measured ones do
+    plan = plan_changes(setting(), start_on(setting(), micro_batch=2))
     (said,) = [r for r in plan.rejected if r.title == "accumulation"]
     assert "on one GPU" in said.why
     assert said.lost_s >= 0

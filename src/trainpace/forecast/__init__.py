@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainpace.forecast.product_model import ProductModel
     from trainpace.forecast.shapes import CLASHES, divisors, doublings
     from trainpace.forecast.software_rewrites import RunningSoftware, running_software
-    from trainpace.forecast.target import CalibratedKernels, FittedKernels, Target
+    from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (
         FUSED,
         MachineModel,

@@ -15,16 +15,6 @@ WINOGRAD_FUSED_BLOCKS = ((1, 8, 16), (2, 8, 8), (4, 4, 8))
 """Images, rows and columns of a block, from the names of cuDNN's kernels and their grids in gpu_ops_fp32.parquet."""
 
 
-def conv_tile_model(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
-    """The tile constants of convolutions, which load through their windows: their tiles pay otherwise than products'."""
-    return TileModel(
-        share,
-        np.where(units, c.conv_tile_tensor_half_intensity, c.conv_tile_plain_half_intensity),
-        np.where(units, c.conv_tile_tensor_prologue, c.conv_tile_plain_prologue),
-        np.where(units, c.conv_tile_tensor_quantisation, c.conv_tile_plain_quantisation),
-    )
-
-
 def depthwise_s(
     kind: str, sizes: OperatorSizes, rows: Flags, flops: Floats, rates: Rates, c: KernelConstants
 ) -> Floats:
@@ -62,7 +52,7 @@ def convolution_s(
     odd_channels = (np.mod(outputs, 8) != 0) | ((np.mod(inputs, 8) != 0) & (inputs > 4))
     tensor_share = np.where(odd_channels, tensor_share * c.conv_misaligned, tensor_share)
     share = np.where(units, tensor_share, getattr(c, f"conv_plain{suffix}"))
-    model = conv_tile_model(share, units, c)
+    model = tile_model(share, units, c, "conv_tile")
     if grouped.any():  # whose own shares were fitted beside the tiles of products
         pairs = zip(tile_model(share, units, c), model, strict=True)
         model = TileModel(*(np.where(grouped, products, dense) for products, dense in pairs))
@@ -97,7 +87,7 @@ def _winograd_s(
     padded = images if kind == "conv_wgrad" else np.ceil(images / WINOGRAD_IMAGES) * WINOGRAD_IMAGES
     tiles = padded * np.ceil(h / 4) * np.ceil(w / 4)
     product = (outputs, inputs, tiles) if kind == "conv_wgrad" else (tiles, outputs, inputs)
-    model = conv_tile_model(np.asarray(getattr(c, f"winograd{suffix}")), np.asarray(False), c)
+    model = tile_model(np.asarray(getattr(c, f"winograd{suffix}")), np.asarray(False), c, "conv_tile")
     moved = 2.0 * FP32_BYTES * 36.0 * (tiles * (inputs + outputs) + inputs * outputs)
     separate = tiled_s(np.asarray(36.0), *product, speed, sms, model) + moved / (bytes_per_s * c.traffic_matrix)
     if kind == "conv_wgrad":

@@ -25,17 +25,12 @@ def generation_of(device: Device) -> str:
 
 
 class Pooled(Record):
-    """Parameters by `names`: logarithms, a list for each generation and each card that was measured.
-
-    `log_sd`: standard deviation of log(measured / forecast) of single kernels by how well their card is known, from kernels
-    that the fit had not seen.
-    """
+    """Parameters by `names`: logarithms, a list for each generation and each card that was measured."""
 
     names: tuple[str, ...]
     shared: tuple[float, ...]
     generations: dict[str, tuple[float, ...]]
     devices: dict[str, tuple[float, ...]]
-    log_sd: dict[Familiarity, float]
 
     def of(self, device: Device) -> dict[str, float]:
         """The parameters of a device, as factors."""

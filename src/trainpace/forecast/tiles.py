@@ -35,14 +35,14 @@ class TileModel(NamedTuple):
     quantisation: Floats
 
 
-def tile_model(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
-    """The tile constants of matrix units or CUDA cores, at a share of the rate."""
-    return TileModel(
-        share,
-        np.where(units, c.tile_tensor_half_intensity, c.tile_plain_half_intensity),
-        np.where(units, c.tile_tensor_prologue, c.tile_plain_prologue),
-        np.where(units, c.tile_tensor_quantisation, c.tile_plain_quantisation),
+def tile_model(share: Floats, units: Flags, c: KernelConstants, family: str = "tile") -> TileModel:
+    """The tile constants of a family on matrix units or CUDA cores, at a share of the rate. Convolutions have their own
+    ("conv_tile"): they load through their windows."""
+    own = (
+        np.where(units, getattr(c, f"{family}_tensor_{name}"), getattr(c, f"{family}_plain_{name}"))
+        for name in TileModel._fields[1:]
     )
+    return TileModel(share, *own)
 
 
 def tiled(

@@ -18,12 +18,10 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import (
     CONTEXT_GIB,
-    CardConstants,
+    FITTED,
     FittedKernels,
     Forecaster,
     ForecastTable,
-    KernelConstants,
-    ProductModel,
     Target,
     needed_gib,
     room_gib,
@@ -80,7 +78,6 @@ def evaluate(
     traces: Path,
     tell: Callable[[str], None],
     workers: int = 2,
-    constants: KernelConstants | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Row]:
     """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
@@ -90,7 +87,7 @@ def evaluate(
     cases = [_or_reason(case_of, run, folder) for run in runs]
     workloads = _workloads([case for case in cases if isinstance(case, Case)], traces, tell, progress, workers)
     return [
-        _row(run, case, case if isinstance(case, str) else workloads[case.trace_key], constants)
+        _row(run, case, case if isinstance(case, str) else workloads[case.trace_key])
         for run, case in zip(runs, cases, strict=True)
     ]
 
@@ -105,29 +102,16 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return f"the forecast failed its own check: {error}"
 
 
-def forecast_case(
-    case: Case,
-    workload: Workload,
-    constants: KernelConstants | None = None,
-    products: ProductModel | None = None,
-    cards: CardConstants | None = None,
-) -> Forecast:
-    """The forecast of a case under its own conditions and its own software."""
-    return case_table(case, workload, constants, products, cards).forecast(0)
-
-
-def case_table(
-    case: Case,
-    workload: Workload,
-    constants: KernelConstants | None = None,
-    products: ProductModel | None = None,
-    cards: CardConstants | None = None,
-) -> ForecastTable:
-    """The same as a table of one row, which tells more than the forecast."""
+def case_table(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> ForecastTable:
+    """The forecast of a case under its own conditions and its own software, as a table of one row."""
     copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
-    kernels = FittedKernels(constants, products=products, cards=cards)
     target = Target(case.cluster, kernels, copies, case.software)
     return Forecaster(workload, target).at([case.execution])
+
+
+def forecast_case(case: Case, workload: Workload, kernels: FittedKernels = FITTED) -> Forecast:
+    """The full record of `case_table`'s row."""
+    return case_table(case, workload, kernels).forecast(0)
 
 
 def trace_file(traces: Path, case: Case) -> Path:
@@ -183,7 +167,7 @@ def _load(file: Path) -> Workload | str:
         return f"{error} Delete the file to trace the model again."
 
 
-def _row(run: Run, case: Case | str, workload: Workload | str, constants: KernelConstants | None) -> Row:
+def _row(run: Run, case: Case | str, workload: Workload | str) -> Row:
     """The row of a run; a text in the place of its case or workload is the reason why there is none."""
     row = Row(
         index=run.index, file=run.file, model=run.model_spec or run.model, gpu=run.gpu_canonical or run.gpu,
@@ -193,7 +177,7 @@ def _row(run: Run, case: Case | str, workload: Workload | str, constants: Kernel
     )  # fmt: skip
     if isinstance(case, str) or isinstance(workload, str):
         return replace(row, unsupported=workload if isinstance(case, Case) else case)
-    result = _or_reason(forecast_case, case, workload, constants)
+    result = _or_reason(forecast_case, case, workload)
     if isinstance(result, str):
         return replace(row, unsupported=result)
     memory = stated_peak_gib(case, result.memory) if result.memory else None
