@@ -17,6 +17,7 @@ from trainpace.forecast.ranks import RankTable, StageCosts
 from trainpace.forecast.shapes import CLASHES, divisors
 from trainpace.forecast.target import FITTED, kernel_key
 from trainpace.hardware import Cluster, find_device
+from trainpace.software import TODAY
 
 WORKLOAD = stacked()
 powers = st.sampled_from([1, 2, 4, 8])
@@ -402,7 +403,7 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
     dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
     patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
-    device, key = find_device("H100"), kernel_key(Execution(precision="bf16"))
+    device, key = find_device("H100"), kernel_key(Execution(precision="bf16"), TODAY)
     tables = [RankTable(f.operators, f.blocks) for f in (form, patches)]
     costs = [
         StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key))) for table in tables

@@ -33,6 +33,7 @@ RULES = {
     "fp8_tensor_tflops": "no forecast in fp8, and no plan with it",
     "memory_bandwidth_gb_per_s": "no forecast",
     "memory_gib": "no word on what fits; no offer with it",
+    "fp32_lanes_per_sm": "kernels issue as many threads as on 128 lanes",
     "sms": "waves are counted on 80; wide matrix units are not lowered",
     "l2_mib": "a cache of 6 MiB",
     "process_nm": "watts are judged as for 8 nm",

@@ -4,6 +4,8 @@ from typing import Any
 
 from trainpace.configs.changes import ELSEWHERE, Draft
 from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
+from trainpace.errors import TrainpaceError
+from trainpace.software import parse_attention
 
 NAMES = frozenset(names("huggingface", "arguments"))
 _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
@@ -31,6 +33,7 @@ _INTERVALS: dict[SettingName, tuple[str, str]] = {
 _SAME_OPTIMIZER = dict.fromkeys(
     "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf adamw_apex_fused".split(), "adamw"
 )
+_FUSED_OPTIMIZERS = frozenset(("adamw_torch_fused", "adamw_apex_fused"))
 DISTINCTIVE = frozenset(
     ("per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
 )
@@ -100,6 +103,9 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
     optimizer = reading.word(values.get("optim"), f"{dashes}optim")
     if optimizer:
         reading.put("optimizer", _SAME_OPTIMIZER.get(optimizer, optimizer), f"{dashes}optim")
+    if optimizer in _FUSED_OPTIMIZERS:
+        reading.put("optimizer_implementation", "fused", f"{dashes}optim")
+    _read_kernels(reading, values, dashes)
     _read_engines(reading, values, dashes)
 
 
@@ -127,6 +133,29 @@ def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> No
     else:
         for key in (key for key in on if on[key] is False):
             reading.note(dashes + key, "off; the precision itself is not stated")
+
+
+def _read_kernels(reading: Reading, values: dict[str, Any], dashes: str) -> None:
+    """Attention's kernels, and Liger's, which takes head and loss together by default (its transformers/monkey_patch.py)."""
+    key = f"{dashes}attn_implementation"
+    attention = reading.word(values.get("attn_implementation"), key)
+    if attention not in (None, "sdpa"):  # which is torch's own choice
+        try:
+            reading.put("attention", parse_attention(str(attention)), key)
+        except TrainpaceError:
+            reading.note(key, f"{attention} is not forecast; torch's own choice of attention is taken")
+    key = f"{dashes}use_liger_kernel"
+    config = values.get("liger_kernel_config")
+    chosen = config if isinstance(config, dict) else {}
+    if not reading.truth(values.get("use_liger_kernel"), key):
+        return
+    if chosen.get("fused_linear_cross_entropy", not chosen.get("cross_entropy")):
+        reading.put("cross_entropy", "chunked", key)
+    elif chosen.get("cross_entropy"):
+        reading.put("cross_entropy", "fused", f"{dashes}liger_kernel_config")
+    reading.note(
+        key, "of its kernels the loss's are forecast; its norms, activations and rotary embeddings count as torch's"
+    )
 
 
 def _read_interval(

@@ -20,8 +20,10 @@ SettingName = Literal[
     "pp", "cp", "precision", "zero_stage", "sharding", "offload_optimizer", "offload_parameters",
     "activation_checkpointing", "compile", "optimizer", "learning_rate", "epochs", "max_steps", "drop_last",
     "evaluate_every_steps", "checkpoint_every_steps", "dataloader_workers", "sequence_length", "time_limit_s",
+    "attention", "optimizer_implementation", "cross_entropy",
 ]  # fmt: skip
-"""Names as in `trainpace.execution`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
+"""Names as in `trainpace.execution`; the last three are a request's, as in `trainpace.software`. gpus_per_node: GPUs that Slurm
+reserves. sharding: "fsdp" where FSDP is on."""
 AUTOCAST_OF = {"bf16": "amp_bf16", "fp16": "amp_fp16"}
 """Hugging Face and accelerate call autocast what DeepSpeed calls bf16 and fp16, so beside a DeepSpeed file both are one."""
 TOOLS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))

@@ -96,14 +96,21 @@ def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
     return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
 
 
+def _named(devices: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    return [(part, " and ".join(names)) for part, names in devices.items()]
+
+
 def software_lines(rows: Sequence[Forecast]) -> list[str]:
     """What software was taken, where somebody said something of it or attention depends on it; and what changes nothing."""
     of = {f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)}
     each = dict.fromkeys(f.software for f in of.values())
-    names = [
-        f"{software} on {' and '.join(f.device for f in of.values() if f.software == software)}" for software in each
-    ]
-    taken = next(iter(each), "") if len(each) < 2 else "; ".join(names)
+    taken = next(iter(each), "")
+    if len(each) > 1:  # the framework is the same on all devices, what it takes there is not
+        framework = taken.partition(", ")[0]
+        parts = {
+            software.partition(", ")[2]: [f.device for f in of.values() if f.software == software] for software in each
+        }
+        taken = f"{framework}, {'; '.join(f'{part} on {listed}' for part, listed in _named(parts))}"
     idle = dict.fromkeys(text for f in rows for text in f.software_idle)
     if not of:
         return [f"Without effect: {text}." for text in idle]

@@ -128,7 +128,11 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
-    software = software_of(r)
+    files = {
+        name: present.pick(name, getattr(r, name))
+        for name in ("attention", "optimizer_implementation", "cross_entropy")
+    }
+    software = software_of(replace(r, **files))
     setting = Setting(
         workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions(), software=software
     )
