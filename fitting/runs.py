@@ -245,11 +245,11 @@ class RunTable:
             made.append(Chunk(rows, place, counts, *card, table, *flags, attention, self.products, []))
         return made
 
-    def device_s(self, c: KernelConstants) -> np.ndarray:
-        """Seconds of every row on its device."""
+    def device_s(self, c: KernelConstants, cards: CardConstants | None = None) -> np.ndarray:
+        """Seconds of every row on its device, with the table's constants of cards where no others are given."""
         seconds = np.zeros(len(self.batch))
         for chunk in self.chunks:
-            seconds[chunk.rows] = chunk.device_s(c, self.cards)
+            seconds[chunk.rows] = chunk.device_s(c, self.cards if cards is None else cards)
         return seconds
 
     def changed(self, c: KernelConstants, name: str, value: float) -> tuple[np.ndarray, np.ndarray]:
