@@ -24,15 +24,13 @@ from trainpace.forecast.pooling import Pooled
 from trainpace.records import to_json, write_whole
 
 CARDS = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/cards.json"
-LATENCY_US = 2.4
-"""1.4 microseconds that the shortest kernels of profiled steps take, and 1.0 between two of them in a busy stream."""
 
 
 def start_constants() -> KernelConstants:
     """Where the fit of kernels begins: guesses for the families, the package's constants for what is not theirs."""
     guesses = KernelConstants()
     own = {name: getattr(guesses, name) for names in FAMILIES.values() for name in names}
-    return replace(fitted_constants(), latency_us=LATENCY_US, **own)
+    return replace(fitted_constants(), **own)
 
 
 def all_kernels(data: Path, kept: Path | None = None) -> KernelRows:
@@ -67,8 +65,7 @@ def start_of_steps(cards: CardConstants) -> KernelConstants:
 
 def log_ratios(kernels: KernelRows, c: KernelConstants, cards: CardConstants) -> np.ndarray:
     """log(forecast / measured) of every kernel."""
-    kernels.cards = cards
-    ms = 1e3 * kernels.by_kernel(kernels.device_s(c)) + kernels.floor_ms
+    ms = 1e3 * kernels.by_kernel(kernels.device_s(c, cards)) + kernels.floor_ms
     return np.asarray(np.log(ms / kernels.measured_ms))
 
 
