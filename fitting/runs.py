@@ -17,6 +17,7 @@ from trainpace.execution import Precision
 from trainpace.forecast import Implementation
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
@@ -29,6 +30,8 @@ from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Workload
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
 THINNING = 3
+COMPILED = ("fused_traffic", "fused_launches", "joined")
+"""What torch.compile leaves of every row (`trainpace.forecast.fusion.Fused`), as columns."""
 SLOW_HOSTS = ("host_old_torch", "host_tensorflow")
 """What `Software.slow_host` may say, in the order of precedence."""
 
@@ -164,11 +167,28 @@ def _distinct(
                for name in ("dims", "flops", "read_bytes", "written_bytes")]  # fmt: skip
     calls = np.unique(np.char.add(columns["kind"][rows], columns["function"][rows]), return_inverse=True)[1]
     rest = [calls, columns["half"][rows], columns["launches"][rows], *(flag[rows] for flag in flags)]
+    rest += [columns[name][rows] for name in COMPILED if name in columns]
     of_weight = columns["dims"][rows, GEMM.batch, 1] == 0
     table = np.column_stack([*numbers, *rest, of_weight]).astype(float)
     as_bytes = np.ascontiguousarray(table).view(np.dtype((np.void, table.shape[1] * 8))).ravel()
     _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
     return rows[first], place
+
+
+def _compiled_to(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+    """What torch.compile leaves of the rows of all runs, each in the order of its own workload; all of those that it spares."""
+    known: dict[int, Fused] = {}
+    parts = []
+    for case, workload in pairs:
+        operators = workload.forms[case.form].operators
+        if not case.execution.compile:
+            ones = np.ones(len(operators))
+            parts.append(Fused(ones, ones, np.zeros(len(operators), bool)))
+            continue
+        if id(operators) not in known:
+            known[id(operators)] = fused(operators)
+        parts.append(known[id(operators)])
+    return dict(zip(COMPILED, map(np.concatenate, zip(*parts, strict=True)), strict=True))
 
 
 class RunTable:
@@ -181,6 +201,7 @@ class RunTable:
         tables = [workload.forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
+        self.columns |= _compiled_to(pairs)
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
@@ -236,7 +257,8 @@ class RunTable:
             # of weights' products, which 8 bits cast, the batch is no size
             columns["dims"][:, GEMM.batch, 1] = np.where(self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300)
             columns["count"] = np.ones(len(unique))
-            table = KernelTable(cast(Any, Columns(**columns)))
+            of_rows = Fused(*(columns[name] for name in COMPILED)) if COMPILED[0] in columns else None
+            table = KernelTable(cast(Any, Columns(**columns)), of_rows)
             flags = (self.channels_last[unique], bool(self.compiled[rows[0]]))
             attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
             counts = self.columns["count"][rows].astype(float)
