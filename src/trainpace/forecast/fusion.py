@@ -98,7 +98,7 @@ def fused(operators: Operators) -> Fused:
             kernels[tensor.row] = written
     joined = np.array([i in operands and not bound for i, bound in enumerate(bounds)])
     count, read = operators.count, at_batch(operators.read_bytes, REFERENCE_BATCH)
-    twice = joined & (np.char.find(np.array(operators.function), "batch_norm") >= 0)
+    twice = joined & np.array(["batch_norm" in name and "inference" not in name for name in operators.function])
     kept = np.where(twice, 2.0 * read * count + kernels * (moved - read), kept)
     most = np.where(twice, moved + read, moved) * count
     share = np.divide(np.minimum(kept, most), moved * count, out=np.zeros(n), where=moved > 0)
