@@ -113,7 +113,9 @@ class _Pass:
         self._operators, self._bounds, self._sizes, self._lengths = operators, bounds, sizes, lengths
         self._written: dict[int, list[_Tensor]] = {}
         self._at_hand: set[int] = set()
+        self._last_bound = -1
         self._late: dict[int, list[_Read]] = {}
+        self._late_residuals: dict[int, list[_Read]] = {}
         self._late_bounds: dict[int, float] = {}
         self.from_bounds: list[_Read] = []
         self.from_other_chains: list[_Read] = []
@@ -122,15 +124,19 @@ class _Pass:
     def add(self, row: int, operands: list[_Operand], result: float) -> None:
         """Match the operands of the next row, and keep its result for those that follow."""
         bound, count = self._bounds[row], float(self._operators.count[row])
+        adds = self._operators.function[row].startswith("add")
         if bound:
             self._at_hand.clear()
+            self._last_bound = row
         for operand in operands:
             size = self._sizes.of(operand.size)
             read = _Read(row, count, operand.size, self._lengths.of(operand.elements))
-            left = self._taken(size, count, bound, read)
+            left = self._taken(size, count, bound, self._last_bound if adds else -1, read)
             if left and bound:
                 self._late_bounds[size] = self._late_bounds.get(size, 0.0) + left
-            elif left and (size not in self._at_hand or self._operators.function[row].startswith("add")):
+            elif left and adds:
+                self._late_residuals.setdefault(size, []).append(read._replace(count=left))
+            elif left and size not in self._at_hand:
                 self._late.setdefault(size, []).append(read._replace(count=left))
             if not bound:
                 self._at_hand.add(size)
@@ -140,46 +146,51 @@ class _Pass:
             if not bound:
                 self._at_hand.add(size)
 
-    def _taken(self, size: int, count: float, bound: bool, read: _Read) -> float:
-        """Instances that are left after those that were written before and not read: fused ones first, then those of bounds."""
-        for of_bounds in (False, True):
-            for tensor in reversed(self._written.get(size, ())):
-                if not count:
-                    return 0.0
-                if tensor.is_bound != of_bounds or not tensor.unread:
-                    continue
-                taken = min(tensor.unread, count)
-                tensor.unread -= taken
-                count -= taken
-                if bound and not of_bounds:
-                    tensor.written += taken
-                elif of_bounds and not bound:
-                    self.from_bounds.append(read._replace(count=taken))
+    def _taken(self, size: int, count: float, bound: bool, since: int, read: _Read) -> float:
+        """Instances that are left after those that were written before and not read, the last first; of chains, since a row."""
+        for tensor in reversed(self._written.get(size, ())):
+            if not count:
+                return 0.0
+            if not tensor.unread or (tensor.row < since and not tensor.is_bound):
+                continue
+            taken = min(tensor.unread, count)
+            tensor.unread -= taken
+            count -= taken
+            if bound and not tensor.is_bound:
+                tensor.written += taken
+            elif tensor.is_bound and not bound:
+                self.from_bounds.append(read._replace(count=taken))
         return count
 
     def match_the_rest(self) -> None:
-        """Readers that stand before what they read, as a row alike came earlier still."""
-        for size in sorted(self._written.keys() | self._late.keys()):
+        """Readers that stand before what they read, as a row alike came earlier still; and residuals, from other chains."""
+        for size in sorted(self._written.keys() | self._late.keys() | self._late_residuals.keys()):
             unread = [tensor for tensor in self._written.get(size, ()) if tensor.unread]
             fused_ones = sum(tensor.unread for tensor in unread if not tensor.is_bound)
             of_bounds = sum(tensor.unread for tensor in unread if tensor.is_bound)
-            late = self._late.get(size, [])
-            wanted, by_bounds = sum(read.count for read in late), self._late_bounds.get(size, 0.0)
+            late, residuals = self._late.get(size, []), self._late_residuals.get(size, [])
+            wanted, apart = sum(read.count for read in late), sum(read.count for read in residuals)
+            by_bounds = self._late_bounds.get(size, 0.0)
             from_bounds = min(wanted, of_bounds)
             joined = min(wanted - from_bounds, fused_ones)
-            apart = wanted - from_bounds - joined
+            strangers = wanted - from_bounds - joined
             for read in late:
                 if from_bounds:
                     self.from_bounds.append(read._replace(count=read.count * from_bounds / wanted))
-                if apart:
-                    part = read._replace(count=read.count * apart / wanted)
-                    self.from_other_chains.append(part)
-                    self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + part.count * part.size
+                if strangers:
+                    self._from_elsewhere(read._replace(count=read.count * strangers / wanted))
+            for read in residuals:
+                self._from_elsewhere(read)
+            apart += strangers
             # what another chain, a bound or nobody reads has to be written
             written = min(fused_ones, apart + by_bounds) + max(0.0, fused_ones - joined - apart - by_bounds)
             for tensor in unread:
                 if not tensor.is_bound:
                     tensor.written += tensor.unread * min(1.0, written / fused_ones)
+
+    def _from_elsewhere(self, read: _Read) -> None:
+        self.from_other_chains.append(read)
+        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.count * read.size
 
     def results(self) -> list[tuple[_Tensor, float]]:
         """What fused rows wrote, and how many instances of it leave their kernel."""
