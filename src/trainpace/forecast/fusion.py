@@ -43,12 +43,12 @@ class Fused(NamedTuple):
 
 
 class _Tensor:
-    """What one row writes: `unread` of its instances, of which a bound or another chain reads `written`."""
+    """What one row writes: `unread` of its instances, of which a bound or another chain reads `written`; `bounds` ran before."""
 
-    __slots__ = ("is_bound", "row", "unread", "written")
+    __slots__ = ("bounds", "is_bound", "row", "unread", "written")
 
-    def __init__(self, row: int, count: float, is_bound: bool) -> None:
-        self.row, self.unread, self.is_bound, self.written = row, count, is_bound, 0.0
+    def __init__(self, row: int, count: float, is_bound: bool, bounds: float) -> None:
+        self.row, self.unread, self.is_bound, self.bounds, self.written = row, count, is_bound, bounds, 0.0
 
 
 class _Read(NamedTuple):
@@ -113,7 +113,7 @@ class _Pass:
         self._operators, self._bounds, self._sizes, self._lengths = operators, bounds, sizes, lengths
         self._written: dict[int, list[_Tensor]] = {}
         self._at_hand: set[int] = set()
-        self._last_bound = -1
+        self._bounds_run = 0.0
         self._late: dict[int, list[_Read]] = {}
         self._late_residuals: dict[int, list[_Read]] = {}
         self._late_bounds: dict[int, float] = {}
@@ -127,11 +127,11 @@ class _Pass:
         adds = self._operators.function[row].startswith("add")
         if bound:
             self._at_hand.clear()
-            self._last_bound = row
+            self._bounds_run += count
         for operand in operands:
             size = self._sizes.of(operand.size)
             read = _Read(row, count, operand.size, self._lengths.of(operand.elements))
-            left = self._taken(size, count, bound, self._last_bound if adds else -1, read)
+            left = self._taken(size, read, bound, adds)
             if left and bound:
                 self._late_bounds[size] = self._late_bounds.get(size, 0.0) + left
             elif left and adds:
@@ -142,25 +142,30 @@ class _Pass:
                 self._at_hand.add(size)
         if result:
             size = self._sizes.of(result)
-            self._written.setdefault(size, []).append(_Tensor(row, count, bound))
+            self._written.setdefault(size, []).append(_Tensor(row, count, bound, self._bounds_run))
             if not bound:
                 self._at_hand.add(size)
 
-    def _taken(self, size: int, count: float, bound: bool, since: int, read: _Read) -> float:
-        """Instances that are left after those that were written before and not read, the last first; of chains, since a row."""
+    def _taken(self, size: int, read: _Read, bound: bool, adds: bool) -> float:
+        """Instances that are left after those that were written before and not read, the last first.
+
+        What is added and was written before a bound ran is a residual, as many times as bounds ran since.
+        """
+        left = read.count
         for tensor in reversed(self._written.get(size, ())):
-            if not count:
-                return 0.0
-            if not tensor.unread or (tensor.row < since and not tensor.is_bound):
+            apart = self._bounds_run - tensor.bounds if adds and not tensor.is_bound else 0.0
+            taken = min(tensor.unread - apart, left)
+            if taken <= 0:
                 continue
-            taken = min(tensor.unread, count)
             tensor.unread -= taken
-            count -= taken
+            left -= taken
             if bound and not tensor.is_bound:
                 tensor.written += taken
             elif tensor.is_bound and not bound:
                 self.from_bounds.append(read._replace(count=taken))
-        return count
+            if not left:
+                break
+        return left
 
     def match_the_rest(self) -> None:
         """Readers that stand before what they read, as a row alike came earlier still; and residuals, from other chains."""
