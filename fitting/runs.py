@@ -224,7 +224,6 @@ class RunTable:
         ])  # fmt: skip
         self.host = np.array([case.software.slow_host for case, _ in pairs])
         self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
-        self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
         self.cards = cards
         self._host: tuple[tuple[float, ...], np.ndarray] | None = None
@@ -286,14 +285,15 @@ class RunTable:
         """The host's time, runs x phases; the last is kept, as most constants do not enter it."""
         key = tuple(getattr(c, name) for name in KernelConstants.__struct_fields__ if "host" in name)
         if self._host is None or self._host[0] != key:
-            self._host = key, self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
+            compiled_to = Fused(*(self.columns[name] for name in COMPILED))
+            host_ms = fitted_host_us(self.operators, c, compiled_to, self.compiled) * 1e-3
+            self._host = key, self.by_phase(host_ms) * self.host_factor(c)[:, None]
         return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         slow = [self.host == name for name in SLOW_HOSTS]
-        by_software = [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host]
-        return np.select([*slow, self.is_compiled], by_software, 1.0) * self.cpu_factor
+        return np.select(slow, [getattr(c, name) for name in SLOW_HOSTS], 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

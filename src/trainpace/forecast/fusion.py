@@ -1,4 +1,4 @@
-"""What torch.compile leaves of a table's element-wise operators: which share of its bytes each row still moves, and how many kernels.
+"""What torch.compile leaves of a table: the share of its bytes that each row still moves, and of its kernels.
 
 Inductor joins chains of element-wise operators, casts and reductions into one kernel (Ansel et al. 2024, section 4.4): what one
 of them writes and the next reads stays in registers. Products, convolutions, attention, lookups and pooling bound the chains,
@@ -18,9 +18,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.workload import ATTENTION_KINDS, CONVOLUTION_KINDS, OTHER, Flags, Floats, Operators, Phase, at_batch
+from trainpace.workload import (
+    ATTENTION,
+    ATTENTION_KINDS,
+    CONVOLUTION_KINDS,
+    GEMM,
+    OTHER,
+    Flags,
+    Floats,
+    Operators,
+    Phase,
+    at_batch,
+)
 
-REFERENCE_BATCH = 16.0
+REFERENCE_BATCH = 16
 """Samples at which sizes are compared; shares hold for every batch, as bytes that matter grow with it."""
 SAME_SIZE = 1.01
 """Tensors whose sizes differ by less are taken for one: norms write a few statistics besides their result."""
@@ -52,10 +63,10 @@ class _Tensor:
 
 
 class _Read(NamedTuple):
-    """Instances of an operand of `size` bytes and `elements` (both classes) that nothing before them wrote."""
+    """An operand of `size` bytes that an operator of a row reads so many times; `elements`: the class of its length."""
 
     row: int
-    count: float
+    times: float
     size: float
     elements: int
 
@@ -67,39 +78,40 @@ class _Operand(NamedTuple):
 
 def fused(operators: Operators) -> Fused:
     """The shares that torch.compile leaves of every row; 1 for rows that it does not fuse."""
-    n = len(operators)
-    moved = operators.moved_bytes(REFERENCE_BATCH)
+    n, count = len(operators), operators.count
+    read, wrote = (at_batch(column, REFERENCE_BATCH) for column in (operators.read_bytes, operators.written_bytes))
+    dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
     bounds = [kind in BOUNDS for kind in operators.kind]
     rows = [i for i in range(n) if operators.kind[i] not in HOST_ALONE and operators.phase[i] != "optimizer"]
-    operands, results = {i: _operands(operators, i) for i in rows}, {i: _result(operators, i) for i in rows}
+    operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
+    results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
     sizes = _Classes([o.size for i in rows for o in operands[i]] + [results[i] for i in rows])
     lengths = _Classes([o.elements for i in rows for o in operands[i]])
     kept, kernels = np.zeros(n), np.zeros(n)
     read_before: dict[int, float] = {}
     phases: tuple[Phase, ...] = ("forward", "backward")
     for phase in phases:
-        chain = _Pass(operators, bounds, sizes, lengths)
+        chains = _Pass(operators, bounds, sizes, lengths)
         for i in rows:
             if operators.phase[i] == phase:
-                chain.add(i, operands[i], results[i])
-        chain.match_the_rest()
-        again = {key: 1.0 for key in chain.unsupplied}
-        if phase == "backward":
-            again = {key: min(1.0, read_before.get(key, 0.0) / size) for key, size in chain.unsupplied.items()}
-        for read in chain.from_other_chains:
-            kept[read.row] += read.count * read.size * again[read.elements]
-        for read in chain.from_bounds:
-            kept[read.row] += read.count * read.size
-        if phase == "forward":
-            for read in (*chain.from_other_chains, *chain.from_bounds):
-                read_before[read.elements] = read_before.get(read.elements, 0.0) + read.count * read.size
-        for tensor, written in chain.results():
-            kept[tensor.row] += written * at_batch(operators.written_bytes[tensor.row], REFERENCE_BATCH)
-            kernels[tensor.row] = written
+                chains.add(i, operands[i], results[i])
+        chains.match_the_rest()
+        for each in chains.from_bounds:
+            kept[each.row] += each.times * each.size
+        for each in chains.from_other_chains:
+            saved = (
+                read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements] if phase == "backward" else 1.0
+            )
+            kept[each.row] += each.times * each.size * min(1.0, saved)
+        for tensor in chains.results():
+            kept[tensor.row] += tensor.written * wrote[tensor.row]
+            kernels[tensor.row] = tensor.written
+        for each in (*chains.from_bounds, *chains.from_other_chains):
+            read_before[each.elements] = read_before.get(each.elements, 0.0) + each.times * each.size
     joined = np.array([i in operands and not bound for i, bound in enumerate(bounds)])
-    count, read = operators.count, at_batch(operators.read_bytes, REFERENCE_BATCH)
     twice = joined & np.array(["batch_norm" in name and "inference" not in name for name in operators.function])
-    kept = np.where(twice, 2.0 * read * count + kernels * (moved - read), kept)
+    kept = np.where(twice, 2.0 * read * count + kernels * wrote, kept)
+    moved = read + wrote
     most = np.where(twice, moved + read, moved) * count
     share = np.divide(np.minimum(kept, most), moved * count, out=np.zeros(n), where=moved > 0)
     launched = np.where(twice, 1.0, np.minimum(kernels / count, 1.0))
@@ -135,9 +147,9 @@ class _Pass:
             if left and bound:
                 self._late_bounds[size] = self._late_bounds.get(size, 0.0) + left
             elif left and adds:
-                self._late_residuals.setdefault(size, []).append(read._replace(count=left))
+                self._late_residuals.setdefault(size, []).append(read._replace(times=left))
             elif left and size not in self._at_hand:
-                self._late.setdefault(size, []).append(read._replace(count=left))
+                self._late.setdefault(size, []).append(read._replace(times=left))
             if not bound:
                 self._at_hand.add(size)
         if result:
@@ -151,7 +163,7 @@ class _Pass:
 
         What is added and was written before a bound ran is a residual, as many times as bounds ran since.
         """
-        left = read.count
+        left = read.times
         for tensor in reversed(self._written.get(size, ())):
             apart = self._bounds_run - tensor.bounds if adds and not tensor.is_bound else 0.0
             taken = min(tensor.unread - apart, left)
@@ -162,7 +174,7 @@ class _Pass:
             if bound and not tensor.is_bound:
                 tensor.written += taken
             elif tensor.is_bound and not bound:
-                self.from_bounds.append(read._replace(count=taken))
+                self.from_bounds.append(read._replace(times=taken))
             if not left:
                 break
         return left
@@ -174,16 +186,16 @@ class _Pass:
             fused_ones = sum(tensor.unread for tensor in unread if not tensor.is_bound)
             of_bounds = sum(tensor.unread for tensor in unread if tensor.is_bound)
             late, residuals = self._late.get(size, []), self._late_residuals.get(size, [])
-            wanted, apart = sum(read.count for read in late), sum(read.count for read in residuals)
+            wanted, apart = sum(read.times for read in late), sum(read.times for read in residuals)
             by_bounds = self._late_bounds.get(size, 0.0)
             from_bounds = min(wanted, of_bounds)
             joined = min(wanted - from_bounds, fused_ones)
             strangers = wanted - from_bounds - joined
             for read in late:
                 if from_bounds:
-                    self.from_bounds.append(read._replace(count=read.count * from_bounds / wanted))
+                    self.from_bounds.append(read._replace(times=read.times * from_bounds / wanted))
                 if strangers:
-                    self._from_elsewhere(read._replace(count=read.count * strangers / wanted))
+                    self._from_elsewhere(read._replace(times=read.times * strangers / wanted))
             for read in residuals:
                 self._from_elsewhere(read)
             apart += strangers
@@ -195,12 +207,13 @@ class _Pass:
 
     def _from_elsewhere(self, read: _Read) -> None:
         self.from_other_chains.append(read)
-        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.count * read.size
+        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.times * read.size
 
-    def results(self) -> list[tuple[_Tensor, float]]:
-        """What fused rows wrote, and how many instances of it leave their kernel."""
-        fused_ones = [tensor for tensors in self._written.values() for tensor in tensors if not tensor.is_bound]
-        return [(tensor, tensor.written) for tensor in fused_ones if tensor.written]
+    def results(self) -> list[_Tensor]:
+        """What leaves the fused kernels."""
+        return [
+            tensor for tensors in self._written.values() for tensor in tensors if not tensor.is_bound and tensor.written
+        ]
 
 
 class _Classes:
@@ -216,36 +229,31 @@ class _Classes:
         return self._of[size]
 
 
+MOST_OPERANDS = 5
 _WIDTHS = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
 """Bytes of an element of two operands, by their sum, where they differ."""
 
 
-def _operands(operators: Operators, i: int) -> list[_Operand]:
-    """The large operands of one operator of row i."""
-    dims, read = at_batch(operators.dims[i], REFERENCE_BATCH), float(at_batch(operators.read_bytes[i], REFERENCE_BATCH))
-    kind = operators.kind[i]
-    width = 2.0 if operators.half[i] else 4.0
+def _operands(operators: Operators, i: int, dims: list[float], read: float) -> list[_Operand]:
+    """The large operands of one operator of row i, which has these sizes and reads these bytes."""
+    kind, width = operators.kind[i], 2.0 if operators.half[i] else 4.0
     if kind == "gemm":
-        b, m, n, k = dims[:4].tolist()
+        b, m, n, k = dims[: len(GEMM)]
         return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
     if kind == "attention":
-        b, h, q, k, d = dims[:5].tolist()
+        b, h, q, k, d = dims[: ATTENTION.causal]
         return [_Operand(b * h * length * d * width, b * h * length * d) for length in (q, k, k)]
-    elements, out = float(dims[OTHER.elements_in]), float(dims[OTHER.elements_out])
     if not read or kind in BOUNDS:
         return [_Operand(read, read)] if read else []
+    elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]
     number = round(elements / out) if out else 1
-    each = elements / max(number, 1)
-    of_element = round(read / each) if each else 0
-    if number != 2 or of_element < 2:
-        return [_Operand(read / max(number, 1), each)] * number if 2 < number < 5 else [_Operand(read, elements)]
-    widths = _WIDTHS.get(of_element, (of_element / 2, of_element / 2))
-    return [_Operand(read * w / sum(widths), each) for w in widths]
+    if not 1 < number < MOST_OPERANDS:  # more are a sum's
+        return [_Operand(read, elements)]
+    each = elements / number
+    widths = _WIDTHS.get(round(read / each), (1,) * number) if number == 2 else (1,) * number
+    return [_Operand(read * width / sum(widths), each) for width in widths]
 
 
-def _result(operators: Operators, i: int) -> float:
-    """Bytes of what one operator of row i writes, dropout's mask left out."""
-    written = float(at_batch(operators.written_bytes[i], REFERENCE_BATCH))
-    if operators.function[i] == "native_dropout":
-        return written - float(at_batch(operators.dims[i], REFERENCE_BATCH)[OTHER.elements_out]) / 2
-    return written
+def _result(function: str, dims: list[float], written: float) -> float:
+    """Bytes of what one operator writes, dropout's mask of a byte an element left out."""
+    return written - dims[OTHER.elements_out] / 2 if function == "native_dropout" else written
