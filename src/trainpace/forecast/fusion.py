@@ -14,6 +14,7 @@ readers stand before what they read: those are matched at the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ class _Pass:
     def __init__(self, operators: Operators, bounds: list[bool], sizes: _Classes, lengths: _Classes) -> None:
         self._operators, self._bounds, self._sizes, self._lengths = operators, bounds, sizes, lengths
         self._written: dict[int, list[_Tensor]] = {}
-        self._at_hand: set[int] = set()
+        self._at_hand: Counter[int] = Counter()
         self._bounds_run = 0.0
         self._late: dict[int, list[_Read]] = {}
         self._late_residuals: dict[int, list[_Read]] = {}
@@ -140,23 +141,27 @@ class _Pass:
         if bound:
             self._at_hand.clear()
             self._bounds_run += count
+        own: Counter[int] = Counter()
         for operand in operands:
             size = self._sizes.of(operand.size)
             read = _Read(row, count, operand.size, self._lengths.of(operand.elements))
+            own[size] += 1
             left = self._taken(size, read, bound, adds)
             if left and bound:
                 self._late_bounds[size] = self._late_bounds.get(size, 0.0) + left
             elif left and adds:
                 self._late_residuals.setdefault(size, []).append(read._replace(times=left))
-            elif left and size not in self._at_hand:
+            elif left and self._at_hand[size] >= own[size]:
+                continue
+            elif left:
                 self._late.setdefault(size, []).append(read._replace(times=left))
             if not bound:
-                self._at_hand.add(size)
+                self._at_hand[size] = max(self._at_hand[size], own[size])
         if result:
             size = self._sizes.of(result)
             self._written.setdefault(size, []).append(_Tensor(row, count, bound, self._bounds_run))
             if not bound:
-                self._at_hand.add(size)
+                self._at_hand[size] += 1
 
     def _taken(self, size: int, read: _Read, bound: bool, adds: bool) -> float:
         """Instances that are left after those that were written before and not read, the last first.
