@@ -252,6 +252,8 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         return [_Operand(read, read)] if read else []
     elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]
     number = round(elements / out) if out else 1
+    if number == 1 and elements > out:  # beside a mask, a bias or weights
+        return [_Operand(read * out / elements, out)]
     if not 1 < number < MOST_OPERANDS:  # more are a sum's
         return [_Operand(read, elements)]
     each = elements / number
