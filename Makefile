@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-diagnose  verdicts, planted milliseconds and foretold savings on 32 scripts; what watching costs (half an hour)"
 	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
 	@echo "make fit-products  the kernel model of products, from measured kernels of single cards (a few minutes)"
+	@echo "make fit-cards   fit convolutions, norms and what moves bytes on measured kernels, by generation and card (ten minutes)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make fit-attention  fit fused attention on measured kernels, and say what it errs on those left out (a quarter of an hour)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (an hour and a half; goes on where it was interrupted)"
@@ -108,9 +109,13 @@ TRACES ?= out/traces
 PREPARED ?= out/prepared
 $(TRACES)/done: $(VENV)/installed .zoo/installed
 	$(BIN)/python -m fitting.prepare --data $(DATA) --output $(PREPARED)
-	for file in measured_runs timm_inference; do PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate \
+	for file in measured_runs timm_inference runs2; do PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate \
 	  $(PREPARED)/$$file.parquet --models $(DATA) --traces $(TRACES) --json > /dev/null; done
 	@touch $@
+
+# single kernels; --out CARDS and --shapes 4 show what it gives on cards and shapes that it has not seen
+fit-cards: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m fitting.cards --data $(DATA)
 
 fit: $(TRACES)/done
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m fitting.fit --data $(DATA) --traces $(TRACES)

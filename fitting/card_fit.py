@@ -15,6 +15,7 @@ from scipy.optimize import least_squares
 
 from fitting.families import group_of
 from fitting.kernel_rows import KernelRows
+from trainpace.forecast.cards import NO_CARDS
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.pooling import Pooled, generation_of
 
@@ -71,7 +72,7 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
         for chunk in kernels.chunks:
             own = logs[cards.index(chunk.device.name)]
             values = {name: float(np.exp(v)) for name, v in zip(names, own, strict=True)}
-            seconds[chunk.rows] = chunk.device_s(replace(c, **values), kernels.cards)
+            seconds[chunk.rows] = chunk.device_s(replace(c, **values), NO_CARDS)
         return np.log((1e3 * kernels.by_kernel(seconds) + kernels.floor_ms) / kernels.measured_ms)
 
     def residuals(x: np.ndarray) -> np.ndarray:

@@ -60,7 +60,7 @@ def group_of(name: str) -> str:
     return name.removeprefix("row_").partition("_")[2].removesuffix("_dgrad").removesuffix("_wgrad")
 
 
-UNDECIDED = ("grouped", "reduction", "optimizer")
+UNDECIDED = ("grouped", "optimizer")
 """Families whose fit erred as much on its own kernels as what whole steps had told, or more: whole steps go on deciding them. The
 lent cards' optimizers were launched by a slow host, and their groups' kernels follow rules of cuDNN that no size shows."""
 

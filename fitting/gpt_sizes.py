@@ -35,8 +35,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "llama3-70b": LLAMA_2
     | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
        "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 8192},
+    "bigcode/gptbigcode-santacoder":
+    {"model_type": "gpt_bigcode", "architectures": ["GPTBigCodeForCausalLM"], "n_layer": 24, "n_embd": 2048, "n_head": 16,
+     "n_inner": 8192, "n_positions": 2048, "vocab_size": 49280, "multi_query": True,
+     "activation_function": "gelu_pytorch_tanh"},
+    "ibm/powerlm-3b":
+    {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "hidden_size": 2304, "intermediate_size": 9216,
+     "num_hidden_layers": 40, "num_attention_heads": 36, "num_key_value_heads": 36, "vocab_size": 49152,
+     "max_position_embeddings": 4096, "tie_word_embeddings": True, "attention_multiplier": 0.015625,
+     "embedding_multiplier": 12.0, "logits_scaling": 9.0, "residual_multiplier": 0.22},
 }  # fmt: skip
-"""Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3."""
+"""Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3. SantaCoder: Ben Allal et al. 2023,
+section 5, and its released configuration; PowerLM-3B: Shen et al. 2024 and its released configuration, 3.51 B parameters."""
+LANGUINI = {
+    "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False,
+}  # fmt: skip
+"""What languini's GPT has in place of GPT-2's (languini/projects/gpt/model.py and lib.py): no dropout, a head of its own, GELU
+written out."""
 GPT_3 = {"gpt3-175b": (96, 12288, 96), "gpt3-20b": (44, 6144, 48)}
 """Layers, hidden, heads. 175B: Brown et al. 2020, table 2.1; 20B: NeMo's own configuration of that name."""
 
@@ -79,11 +94,15 @@ class Named(NamedTuple):
 
 def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None:
     """The model that sizes in `text`, or a well-known name, make; None where neither says enough."""
-    if re.search(r"\bLoRA\b|\bAdapter\b|quantization=", text):
+    if re.search(r"\b(?i:LoRA)\b|\bAdapter\b|quantization=", text):
         return None
     key = re.sub(r"[ _]", "", model).lower()
-    if key in PUBLISHED:
-        return Named(key, PUBLISHED[key], None, "")
+    if key in PUBLISHED and not re.search(
+        r"framework=(?!none;)", text
+    ):  # other frameworks exchange kernels for their own
+        return Named(key.replace("/", "-"), PUBLISHED[key], None, "")
+    if model.startswith("languini-"):
+        return _languini(model, text, length)
     sized = gpt_size(model, text, pp)
     if sized is None and key in GPT_3:
         layers, hidden, heads = GPT_3[key]
@@ -93,6 +112,17 @@ def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None
     size, assumed = sized
     name = f"gpt-{size.layers}x{size.hidden}-{size.heads}-{size.vocabulary}-{size.feedforward}-{length}"
     return Named(name, size.configuration(length), size, assumed)
+
+
+def _languini(model: str, text: str, length: int) -> Named | None:
+    """languini's GPT where GPT-2's configuration can say it: heads x head_dim is the hidden size. Its LSTM is no GPT."""
+    heads, width, hidden = (_number(rf"\b{name}=(\d+)", text) or 0 for name in ("heads", "head_dim", "h"))
+    if not model.startswith("languini-gpt-") or heads * width != hidden:
+        return None
+    found = gpt_size(model, text)
+    if found is None:
+        return None
+    return Named(f"{model}-{length}", found[0].configuration(length) | LANGUINI, found[0], found[1])
 
 
 def gpt_size(model: str, text: str, pp: int = 1) -> tuple[GptSize, str] | None:
@@ -113,7 +143,7 @@ def gpt_size(model: str, text: str, pp: int = 1) -> tuple[GptSize, str] | None:
         assumed.append(f"a vocabulary of {MEGATRON_VOCABULARY}")
     elif re.search(r"vocab=\d+k", text):
         vocabulary = BLOOM_VOCABULARY if vocabulary == 250 else 1000 * vocabulary
-    layers = _number(r"\b(?:n_?layers?|num_blocks|layers)=(\d+)", text, re.IGNORECASE)
+    layers = _number(r"\b(?:n_?layers?|num_blocks|layers|L)=(\d+)", text, re.IGNORECASE)
     layers = layers or _number(r"(\d+) layers\b", text)
     if layers is None and billions is not None:
         exact = (1e9 * billions - vocabulary * hidden) / (12 * hidden**2)
@@ -127,7 +157,7 @@ def gpt_size(model: str, text: str, pp: int = 1) -> tuple[GptSize, str] | None:
             return None
         heads = BIGSCIENCE_HEADS.get(int(hidden), BIGSCIENCE_USUAL_HEADS)
         assumed.append(f"{heads} heads")
-    feedforward = _number(r"feedforward=(\d+)", text) or 4 * hidden
+    feedforward = _number(r"\b(?:feedforward|mlp)=(\d+)", text) or 4 * hidden
     sizes = GptSize(*(int(x) for x in (layers, hidden, heads, vocabulary, feedforward)))
     if min(sizes) < 1 or sizes.hidden % sizes.heads:
         raise TrainpaceError(f"{sizes.heads} heads do not divide the hidden size {sizes.hidden}.")

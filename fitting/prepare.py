@@ -18,13 +18,14 @@ import pyarrow.parquet
 from msgspec.structs import replace
 
 from fitting.gpt_sizes import GptSize, named_model, write_configuration
+from fitting.image_networks import image_network
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.records import to_jsonable
 from trainpace.validation import Case, Run, case_of, measured_ms, read_parallelism, read_runs
 
-FILES = ("measured_runs.parquet", "timm_inference.parquet")
+FILES = ("measured_runs.parquet", "timm_inference.parquet", "runs2.parquet")
 CONFIGURATIONS = "configurations"
 MEGATRON_LENGTH = 2048
 TORCHTITAN_LENGTH = 8192
@@ -53,6 +54,7 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
 
     `data` is where ``transformers:FILE.json`` lies, `configurations` where those of models known by their sizes are written.
     """
+    run = replace(run, model_spec=_spec(run))
     try:
         stated = read_parallelism(run.parallelism)
         named = None
@@ -66,6 +68,7 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     assumed: list[str] = []
     if named:
         columns["model_spec"] = write_configuration(named, configurations.resolve())
+    columns |= _nodes(run)
     _batches(run, stated, columns, assumed)
     words = _parallelism(run, stated, size, assumed)
     columns["parallelism"] = ",".join(words)
@@ -78,6 +81,14 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
         assumed.append(named.assumed)
     run = replace(run, **columns, assumed=", ".join(assumed))
     return replace(run, step_time_ms=_step_of_rate(run, size, data)) if size and not run.step_time_ms else run
+
+
+def _spec(run: Run) -> str:
+    """The spec that a run states, or that its collection's name for the model stands for; none for torchao's 8- and 4-bit
+    optimizers, whose kernels no trace holds."""
+    if run.file == "torchao_tables" and not run.optimizer.startswith("PyTorch"):
+        return ""
+    return run.model_spec or image_network(run)
 
 
 def _software(run: Run) -> dict[str, Any]:
@@ -116,7 +127,46 @@ def _software(run: Run) -> dict[str, Any]:
         columns["precision"] = "fp16"
     if "timm" in run.framework and run.optimizer.lower() == "sgd":
         columns["optimizer"] = "sgd momentum"
-    return columns
+    return columns | _software_of_collection(run)
+
+
+def _software_of_collection(run: Run) -> dict[str, Any]:
+    """The columns that follow from what a collection's own scripts and pages say of its software.
+
+    languini: attention in products, mask and softmax (projects/gpt/lib.py, use_flash=False), torch.compile, hence torch 2.0 or
+    2.1, the versions of 2023. torchao (torchao/optim/README.md): "PyTorch 2.4, BF16 AMP, compiled model". fms-acceleration
+    (scripts/benchmarks/defaults.yaml): use_flash_attn, gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
+    """
+    if run.file == "languini_throughput":
+        return {"attention": "eager", "framework_version": "torch 2.1.2"}
+    if run.file == "torchao_tables" and "BF16 autocast" in run.notes:
+        fused = {"optimizer_implementation": "fused"} if "fused" in run.optimizer else {}
+        return {"precision": "amp_bf16", "compile": "compile", "framework_version": "torch 2.4"} | fused
+    if run.file == "fms_acceleration":
+        return {"attention": "flash2"}
+    container = re.fullmatch(r"NGC pytorch:(\d\d\.\d\d)", run.framework_version)
+    if container and container[1] in NGC_TORCH:
+        return {"framework_version": NGC_TORCH[container[1]]} | (
+            {"cudnn_benchmark": "yes"} if image_network(run) else {}
+        )
+    return {}
+
+
+NGC_TORCH = {"20.12": "1.8.0a0", "21.03": "1.9.0a0"}
+"""torch in NVIDIA's containers of the measured image networks."""
+GPUS_OF_A_DGX_A100 = 8
+
+
+def _nodes(run: Run) -> dict[str, Any]:
+    """The nodes of NVIDIA's image networks on 16 to 64 GPUs, whose table has them in one: they are DGX A100 ("8x A100 80GB").
+
+    Their DDP also exchanges the gradients of every micro-batch (image_classification/training.py has no no_sync), which no
+    column can say: forecasts exchange once a step.
+    """
+    gpus = run.num_gpus or 1
+    if image_network(run) and gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes:
+        return {"num_nodes": gpus / GPUS_OF_A_DGX_A100}
+    return {}
 
 
 HOSTS = {
@@ -209,13 +259,17 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
     torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
     exchanges under a weight's gradient since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and so does NeMo.
     """
-    text = run.parallelism
+    # fms-acceleration and fms-fsdp write FSDP in words of their own
+    text = re.sub(r"^FSDP (?:full shard )?x(\d+)", r"fsdp=\1", run.parallelism)
+    text = re.sub(r"^HSDP x\d+", "fsdp=HYBRID_SHARD", text)
     layers_a_stage = re.search(r"vp_layers=(\d+)", text)
     if layers_a_stage and size:
         stages = max(1, size.layers // (stated.pp * int(layers_a_stage[1])))
         text = text.replace(layers_a_stage[0], f"vp={stages}")
     words = [text] if text else []
-    if size and _counts_recomputation(run, size):
+    if (size and _counts_recomputation(run, size)) or (
+        run.file == "fms_acceleration" and "checkpointing on" in run.notes
+    ):
         words.append("ac=full")
     ranks = int(run.num_gpus or 1) // (stated.world_size)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:

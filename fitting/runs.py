@@ -21,6 +21,7 @@ from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
+from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
@@ -198,7 +199,7 @@ class RunTable:
         self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS, products: ProductModel | None = None
     ) -> None:
         self.pairs, self.products = pairs, products
-        tables = [workload.forms[case.form].operators for case, workload in pairs]
+        tables = [as_run(workload, case.software.rewrites).forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
         self.columns |= _compiled_to(pairs)
@@ -265,11 +266,11 @@ class RunTable:
             made.append(Chunk(rows, place, counts, *card, table, *flags, attention, self.products, []))
         return made
 
-    def device_s(self, c: KernelConstants) -> np.ndarray:
-        """Seconds of every row on its device."""
+    def device_s(self, c: KernelConstants, cards: CardConstants | None = None) -> np.ndarray:
+        """Seconds of every row on its device, with the table's constants of cards where no others are given."""
         seconds = np.zeros(len(self.batch))
         for chunk in self.chunks:
-            seconds[chunk.rows] = chunk.device_s(c, self.cards)
+            seconds[chunk.rows] = chunk.device_s(c, self.cards if cards is None else cards)
         return seconds
 
     def changed(self, c: KernelConstants, name: str, value: float) -> tuple[np.ndarray, np.ndarray]:

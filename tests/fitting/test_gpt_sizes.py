@@ -68,3 +68,46 @@ def test_the_configuration_is_written_once(tmp_path):
     (file,) = (tmp_path / "new").iterdir()
     assert json.loads(file.read_text())["n_layer"] == 24
     assert spec == f"transformers:{file}"
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "parameters"),
+    [
+        ("tiny", "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=53912064 use_flash=False", 53912064),
+        ("small", "L=12 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=110615040 use_flash=False", 110615040),
+        ("medium", "L=24 h=1024 mlp=4096 heads=16 head_dim=64 vocab=16384 params=336390144 use_flash=False", 336390144),
+        ("large", "L=24 h=1536 mlp=6144 heads=16 head_dim=96 vocab=16384 params=731077632 use_flash=False", 731077632),
+    ],
+)
+def test_languinis_gpts_have_the_parameters_that_their_table_prints(model, text, parameters):
+    c = named_model(f"languini-gpt-{model}", text, 512).configuration
+    h, ends = c["n_embd"], 2 - c["tie_word_embeddings"]
+    weights = 4 * h * h + 2 * h * c["n_inner"] + 4 * h + c["n_inner"] + h + 4 * h  # products, their biases, two norms
+    assert ends * c["vocab_size"] * h + c["n_positions"] * h + c["n_layer"] * weights + 2 * h == parameters
+    assert c["attn_pdrop"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("languini-gpt-mini", "L=4 h=512 mlp=2048 heads=8 head_dim=32 vocab=16384"),  # attention narrower than hidden
+        ("languini-gpt-XL", "L=24 h=2048 mlp=8192 heads=24 head_dim=128 vocab=16384"),
+        ("languini-lstm-tiny", "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 use_flash= quasi block=8"),
+        ("ibm/PowerLM-3b", "framework=foak-fast-kernels; full fine-tuning"),  # kernels of its own
+        ("ibm/PowerLM-3b", "framework=none; lora r=16.0 targets=q_proj"),
+    ],
+)
+def test_models_that_no_configuration_says_are_none(model, text):
+    assert named_model(model, text, 512) is None
+
+
+@pytest.mark.parametrize(("model", "billions"), [("ibm/PowerLM-3b", 3.51), ("bigcode/gpt_bigcode-santacoder", 1.12)])
+def test_published_models_have_the_size_that_they_are_published_with(model, billions, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    named = named_model(model, "framework=none; full fine-tuning", 2048)
+    spec = write_configuration(named, tmp_path)
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(spec.partition(":")[2])
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    assert built.num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)

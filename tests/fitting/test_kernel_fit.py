@@ -7,11 +7,13 @@ import pytest
 import torch
 from fitting.calls import Measured, rows_of_profiled, rows_of_work
 from fitting.card_fit import fit_family
+from fitting.cards import log_ratios
 from fitting.families import FAMILIES, UNDECIDED, family_of, group_of
 from fitting.kernel_rows import joined, kernel_rows
 from fitting.lent_kernels import convolution
 from msgspec.structs import replace
 
+from trainpace.forecast.cards import CardConstants
 from trainpace.forecast.constants import KernelConstants
 from trainpace.trace.operators import Row
 from trainpace.workload import CONV
@@ -100,6 +102,15 @@ def test_a_fit_finds_each_cards_share_and_what_all_have_in_common():
         assert pooled.of(device)["traffic_copy"] == pytest.approx(shares[key[0]], rel=0.04)
     assert 0.5 < np.exp(pooled.shared[0]) < 0.8
     assert set(pooled.generations) == {"7.5", "8.0"}
+
+
+def test_a_fit_does_not_see_what_an_earlier_one_found():
+    """Else a fit without a card finds what it had told a fit with it."""
+    c = KernelConstants()
+    table = kernel_rows([measured("T4", us) for us in (30000.0, 31000.0)] * 20)
+    first = fit_family(table, ("traffic_copy",), c)
+    log_ratios(table, c, CardConstants(families=first))
+    assert fit_family(table, ("traffic_copy",), c) == first
 
 
 def test_every_constant_of_a_family_is_one_and_belongs_to_one_group():

@@ -194,3 +194,68 @@ def test_a_host_that_a_run_states_goes_before_its_collections():
         index=0, file="profet_aws", gpu="T4", model_spec="resnet50", precision="fp32", batch_per_gpu=32.0, host="13900K"
     )
     assert prepared(run, HERE, HERE).host == "13900K"
+
+
+def languini(tmp_path, **stated):
+    text = "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=53912064 use_flash=False"
+    values = {"file": "languini_throughput", "model": "languini-gpt-tiny", "model_variant_or_config": text, "model_spec": "",
+              "framework_version": "torch 2.x (2023)", "precision": "amp_fp16", "seq_len": 512.0, "compile": "compile"}  # fmt: skip
+    return case(tmp_path, **values | stated)
+
+
+@pytest.mark.parametrize("card", ["P100", "A100-SXM-80GB"])
+def test_languinis_attention_is_eager_and_its_torch_that_of_2023_on_every_card(card, tmp_path):
+    c = languini(tmp_path, gpu_canonical=card)
+    assert (c.software.attention, c.software.slow_host, c.variant.legacy) == ("eager", "", False)
+    assert (c.execution.compile, c.variant.sequence_length) == (True, 512)
+
+
+def network(**stated):
+    values = {"file": "nvidia_deeplearningexamples", "model": "efficientnet", "model_variant_or_config": "Model=efficientnet-b4",
+              "model_spec": "", "framework": "pytorch", "framework_version": "NGC pytorch:21.03", "gpu": "A100 80GB",
+              "gpu_canonical": "A100-?-80GB", "notes": "NVIDIA A100 (8x A100 80GB)"}  # fmt: skip
+    return case(**values | stated)
+
+
+def test_nvidias_image_networks_by_their_names():
+    c = network(num_gpus=32.0, num_nodes=1.0, grad_accum=2.0)
+    assert (c.spec, c.software.version, c.run.cudnn_benchmark) == ("timm:efficientnet_b4", (1, 9, 0), "yes")
+    assert (c.execution.nnodes, c.execution.nproc_per_node, c.execution.accumulation) == (4, 8, 2)
+    assert network(model="se-resnext101-32x4d", model_variant_or_config="").spec == "timm:seresnext101_32x4d"
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"model_variant_or_config": "Model=efficientnet-quant-b4"}, {"model_variant_or_config": "Model=efficientnet-widese-b4"},
+        {"model": "Jasper", "model_variant_or_config": ""}, {"file": "somebody_else"},
+        {"gpu": "V100 32GB", "gpu_canonical": "V100-?-32GB", "num_gpus": 1.0},  # an 18th of what eight have
+    ],
+)  # fmt: skip
+def test_what_is_none_of_nvidias_image_networks(stated):
+    with pytest.raises(TrainpaceError, match="no model definition"):
+        network(**stated)
+
+
+def test_fms_acceleration_recomputes_and_shards_in_words_of_its_own(tmp_path):
+    c = case(
+        tmp_path, file="fms_acceleration", model="ibm/PowerLM-3b", model_variant_or_config="framework=none; full fine-tuning",
+        model_spec="", framework_version="torch 2.4.1, transformers 4.48.1", gpu_canonical="A100-SXM-80GB", precision="bf16",
+        num_gpus=2.0, seq_len=4096.0, parallelism="FSDP full shard x2", notes="gradient checkpointing on; FlashAttention",
+    )  # fmt: skip
+    assert (c.execution.zero_stage, c.execution.activation_checkpointing, c.variant.checkpointing) == (3, "full", True)
+    assert c.software.attention == "flash2"
+
+
+def test_hsdp_shards_inside_a_node():
+    c = case(file="fms_fsdp", num_gpus=16.0, num_nodes=2.0, parallelism="HSDP x16", framework_version="2.4")
+    assert (c.execution.zero_stage, c.execution.shard_size) == (3, 8)
+
+
+def test_torchaos_table_is_compiled_and_only_torchs_optimizer_is_traced():
+    vit = {"file": "torchao_tables", "model": "vit", "model_spec": "timm:vit_huge_patch14_224", "precision": "bf16",
+           "notes": "BF16 autocast; batch 8"}  # fmt: skip
+    c = case(optimizer="PyTorch fused AdamW", **vit)
+    assert (c.execution.precision, c.execution.compile, c.software.optimizer) == ("amp_bf16", True, "fused")
+    with pytest.raises(TrainpaceError, match="no model definition"):
+        case(optimizer="ao 8-bit", **vit)

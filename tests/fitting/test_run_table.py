@@ -10,7 +10,9 @@ from trainpace.execution import Execution
 from trainpace.forecast import fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.software_rewrites import as_run
 from trainpace.hardware import Cluster, find_device
+from trainpace.software import Software
 from trainpace.validation import Case, Run
 from trainpace.workload import PLAIN
 
@@ -58,6 +60,15 @@ def test_rows_take_as_long_together_as_alone():
     c = fitted_constants()
     expected = np.concatenate([alone(case, work, c) for case, work in PAIRS])
     assert RunTable(PAIRS).device_s(c) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_are_those_of_the_software_that_ran():
+    case, work = pair("A100", 4, "amp_fp16")
+    software = Software(optimizer="for_loop")
+    rewritten = as_run(work, software.rewrites)
+    assert rewritten is not work
+    table = RunTable([(case._replace(software=software), work)])
+    assert table.operators.launches == pytest.approx(rewritten.forms[case.form].operators.launches)
 
 
 @pytest.mark.parametrize(("name", "count"), [("pre_volta", 3), ("compile_launches", 3), ("latency_us", 18)])

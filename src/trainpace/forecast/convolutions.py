@@ -6,7 +6,7 @@ import numpy as np
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.operator_sizes import OperatorSizes, part
 from trainpace.forecast.rates import Rates
-from trainpace.forecast.tiles import tile_model, tiled_s
+from trainpace.forecast.tiles import TileModel, tile_model, tiled_s
 from trainpace.workload import CONV, Flags, Floats
 
 FP32_BYTES = 4.0
@@ -52,7 +52,11 @@ def convolution_s(
     odd_channels = (np.mod(outputs, 8) != 0) | ((np.mod(inputs, 8) != 0) & (inputs > 4))
     tensor_share = np.where(odd_channels, tensor_share * c.conv_misaligned, tensor_share)
     share = np.where(units, tensor_share, getattr(c, f"conv_plain{suffix}"))
-    direct = tiled_s(groups, m, n, k, speed, sms, tile_model(share, units, c, "conv_tile"))
+    model = tile_model(share, units, c, "conv_tile")
+    if grouped.any():  # whose own shares were fitted beside the tiles of products
+        pairs = zip(tile_model(share, units, c), model, strict=True)
+        model = TileModel(*(np.where(grouped, products, dense) for products, dense in pairs))
+    direct = tiled_s(groups, m, n, k, speed, sms, model)
     if grouped.any():
         # cuDNN's fast NHWC kernels take groups in 32s, of as many inputs as outputs, a power of two
         odd = (np.mod(groups, 32) != 0) | (inputs != outputs) | (np.mod(np.log2(np.maximum(inputs, 1)), 1) != 0)
