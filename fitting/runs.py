@@ -26,7 +26,7 @@ from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
-from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Workload
+from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Operators, Workload
 
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
@@ -176,12 +176,11 @@ def _distinct(
     return rows[first], place
 
 
-def _compiled_to(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-    """What torch.compile leaves of the rows of all runs, each in the order of its own workload; all of those that it spares."""
+def _compiled_to(pairs: Sequence[Pair], tables: Sequence[Operators]) -> dict[str, np.ndarray]:
+    """What torch.compile leaves of the rows of all runs, each in the order of its own table; all of those that it spares."""
     known: dict[int, Fused] = {}
     parts = []
-    for case, workload in pairs:
-        operators = workload.forms[case.form].operators
+    for (case, _), operators in zip(pairs, tables, strict=True):
         if not case.execution.compile:
             ones = np.ones(len(operators))
             parts.append(Fused(ones, ones, np.zeros(len(operators), bool)))
@@ -202,7 +201,7 @@ class RunTable:
         tables = [as_run(workload, case.software.rewrites).forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
-        self.columns |= _compiled_to(pairs)
+        self.columns |= _compiled_to(pairs, tables)
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
