@@ -17,6 +17,7 @@ from trainpace.execution import Precision
 from trainpace.forecast import Implementation
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
@@ -25,11 +26,13 @@ from trainpace.forecast.target import Target, fitted_host_us, together_ms
 from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
-from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Workload
+from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Operators, Workload
 
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
 THINNING = 3
+COMPILED = ("fused_traffic", "fused_launches", "joined")
+"""What torch.compile leaves of every row (`trainpace.forecast.fusion.Fused`), as columns."""
 SLOW_HOSTS = ("host_old_torch", "host_tensorflow")
 """What `Software.slow_host` may say, in the order of precedence."""
 
@@ -165,11 +168,27 @@ def _distinct(
                for name in ("dims", "flops", "read_bytes", "written_bytes")]  # fmt: skip
     calls = np.unique(np.char.add(columns["kind"][rows], columns["function"][rows]), return_inverse=True)[1]
     rest = [calls, columns["half"][rows], columns["launches"][rows], *(flag[rows] for flag in flags)]
+    rest += [columns[name][rows] for name in COMPILED if name in columns]
     of_weight = columns["dims"][rows, GEMM.batch, 1] == 0
     table = np.column_stack([*numbers, *rest, of_weight]).astype(float)
     as_bytes = np.ascontiguousarray(table).view(np.dtype((np.void, table.shape[1] * 8))).ravel()
     _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
     return rows[first], place
+
+
+def _compiled_to(pairs: Sequence[Pair], tables: Sequence[Operators]) -> dict[str, np.ndarray]:
+    """What torch.compile leaves of the rows of all runs, each in the order of its own table; all of those that it spares."""
+    known: dict[int, Fused] = {}
+    parts = []
+    for (case, _), operators in zip(pairs, tables, strict=True):
+        if not case.execution.compile:
+            ones = np.ones(len(operators))
+            parts.append(Fused(ones, ones, np.zeros(len(operators), bool)))
+            continue
+        if id(operators) not in known:
+            known[id(operators)] = fused(operators)
+        parts.append(known[id(operators)])
+    return dict(zip(COMPILED, map(np.concatenate, zip(*parts, strict=True)), strict=True))
 
 
 class RunTable:
@@ -182,6 +201,7 @@ class RunTable:
         tables = [as_run(workload, case.software.rewrites).forms[case.form].operators for case, workload in pairs]
         lengths = [len(table) for table in tables]
         self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
+        self.columns |= _compiled_to(pairs, tables)
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
@@ -204,7 +224,6 @@ class RunTable:
         ])  # fmt: skip
         self.host = np.array([case.software.slow_host for case, _ in pairs])
         self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
-        self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
         self.cards = cards
         self._host: tuple[tuple[float, ...], np.ndarray] | None = None
@@ -237,7 +256,8 @@ class RunTable:
             # of weights' products, which 8 bits cast, the batch is no size
             columns["dims"][:, GEMM.batch, 1] = np.where(self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300)
             columns["count"] = np.ones(len(unique))
-            table = KernelTable(cast(Any, Columns(**columns)))
+            of_rows = Fused(*(columns[name] for name in COMPILED)) if COMPILED[0] in columns else None
+            table = KernelTable(cast(Any, Columns(**columns)), of_rows)
             flags = (self.channels_last[unique], bool(self.compiled[rows[0]]))
             attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
             counts = self.columns["count"][rows].astype(float)
@@ -265,14 +285,15 @@ class RunTable:
         """The host's time, runs x phases; the last is kept, as most constants do not enter it."""
         key = tuple(getattr(c, name) for name in KernelConstants.__struct_fields__ if "host" in name)
         if self._host is None or self._host[0] != key:
-            self._host = key, self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
+            compiled_to = Fused(*(self.columns[name] for name in COMPILED))
+            host_ms = fitted_host_us(self.operators, c, compiled_to, self.compiled) * 1e-3
+            self._host = key, self.by_phase(host_ms) * self.host_factor(c)[:, None]
         return self._host[1]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software and CPU launch than today's torch on the host that the constants stand for."""
         slow = [self.host == name for name in SLOW_HOSTS]
-        by_software = [*(getattr(c, name) for name in SLOW_HOSTS), c.compile_host]
-        return np.select([*slow, self.is_compiled], by_software, 1.0) * self.cpu_factor
+        return np.select(slow, [getattr(c, name) for name in SLOW_HOSTS], 1.0) * self.cpu_factor
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

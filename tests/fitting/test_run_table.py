@@ -21,7 +21,20 @@ def pair(device, batch, precision="fp32", compiled=False):
     execution = Execution(micro_batch=batch, precision=precision, compile=compiled)
     form = "fp32" if precision == "fp32" else "amp"
     case = Case(Run(index=0), "model", form, PLAIN, execution, Cluster(device=find_device(device)), 5.0)
-    return case, workload()
+    return case, with_activation(workload()) if compiled else workload()
+
+
+def with_activation(work):
+    """The backward product's row as an activation, which torch.compile fuses."""
+    forms = {}
+    for name, form in work.forms.items():
+        o = form.operators
+        dims = o.dims.copy()
+        dims[1] = 0
+        dims[1, :2, 1] = 4096
+        kinds = {"kind": ("gemm", "elementwise", "optimizer"), "function": ("addmm", "relu", "_foreach_add_")}
+        forms[name] = replace(form, operators=replace(o, dims=dims, **kinds))
+    return replace(work, forms=forms)
 
 
 PAIRS = [

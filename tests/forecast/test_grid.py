@@ -409,7 +409,8 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
         StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key))) for table in tables
     ]
     assert (costs[0].first_host > 0).all()
-    assert costs[1].first_host == pytest.approx(costs[0].first_host)
+    library_call = FITTED.constants.host_library_us / FITTED.constants.host_launch_us
+    assert costs[1].first_host == pytest.approx(costs[0].first_host * library_call)
 
 
 def test_divisors():

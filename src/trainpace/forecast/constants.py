@@ -109,9 +109,9 @@ class _Constants(Record):
     traffic_matrix: float = 0.8
     l2_gain: float = 0.5
     fp8: float = 0.9
-    compile_traffic: float = 0.45
-    compile_launches: float = 0.5
-    compile_host: float = 0.5
+    compile_traffic: float = 1.0
+    compile_launches: float = 1.0
+    compile_host: float = 1.0
     latency_us: float = 2.4
     host_launch_us: float = 6.0
     host_library_us: float = 20.0

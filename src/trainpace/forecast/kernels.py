@@ -7,6 +7,7 @@ of the bandwidth that its class reaches, more where it fits in L2, or works on e
 array broadcasts: operators along the last axis, batch sizes and devices along axes before it.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from trainpace.forecast.attention import AttentionFigures, AttentionTimes, attention_s
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.convolutions import convolution_s, depthwise_s
+from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.operator_sizes import OperatorSizes, part
 from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, product_times
 from trainpace.forecast.products import products_s
@@ -91,8 +93,9 @@ class _Classes(NamedTuple):
 class KernelTable:
     """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
-    def __init__(self, operators: Operators) -> None:
-        self.operators = operators
+    def __init__(self, operators: Operators, compiled_to: Fused | None = None) -> None:
+        """`compiled_to`: what torch.compile leaves of the rows, where they are not those of one workload in their order."""
+        self.operators, self._compiled_to = operators, compiled_to
         self._classes: tuple[KernelConstants, _Classes] | None = None
         self._kind = np.array(operators.kind)
         groups = operators.dims[:, CONV.groups].sum(axis=1)
@@ -107,7 +110,7 @@ class KernelTable:
         self._updates = np.array([UPDATES_MOVED.get(name, 0.0) for name in operators.function])
         self._sums = self._kind == "reduction"
         self._gathers = np.isin(operators.function, list(GATHERS))
-        self._is_optimizer, self._is_product = (self._kind == name for name in ("optimizer", "gemm"))
+        self._is_product = self._kind == "gemm"
         self._products = self._is_product & operators.half
         self._has_weights = operators.dims[:, GEMM.batch, 1] == 0
         calls = zip(operators.kind, operators.function, strict=True)
@@ -118,6 +121,11 @@ class KernelTable:
         self._flops, self._read, self._written = map(
             _Affine, (operators.flops, operators.read_bytes, operators.written_bytes)
         )
+
+    @cached_property
+    def fused(self) -> Fused:
+        """What torch.compile leaves of every row."""
+        return fused(self.operators) if self._compiled_to is None else self._compiled_to
 
     def times(
         self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False,
@@ -148,14 +156,15 @@ class KernelTable:
         cached = 1.0 / (1.0 + (moved / rates.l2_bytes) ** 2)
         share = np.where(sizes.channels_last, classes.share[1], classes.share[0])
         memory = moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
-        fused = compiled & ~self._is_matrix
-        memory = np.where(fused & ~self._is_optimizer, memory * c.compile_traffic, memory)
+        launches = table.launches
+        if compiled.any():
+            compute, memory, launches = self._compiled((compute, memory, launches), compiled, moved, cached, rates, c)
         count = table.count
         # ... by a kernel before it and one behind
-        launches = table.launches * np.where(fused, c.compile_launches, 1.0) + 2.0 * transposed
+        launches = launches + 2.0 * transposed
         summed = np.maximum(dims[OTHER.elements_in], 1.0) / np.maximum(dims[OTHER.elements_out], 1.0)
         summed = np.minimum(summed, MOST_SUMMED)
-        start_us = c.latency_us + np.where(self._sums & ~self._gathers, SUMMED_US * np.sqrt(summed), 0.0)
+        start_us = c.latency_us + np.where(self._sums & ~self._gathers & ~compiled, SUMMED_US * np.sqrt(summed), 0.0)
         latency = np.broadcast_to(count * launches * start_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way
@@ -174,6 +183,20 @@ class KernelTable:
                 (busy, compute, memory, latency), products, rates, dims, c
             )
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
+
+    def _compiled(
+        self, columns: tuple[Floats, Floats, Floats], compiled: Flags, moved: Floats, cached: Floats, rates: Rates,
+        c: KernelConstants,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        """(compute, memory, launches) of one operator of every row, with those that torch.compile fuses in their place."""
+        compute, memory, launches = columns
+        joined, left = compiled & self.fused.joined, self.fused.traffic * c.compile_traffic
+        # whatever it fuses, Inductor writes kernels that stream; the work per element is that of ATen's norms and softmax
+        streamed = moved * left / (rates.bytes_per_s * c.traffic_elementwise * (1.0 + c.l2_gain * cached))
+        memory = np.where(joined, streamed, memory)
+        compute = np.where(joined, 0.0, compute)
+        launches = launches * np.where(joined, self.fused.launches * c.compile_launches, 1.0)
+        return compute, memory, launches
 
     def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""

@@ -14,6 +14,7 @@ from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.attention import implementation_on
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.fusion import Fused
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
 from trainpace.forecast.product_model import ProductModel
@@ -22,7 +23,7 @@ from trainpace.forecast.timings import Interpolator, MachineModel, machine_sprea
 from trainpace.hardware import Cluster, Device, typical_host
 from trainpace.outcome import Provenance, StepTime
 from trainpace.software import TODAY, Software
-from trainpace.workload import MATRIX_KINDS, Floats, Operators, form_of
+from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0
 """Exponent of the smooth maximum of host and device: where they are close, each sometimes waits for the other."""
@@ -96,11 +97,22 @@ def host_sensitivity(step: StepTime) -> float:
     return float(1 - (step.computing_ms / together) ** HOST_SHARPNESS) * together / step.total_ms
 
 
-def fitted_host_us(operators: Operators, c: KernelConstants) -> Floats:
-    """The host's time for every row, all of its operators together, in microseconds, by the fitted constants."""
+def fitted_host_us(
+    operators: Operators, c: KernelConstants, fused: Fused | None = None, compiled: Flags | bool = True
+) -> Floats:  # fmt: skip
+    """The host's time for every row, all of its operators together, in microseconds, by the fitted constants.
+
+    `fused`: what torch.compile leaves of the rows that are `compiled`: its wrapper enters no modules, makes no views, and
+    launches what is left in `compile_host` times the time. The optimizer's update is not compiled.
+    """
+    updates = np.asarray(operators.phase) == "optimizer"
     launch_us = np.where(np.isin(operators.kind, LIBRARY_KINDS), c.host_library_us, c.host_launch_us)
-    launch_us = np.where(np.asarray(operators.phase) == "optimizer", c.host_optimizer_us, launch_us)
-    return host_us(operators, launch_us, c.host_view_us, c.host_module_us)
+    launch_us = np.where(updates, c.host_optimizer_us, launch_us)
+    eager_us = host_us(operators, launch_us, c.host_view_us, c.host_module_us)
+    if fused is None:
+        return eager_us
+    compiled_us = c.compile_host * launch_us * operators.launches * fused.launches * operators.count
+    return np.where(compiled & ~updates, compiled_us, eager_us)
 
 
 def software_host_factor(software: Software, c: KernelConstants) -> float:
@@ -161,8 +173,8 @@ class FittedKernels(KernelModel):
         at = batches[:, None]
         products = table.product_times(at, rates, self._products) if needs_half else None
         times = table.times(at, rates, c, key.channels_last, key.compiled, products)
-        factor = self.host_factor * software_host_factor(key.software, c) * (c.compile_host if key.compiled else 1.0)
-        host_ms = fitted_host_us(operators, c) * 1e-3 * factor
+        factor = self.host_factor * software_host_factor(key.software, c)
+        host_ms = fitted_host_us(operators, c, table.fused if key.compiled else None) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
 
