@@ -49,7 +49,13 @@ def draw(rows: Sequence[Judged], path: Path, left_out: str) -> None:
 
     panels = panels_of(rows)
     cells = len(panels) + 1  # the legend's
-    style = {"font.size": 8, "axes.edgecolor": LINE, "xtick.color": SOFT, "ytick.color": SOFT, "text.color": "#1b2530"}
+    style: Any = {
+        "font.size": 8,
+        "axes.edgecolor": LINE,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "text.color": "#1b2530",
+    }
     with rc_context(style):
         lines = -(-cells // COLUMNS)
         figure = Figure(figsize=(WIDTH_IN, 0.7 + ROW_IN * lines), layout="constrained")
