@@ -2,8 +2,10 @@
 
 Refits the constants for every fold (about an hour and a half on two cores, estimated from four of them; interrupted, the same
 command goes on: remove out/held_out.folds after a change of the kernels' form), then forecasts what was left out, and prints
-a table by collection beside what other tools claim. Writes benchmarks/results/accuracy.md and, for `make fit`, the
-quantiles of the intervals.
+tables by collection beside what other tools claim, by card and kind of model, and by software. Writes
+benchmarks/results/accuracy.md, the chart docs/pictures/accuracy.png and, for `make fit`, the quantiles of the intervals.
+
+`--held-out out/held_out.folds` reports the folds that an interrupted run has kept, and says which are missing.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from fitting.folds import HeldOut, held_out
+from accuracy_chart import draw
+from accuracy_pairs import order_of_executions, transfer
+from accuracy_tables import LEFT_OUT, SIZES, Judged, by_card, by_collection, by_software, worst
+from fitting.folds import DEVICE_FOLDS, FAMILY_FOLDS, HeldOut, held_out
 from fitting.intervals import Error, fit_spreads
 from fitting.runs import Pair, is_same_model, read_pairs
 
@@ -30,16 +34,8 @@ from trainpace.validation import Case
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"
 INTERVALS = ROOT / "src/trainpace/forecast/intervals.json"
-GOALS = {
-    ("neusight_labels, NVIDIA, forward_backward", "device"): ("NeuSight 7.3, roofline 32", "5"),
-    ("neusight_labels, NVIDIA, inference", "device"): ("NeuSight 9.7", "7"),
-    ("timm_inference", "family"): ("-", "-"),
-    ("timm_train_rtx3090", "family"): ("roofline 27", "8"),
-    ("timm_train_rtx3090", "device"): ("-", "12"),
-    ("lambda_aggregated, 1 GPU", "device"): ("Habitat 5 to 1760", "12"),
-    ("profet_aws", "device"): ("-", "12"),
-    ("ryujaehun_pytorch_gpu_benchmark, 1 GPU", "device"): ("-", "12"),
-}
+PICTURE = ROOT / "docs/pictures/accuracy.png"
+FOLDS = {"device": tuple(DEVICE_FOLDS), "family": tuple(str(fold) for fold in range(FAMILY_FOLDS))}
 
 
 def main() -> None:
@@ -47,101 +43,130 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs")
+    parser.add_argument(
+        "--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs; or a folder of kept folds"
+    )
     parser.add_argument("--again", action="store_true", help="refit, but for folds that an interrupted run kept")
     parser.add_argument("--write-intervals", action="store_true")
     options = parser.parse_args()
-    if options.again or not options.held_out.is_file():
-        kept = options.held_out.with_suffix(".folds")
-        write_whole(options.held_out, json.dumps(held_out(options.data, options.traces, kept)))
-        shutil.rmtree(kept)
-    found = {kind: [HeldOut(*row) for row in rows] for kind, rows in json.loads(options.held_out.read_text()).items()}
+    if options.held_out.is_dir():
+        if options.again or options.write_intervals:
+            parser.error("a folder of folds can be reported only: give --held-out a file, or leave it out.")
+        found = read_folds(options.held_out)
+        if not any(found.values()):
+            parser.error(
+                f"{options.held_out} holds no fold: their files are named device-FOLD.json and family-FOLD.json."
+            )
+    else:
+        if options.again or not options.held_out.is_file():
+            kept = options.held_out.with_suffix(".folds")
+            write_whole(options.held_out, json.dumps(held_out(options.data, options.traces, kept)))
+            shutil.rmtree(kept)
+        kinds = json.loads(options.held_out.read_text())
+        found = {kind: [HeldOut(*row) for row in rows] for kind, rows in kinds.items()}
     pairs = {case.run.index: (case, workload) for case, workload in read_pairs(options.data, options.traces)}
+    if unknown := {row.run for rows in found.values() for row in rows} - pairs.keys():
+        parser.error(
+            f"{len(unknown)} runs of {options.held_out} are not in --data and --traces: it was made of others."
+        )
     if options.write_intervals:
         write_intervals(pairs, found)
-    text = report(pairs, found)
+    judged = {kind: judge(pairs, found[kind]) for kind in LEFT_OUT}
+    text = report(pairs, found, judged)
     RESULT.write_text(text)
     print(text)
+    charted = "device" if judged["device"] else "family"
+    draw([row for row in judged[charted] if is_same_model(row.case)], PICTURE, charted)
 
 
-def group_of(pair: Pair) -> Iterable[str]:
-    """The lines of the table that a run counts in."""
-    run, device = pair[0].run, pair[0].cluster.device
-    if run.file == "neusight_labels":
-        return [f"{run.file}, {'NVIDIA' if device.vendor == 'NVIDIA' else 'AMD'}, {run.mode}"]
-    if run.file in ("lambda_aggregated", "ryujaehun_pytorch_gpu_benchmark"):
-        return [f"{run.file}, {'1 GPU' if (run.num_gpus or 1) == 1 else 'several GPUs'}"]
-    return [run.file]
-
-
-def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
-    """The table as Markdown, with date and machine."""
-    lines = [
-        "# Accuracy on held-out runs",
-        "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores.",
-    ]
-    lines += [
-        "Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its"
-    ]
-    lines += [
-        "relatives: fitting/folds.py) or without the model's family; intervals come from the errors of the other folds.",
-        "",
-    ]
-    lines += [
-        "| runs | left out | n | mean | median | 95th | bias | in 90 % interval | half width | peers, mean | to reach |"
-    ]
-    lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    for kind in ("device", "family"):
-        groups: dict[str, list[HeldOut]] = {}
-        intervals = honest_intervals(pairs, found[kind])
-        for row in found[kind]:
-            for name in group_of(pairs[row.run]):
-                groups.setdefault(name, []).append(row)
-        for name in sorted(groups):
-            lines.append(_line(name, kind, groups[name], pairs, intervals))
-    lines += [
-        "",
-        "With one measurement of the same model on another card (transfer):",
-        "",
-        *transfer(pairs, found["device"]),
-        "",
-    ]
-    lines += ["## Worst ten of each collection, card left out", ""]
-    lines += worst(pairs, found["device"])
-    return "\n".join(lines) + "\n"
-
-
-def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair], intervals: dict[str, Spreads]) -> str:
-    measured = np.array([pairs[row.run][0].measured_ms for row in rows], dtype=float)
-    ms = np.array([row.forecast_ms for row in rows])
-    ends = np.array([_ends(intervals[row.fold], row) for row in rows])
-    low, high = ms * ends[:, 0], ms * ends[:, 1]
-    error = 100 * (ms / measured - 1)
-    size = np.abs(error)
-    inside = 100 * ((low <= measured) & (measured <= high)).mean()
-    peers, goal = GOALS.get((name, kind), ("-", "-"))
-    numbers = (
-        size.mean(),
-        np.median(size),
-        np.quantile(size, 0.95),
-        np.median(error),
-        inside,
-        np.median(50 * (high - low) / ms),
-    )
-    return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {peers} | {goal} |"
-
-
-def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[str, Spreads]:
-    """{fold: spreads}, from the errors of all other folds: an interval must not know the errors that it is judged by."""
-    errors = [(row.fold, error) for row, error in _errors(pairs, rows)]
+def read_folds(folder: Path) -> dict[str, list[HeldOut]]:
+    """The folds that `fitting.folds.held_out` has left in a folder, as it would give them back."""
+    files = {kind: [folder / f"{kind}-{fold}.json" for fold in folds] for kind, folds in FOLDS.items()}
     return {
-        fold: fit_spreads([error for other, error in errors if other != fold], ())
-        for fold in sorted({row.fold for row in rows})
+        kind: [HeldOut(*row) for file in those if file.is_file() for row in json.loads(file.read_text())]
+        for kind, those in files.items()
     }
 
 
-def _ends(spreads: Spreads, row: HeldOut) -> tuple[float, float]:
+def judge(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> list[Judged]:
+    """Each forecast beside its measured run, with its interval."""
+    intervals = honest_intervals(pairs, rows)
+    judged = []
+    for row in rows:
+        low, high = _ends(intervals.get(row.fold), row)
+        judged.append(Judged(pairs[row.run][0], row.forecast_ms, row.forecast_ms * low, row.forecast_ms * high))
+    return judged
+
+
+def report(pairs: Mapping[int, Pair], found: Mapping[str, list[HeldOut]], judged: Mapping[str, list[Judged]]) -> str:
+    """The tables as Markdown, with date and machine."""
+    same = {kind: [row for row in judged[kind] if is_same_model(row.case)] for kind in LEFT_OUT}
+    others = {id(row.case) for rows in judged.values() for row in rows if not is_same_model(row.case)}
+    lines = [
+        "# Accuracy on held-out runs",
+        "",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores. {folds_in_words(found)}",
+        "Errors are |forecast - measured| / measured in per cent; bias is their median with its sign. Constants are fitted anew",
+        "without the card (and its relatives: fitting/folds.py) or without the model's family; intervals come from the errors of",
+        "the other folds. Of the timm_inference runs, every sixth is forecast.",
+        "",
+        *by_collection(judged),
+        "",
+        *_missing(pairs, judged),
+        "",
+        "## By card and kind of model",
+        "",
+        "Inside: per cent of the measured times in their 90 % interval. Training counts forward and backward passes without an",
+        f"optimizer too. Without {len(others)} runs of models that are not what their names build today (`is_same_model`).",
+    ]
+    for size in SIZES:
+        lines += ["", f"### {size}", "", *by_card(same, size)]
+    lines += ["", "## By software and precision", "", *by_software(same)]
+    lines += ["", "## Which of two executions is faster", ""]
+    lines += [
+        "Pairs of one model on as many of the same cards, whose measured times differ by more than 5 %: ordered right are"
+    ]
+    lines += ["; ".join(f"with the {words} {_order(same[kind])}" for kind, words in LEFT_OUT.items()) + "."]
+    lines += ["", "## With one measurement of the same model on another card (transfer)", "", *transfer(same["device"])]
+    lines += ["", "## Worst ten of each collection, card left out", "", *worst(judged["device"])]
+    return "\n".join(lines) + "\n"
+
+
+def folds_in_words(found: Mapping[str, Sequence[HeldOut]]) -> str:
+    """Which folds there are, and which are missing."""
+    words = []
+    for kind, folds in FOLDS.items():
+        held = {row.fold for row in found[kind]}
+        missing = [fold for fold in folds if fold not in held]
+        there = f"all {len(folds)}" if not missing else f"{len(held)} of {len(folds)} (missing: {'; '.join(missing)})"
+        words.append(f"{LEFT_OUT[kind]}: {there}")
+    return f"Folds with the {', with the '.join(words)}."
+
+
+def _missing(pairs: Mapping[int, Pair], judged: Mapping[str, Sequence[Judged]]) -> list[str]:
+    """A line for each kind of fold without a run of some collection."""
+    files = {case.run.file for case, _ in pairs.values()}
+    missing = {kind: files - {row.case.run.file for row in rows} for kind, rows in judged.items()}
+    return [f"No forecast with the {LEFT_OUT[kind]}: {', '.join(sorted(of))}." for kind, of in missing.items() if of]
+
+
+def _order(rows: Sequence[Judged]) -> str:
+    by_step, by_sample = (order_of_executions(rows, a_sample).words for a_sample in (False, True))
+    return f"{by_step} by the time of a step, {by_sample} by samples a second"
+
+
+def honest_intervals(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> dict[str, Spreads]:
+    """{fold: spreads}, from the errors of all other folds: an interval must not know the errors that it is judged by. The only
+    fold that there is has none."""
+    errors = [(row.fold, error) for row, error in _errors(pairs, rows)]
+    folds = sorted({row.fold for row in rows})
+    others = {fold: [error for other, error in errors if other != fold] for fold in folds}
+    return {fold: fit_spreads(of_others, ()) for fold, of_others in others.items() if of_others}
+
+
+def _ends(spreads: Spreads | None, row: HeldOut) -> tuple[float, float]:
+    if spreads is None:
+        return math.nan, math.nan
     sd = deviation(spreads, row.shares, row.seen)
     spread = with_host_spread(
         Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""), row.host_sd
@@ -149,7 +174,7 @@ def _ends(spreads: Spreads, row: HeldOut) -> tuple[float, float]:
     return spread.low, spread.high
 
 
-def _errors(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
+def _errors(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
     known = [row for row in rows if teaches(pairs[row.run][0])]
     return [
         (row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file, row.host_sd))
@@ -162,61 +187,8 @@ def teaches(case: Case) -> bool:
     return is_same_model(case) and case.software.framework != "tensorflow"
 
 
-def _log_error(row: HeldOut, pairs: dict[int, Pair]) -> float:
+def _log_error(row: HeldOut, pairs: Mapping[int, Pair]) -> float:
     return math.log((pairs[row.run][0].measured_ms or 1) / row.forecast_ms)
-
-
-def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
-    """Scale each run's forecast by measured / forecast of the same run on another card; the median over the other cards."""
-    alike: dict[tuple[object, ...], list[HeldOut]] = {}
-    for row in rows:
-        case = pairs[row.run][0]
-        if case.execution.world_size == 1 and is_same_model(case):
-            e = case.execution
-            key = (case.run.file, case.spec, case.variant, e.precision, e.channels_last, e.compile)
-            alike.setdefault(key, []).append(row)
-    errors: dict[str, list[float]] = {}
-    for (file, *_), same in alike.items():
-        for row in same:
-            case = pairs[row.run][0]
-            others = [o for o in same if pairs[o.run][0].cluster.device.name != case.cluster.device.name]
-            if not others:
-                continue
-            nearest = min(
-                others, key=lambda o: abs(math.log(pairs[o.run][0].execution.micro_batch / case.execution.micro_batch))
-            )
-            ratio = (pairs[nearest.run][0].measured_ms or 1) / nearest.forecast_ms
-            errors.setdefault(str(file), []).append(100 * abs(row.forecast_ms * ratio / (case.measured_ms or 1) - 1))
-    return [
-        f"- {file}: mean {np.mean(e):.1f} %, median {np.median(e):.1f} % over {len(e)} runs"
-        for file, e in sorted(errors.items())
-    ]
-
-
-def worst(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
-    """The worst rows of every collection."""
-    lines = [
-        "| collection | model | card | precision | batch | measured ms | forecast ms | error |",
-        "|---|---|---|---|--:|--:|--:|--:|",
-    ]
-    files = sorted({pairs[row.run][0].run.file for row in rows})
-    for file in files:
-        mine = [row for row in rows if pairs[row.run][0].run.file == file]
-        mine.sort(key=lambda row: -abs(math.log(row.forecast_ms / (pairs[row.run][0].measured_ms or 1))))
-        for row in mine[:10]:
-            case = pairs[row.run][0]
-            gpu = (
-                case.cluster.device.name
-                if case.execution.world_size == 1
-                else f"{case.execution.world_size} x {case.cluster.device.name}"
-            )
-            model = case.run.model_spec.rpartition("/")[2]
-            error = 100 * (row.forecast_ms / (case.measured_ms or 1) - 1)
-            lines.append(
-                f"| {file} | {model} | {gpu} | {case.execution.precision} | {case.execution.micro_batch}"
-                f" | {case.measured_ms:.0f} | {row.forecast_ms:.0f} | {error:+.0f} % |"
-            )
-    return lines
 
 
 def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> None:
