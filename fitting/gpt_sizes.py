@@ -94,7 +94,7 @@ class Named(NamedTuple):
 
 def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None:
     """The model that sizes in `text`, or a well-known name, make; None where neither says enough."""
-    if re.search(r"\b(?i:LoRA)\b|\bAdapter\b|quantization=", text):
+    if re.search(r"\b(?i:LoRA)\b|\bAdapter\b|quantization=|\bexperts=", text):
         return None
     key = re.sub(r"[ _]", "", model).lower()
     if key in PUBLISHED and not re.search(

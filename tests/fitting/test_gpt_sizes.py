@@ -38,7 +38,8 @@ def test_what_is_filled_in_is_said():
 @pytest.mark.parametrize(
     ("model", "text"),
     [("GPT 7.5B", "see the section text of the file"), ("GPT", BIGSCIENCE), ("Llama 2 7 B", "LoRA, trainable=4,194,304"),
-     ("LLAMA2-7B", "LoRA"), ("Nemotron-340B", "pretrain")],
+     ("LLAMA2-7B", "LoRA"), ("Nemotron-340B", "pretrain"),
+     ("SwitchTransformer-XL (4 experts)", "layers=24 hidden=1024 heads=32 vocab=32128 experts=4")],
 )  # fmt: skip
 def test_too_little_is_none(model, text):
     assert named_model(model, text, 2048) is None
