@@ -39,7 +39,7 @@ DEVICE_FOLDS = {
     "Hopper, Blackwell": r"H100|H200|GH200|G?B[23]00",
     "Pascal": r"P100|P4$|GTX 1080|Titan X",
     "Kepler": r"K80",
-    "Ada, CDNA": r"RTX 40|RTX 6000 Ada|L4|MI[123]",
+    "Ada, CDNA": r"RTX 40[5-9]0|RTX 6000 Ada|L4|MI[123]",
 }
 """Cards are left out with their relatives: a new card usually is one of a new family."""
 

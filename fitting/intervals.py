@@ -54,6 +54,8 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
 
     found = np.exp(minimize(loss, start, jac=True, bounds=[(np.log(0.02), np.log(1.0))] * len(start)).x)
     half = len(PARTS)
+    # a card that was left out is not known better than one that was not, whatever the few of them say
+    found[1 + half :] = np.maximum(found[1 + half :], found[1 : 1 + half])
     parts = {
         name: PartSpread(seen_card=round(float(found[1 + i]), 3), new_card=round(float(found[1 + half + i]), 3))
         for i, name in enumerate(PARTS)

@@ -135,6 +135,27 @@ calls = st.builds(
 )
 
 
+def test_a_call_without_a_result_still_reads():
+    """A custom operator that returns nothing, in either pass."""
+    lonely = Call("relu", outputs=0)
+    assert fused(table(product(), lonely, product())).traffic[1] == 1
+    assert np.isfinite(fused(table(product(), lonely._replace(phase="backward"))).traffic).all()
+
+
+@pytest.mark.parametrize("function", ["clone", "fill", "relu", "native_batch_norm"])
+def test_a_lone_operator_is_no_slower_for_being_compiled(function):
+    kernel_table, c, device = (
+        KernelTable(table(product(), Call(function), product())),
+        fitted_constants(),
+        find_device("A100"),
+    )
+    rates = sustained_rates(device, "fp32", True, False, c)
+    eager_s, compiled_s = (
+        kernel_table.times(np.array(64.0), rates, c, compiled=np.array(compiled)).device_s for compiled in (False, True)
+    )
+    assert (compiled_s <= eager_s).all()
+
+
 @given(st.lists(calls, min_size=1, max_size=25))
 def test_compiled_never_moves_or_launches_more_than_eager(rows):
     operators = table(*rows)

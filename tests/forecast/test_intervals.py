@@ -10,6 +10,7 @@ from trainpace.execution import Execution
 from trainpace.forecast.intervals import PARTS, deviation, fitted_spreads, shares_of
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.outcome import StepTime
+from trainpace.trace import load_workload
 
 
 def test_every_interval_straddles_the_forecast():
@@ -41,9 +42,10 @@ def test_the_fitted_cards_are_in_the_catalogue():
 def test_a_new_card_is_less_sure():
     def width(name):
         run = Execution(micro_batch=64, precision="amp_fp16")
-        interval = forecast(workload(), run, Cluster(device=find_device(name))).step_time_interval_ms
+        interval = forecast(model, run, Cluster(device=find_device(name))).step_time_interval_ms
         return interval.high / interval.low
 
+    model = load_workload("resnet18", ("amp",))
     assert width("RTX 3090") < width("RTX 3060")
 
 

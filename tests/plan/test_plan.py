@@ -248,8 +248,8 @@ def test_a_ladder_of_one_rung():
 
 def test_a_job_of_seconds_is_not_told_to_compile():
     def compiles(samples):
-        s = setting(schedule=Schedule(samples=samples, epochs=1))
-        plan = plan_changes(s, start_on(s))
+        s = setting(schedule=Schedule(samples=samples, epochs=1))._replace(workload=load_workload("resnet18", ("amp",)))
+        plan = plan_changes(s, start_on(s, precision="amp_bf16"))
         assert plan.best.job_s <= plan.now.job_s
         return plan.best.choice.execution.compile
 

@@ -34,8 +34,8 @@ class _Constants(Record):
     l2_gain: how much faster a tensor that stays in L2 is. products_sustained: what long steps leave of the rate that short
     bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
     products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
-    relative to 16 bits, where `product_model` does not hold the card. compile_*: what torch.compile's fusion leaves of
-    element-wise traffic, of launches and of the host's time.
+    relative to 16 bits, where `product_model` does not hold the card. compile_*: factors on the traffic and the
+    launches that torch.compile leaves by `fusion`, and on the host's time for each of these launches.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
     entered; host_library_us per launch of products, convolutions, attention and normalisations (`target.LIBRARY_KINDS`);
     host_optimizer_us per launch of the optimizer, for dozens of tensors; host_step_us once a step. host_old_torch,

@@ -107,8 +107,9 @@ def fused(operators: Operators) -> Fused:
         for tensor in chains.results():
             kept[tensor.row] += tensor.written * wrote[tensor.row]
             kernels[tensor.row] = tensor.written
-        for each in (*chains.from_bounds, *chains.from_other_chains):
-            read_before[each.elements] = read_before.get(each.elements, 0.0) + each.times * each.size
+        if phase == "forward":
+            for each in (*chains.from_bounds, *chains.from_other_chains):
+                read_before[each.elements] = read_before.get(each.elements, 0.0) + each.times * each.size
     joined = np.array([i in operands and not bound for i, bound in enumerate(bounds)])
     twice = joined & np.array(["batch_norm" in name and "inference" not in name for name in operators.function])
     kept = np.where(twice, 2.0 * read * count + kernels * wrote, kept)
@@ -137,7 +138,7 @@ class _Pass:
     def add(self, row: int, operands: list[_Operand], result: float) -> None:
         """Match the operands of the next row, and keep its result for those that follow."""
         bound, count = self._bounds[row], float(self._operators.count[row])
-        adds = self._operators.function[row].startswith("add")
+        adds = self._operators.function[row] in ("add", "add_")
         if bound:
             self._at_hand.clear()
             self._bounds_run += count
@@ -252,7 +253,7 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         return [_Operand(read, read)] if read else []
     elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]
     number = round(elements / out) if out else 1
-    if number == 1 and elements > out:  # beside a mask, a bias or weights
+    if number == 1 and 0 < out < elements:  # beside a mask, a bias or weights
         return [_Operand(read * out / elements, out)]
     if not 1 < number < MOST_OPERANDS:  # more are a sum's
         return [_Operand(read, elements)]

@@ -141,8 +141,9 @@ class KernelTable:
         half = table.half
         tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
         dims = [size.at(batch) for size in self._dims]
-        # torch.compile turns convolutions to channels-last by itself (torch._inductor.config.layout_optimization)
-        turned = channels_last | (self._is_convolution & ((dims[CONV.channels_last] > 0) | compiled))
+        # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
+        # GraphLowering.decide_layout_opt)
+        turned = channels_last | (self._is_convolution & ((dims[CONV.channels_last] > 0) | (compiled & ~self._grouped)))
         sizes = OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned)
         classes = self._constants_of_classes(c)
         compute = self._compute_s(sizes, dims, self._flops.at(batch), classes, rates, c)
@@ -193,7 +194,7 @@ class KernelTable:
         joined, left = compiled & self.fused.joined, self.fused.traffic * c.compile_traffic
         # whatever it fuses, Inductor writes kernels that stream; the work per element is that of ATen's norms and softmax
         streamed = moved * left / (rates.bytes_per_s * c.traffic_elementwise * (1.0 + c.l2_gain * cached))
-        memory = np.where(joined, streamed, memory)
+        memory = np.where(joined, np.minimum(streamed, memory), memory)
         compute = np.where(joined, 0.0, compute)
         launches = launches * np.where(joined, self.fused.launches * c.compile_launches, 1.0)
         return compute, memory, launches
