@@ -20,7 +20,7 @@ help:
 	@echo "make fit-cards   fit convolutions, norms and what moves bytes on measured kernels, by generation and card (ten minutes)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make fit-attention  fit fused attention on measured kernels, and say what it errs on those left out (a quarter of an hour)"
-	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (an hour and a half; goes on where it was interrupted)"
+	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour; goes on where it was interrupted)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-gpu   forecasts beside steps that were measured on an H100 and an H200 (needs no GPU)"

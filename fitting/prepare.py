@@ -94,7 +94,8 @@ def _spec(run: Run) -> str:
 def _software(run: Run) -> dict[str, Any]:
     """The columns that follow from a run's framework, and from what its collection says of it.
 
-    NVIDIA's examples: their BERT reduces one flat gradient after the backward pass, and its "AMP" is apex level O2, which is fp16
+    NVIDIA's examples: their BERT writes its attention out under any torch (BERT/modeling.py), reduces one flat gradient after the
+    backward pass, and its "AMP" is apex level O2, which is fp16
     throughout with fp32 master weights; their image networks have cuDNN try convolutions (ConvNets/main.py,
     Detection/SSD/main.py). llm-foundry's tables are of 2023, with FlashAttention's first version or Triton's of the same time.
     """
@@ -111,7 +112,7 @@ def _software(run: Run) -> dict[str, Any]:
         columns["attention"] = "flash1"
     if "DeepLearningExamples" in run.framework:
         if run.model_spec.startswith("transformers:"):
-            columns["engine"] = "unoverlapped"
+            columns |= {"engine": "unoverlapped", "attention": "eager"}
             columns |= {"precision": "fp16"} if run.precision == "amp_fp16" else {}
         else:
             columns["cudnn_benchmark"] = "yes"

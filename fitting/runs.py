@@ -67,8 +67,8 @@ def usable(pairs: Sequence[Pair]) -> list[Pair]:
 def is_usable(case: Case) -> bool:
     """Is the run what its spec says, and on one card or with communication that hides?
 
-    languini computes its loss outside of the model that it compiles, which no column says; fitted on, it pulled
-    `compile_traffic` from 1.09 to 1.54 and made compiled steps on an H100 10 to 16 % slow.
+    languini's compiled steps are left out since they pulled `compile_traffic` from 1.09 to 1.54 and made others on an H100 9 to
+    16 % slow. Why is not shown: its notes list the loss beside the forward pass, so it may not be compiled.
     """
     e = case.execution
     if case.run.file == "languini_throughput" and e.compile:

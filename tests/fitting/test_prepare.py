@@ -139,6 +139,8 @@ def test_nvidias_examples_try_convolutions_of_images_alone(tmp_path):
     (tmp_path / "bert.json").write_text("{}")
     text = case(framework=examples, precision="amp_fp16", model_spec=f"transformers:{tmp_path}/bert.json")
     assert (text.run.cudnn_benchmark, text.execution.precision, text.execution.engine) == ("", "fp16", "unoverlapped")
+    assert text.software.rewrites.eager_attention  # their BERT writes it out, whichever torch runs it
+    assert not image.software.rewrites.eager_attention
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ def test_columns_say_what_a_run_s_software_did():
     assert case(attention="flash2", framework_version="torch 2.1").software.attention == "flash2"
 
 
-def test_a_code_base_that_writes_attention_out_keeps_it_on_any_torch():
-    nvidia = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
-    assert case(framework=nvidia, framework_version="2.8.0a0").software.rewrites.eager_attention
-    assert not case(framework="pytorch", framework_version="2.8.0").software.rewrites.eager_attention
-    assert case(framework=nvidia, attention="cudnn", framework_version="2.8.0").software.attention == "cudnn"
-
-
 def test_samples_copied_from_the_host_take_time():
     saved = replace(workload(), sample_bytes=1e6)
     plain, copied = (forecast_case(case(host_copy=word), saved).step.host_to_device_ms for word in ("", "yes"))

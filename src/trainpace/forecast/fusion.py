@@ -86,8 +86,8 @@ def fused(operators: Operators) -> Fused:
     rows = [i for i in range(n) if operators.kind[i] not in HOST_ALONE and operators.phase[i] != "optimizer"]
     operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
     results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
-    sizes = _Classes([o.size for i in rows for o in operands[i]] + [results[i] for i in rows])
-    lengths = _Classes([o.elements for i in rows for o in operands[i]])
+    sizes = _SizeClasses([o.size for i in rows for o in operands[i]] + [results[i] for i in rows])
+    lengths = _SizeClasses([o.elements for i in rows for o in operands[i]])
     kept, kernels = np.zeros(n), np.zeros(n)
     read_before: dict[int, float] = {}
     phases: tuple[Phase, ...] = ("forward", "backward")
@@ -123,7 +123,7 @@ def fused(operators: Operators) -> Fused:
 class _Pass:
     """The rows of one pass in their order, each matched with what it reads."""
 
-    def __init__(self, operators: Operators, bounds: list[bool], sizes: _Classes, lengths: _Classes) -> None:
+    def __init__(self, operators: Operators, bounds: list[bool], sizes: _SizeClasses, lengths: _SizeClasses) -> None:
         self._operators, self._bounds, self._sizes, self._lengths = operators, bounds, sizes, lengths
         self._written: dict[int, list[_Tensor]] = {}
         self._at_hand: Counter[int] = Counter()
@@ -222,8 +222,9 @@ class _Pass:
         ]
 
 
-class _Classes:
-    """Sizes that are the same but for statistics and biases: each belongs to the class of the smallest of its run."""
+class _SizeClasses:
+    """Sizes that are the same but for statistics and biases. A size within 1 % of the next smaller one is of its class, so that a
+    row of such sizes is one class, whatever lies between its ends."""
 
     def __init__(self, sizes: list[float]) -> None:
         distinct = np.unique(np.array(sizes, dtype=np.float64))

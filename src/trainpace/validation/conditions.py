@@ -28,10 +28,6 @@ HOPPER_NETWORK_GB_PER_S = 50.0
 AS_OLD_AS_ITS_CARD = (1, 9)
 """The torch of a run on a card from before Ampere, where none is stated."""
 
-WRITE_ATTENTION_OUT = ("DeepLearningExamples",)
-"""Code bases whose attention is products, mask, softmax and dropout of its own, whichever torch runs them (NVIDIA's BERT:
-PyTorch/LanguageModeling/BERT/modeling.py)."""
-
 Peak = Literal["allocated", "reserved", "device"]
 """Which memory a run's peak is: live tensors', the allocator's, or what the device's own monitor shows."""
 
@@ -260,9 +256,8 @@ def software_of(run: Run, device: Device) -> tuple[Software, str]:
     did when its card was new.
     """
     native = implementation_on(device) if run.attention == "native" else None
-    written_out = "eager" if any(name in run.framework for name in WRITE_ATTENTION_OUT) else None
     stated: dict[str, Any] = {
-        "attention": native or run.attention or written_out,
+        "attention": native or run.attention or None,
         "optimizer": run.optimizer_implementation or None, "cross_entropy": run.cross_entropy or None,
         "fp8_recipe": run.fp8_recipe or None,
     }  # fmt: skip
