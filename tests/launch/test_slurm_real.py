@@ -116,6 +116,13 @@ def test_the_error_of_a_job_that_fails(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
+def test_the_error_of_a_rank_that_fails_while_the_other_waits(tmp_path):
+    code = "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(600)\nraise ValueError('no such batch')"
+    ends = [LAUNCHER.run(job_of(tmp_path, code, name=f"trial{i}", nnodes=2)) for i in range(3)]
+    assert [(ended.state, ended.reason) for ended in ends] == 3 * [("failed", "ValueError: no such batch")]
+
+
+@pytest.mark.usefixtures("cluster")
 def test_ctrl_c_cancels(tmp_path):
     job = job_of(tmp_path, HANGS)
 

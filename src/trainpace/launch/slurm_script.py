@@ -101,12 +101,17 @@ _ADDRESS = [
 
 
 def _start(job: Job) -> str:
-    """The srun command. It outlives the loss of a node, so that Slurm finds the job still running there, and requeues it."""
+    """The srun command. It outlives the loss of a node, so that Slurm finds the job still running there, and requeues it.
+
+    A rank that fails holds its end back for a second. srun stops reading what ranks say as soon as one of the others was
+    killed for it, and the line that says what went wrong would be lost (14 of 20 jobs whose other rank waited). Slurm sends its
+    signals to every process of a step: the shell lets them pass, for the rank to answer."""
     cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
     rank = (
         f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.nproc_per_node}"
     )
-    return f'srun --kill-on-bad-exit=1{cores} bash -c \'export {rank}; exec "$@"\' rank "${{words[@]}}"\n'
+    shell = f'trap : TERM USR1 USR2; export {rank}; "$@"; ended=$?; [ $ended = 0 ] || sleep 1; exit $ended'
+    return f"srun --kill-on-bad-exit=1{cores} bash -c '{shell}' rank \"${{words[@]}}\"\n"
 
 
 def _exports(environment: dict[str, str]) -> list[str]:
