@@ -21,13 +21,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accuracy_chart import draw
-from accuracy_pairs import order_of_executions, transfer
+from accuracy_measured import observed_by_collection, with_measurements
+from accuracy_pairs import order_of_executions
 from accuracy_tables import LEFT_OUT, SIZES, Judged, by_card, by_collection, by_software, worst
 from fitting.folds import DEVICE_FOLDS, FAMILY_FOLDS, HeldOut, held_out
 from fitting.intervals import Error, fit_spreads
+from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model, read_pairs
+from msgspec.structs import replace
 
-from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, with_host_spread
+from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, fitted_spreads, with_host_spread
 from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
 
@@ -127,7 +130,9 @@ def report(pairs: Mapping[int, Pair], found: Mapping[str, list[HeldOut]], judged
         "Pairs of one model on as many of the same cards, whose measured times differ by more than 5 %: ordered right are"
     ]
     lines += ["; ".join(f"with the {words} {_order(same[kind])}" for kind, words in LEFT_OUT.items()) + "."]
-    lines += ["", "## With one measurement of the same model on another card (transfer)", "", *transfer(same["device"])]
+    lines += ["", "## With measurements of one's own", "", "Runs on one GPU, at most 60 of a collection.", ""]
+    taught = {kind: [row for row in rows if teaches(pairs[row.run][0])] for kind, rows in found.items()}
+    lines += with_measurements(pairs, taught, fitted_spreads())
     lines += ["", "## Worst ten of each collection, card left out", "", *worst(judged["device"])]
     return "\n".join(lines) + "\n"
 
@@ -161,7 +166,8 @@ def honest_intervals(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> dict
     errors = [(row.fold, error) for row, error in _errors(pairs, rows)]
     folds = sorted({row.fold for row in rows})
     others = {fold: [error for other, error in errors if other != fold] for fold in folds}
-    return {fold: fit_spreads(of_others, ()) for fold, of_others in others.items() if of_others}
+    law = fitted_spreads().relatedness
+    return {fold: fit_spreads(of_others, (), law) for fold, of_others in others.items() if of_others}
 
 
 def _ends(spreads: Spreads | None, row: HeldOut) -> tuple[float, float]:
@@ -195,7 +201,15 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
     """Deviations and quantiles from the errors of both kinds of folds."""
     errors = [error for kind in ("device", "family") for _, error in _errors(pairs, found[kind])]
     devices = tuple(sorted({case.cluster.device.name for case, _ in pairs.values()}))
-    INTERVALS.write_text(json.dumps(to_jsonable(fit_spreads(errors, devices)), indent=1) + "\n")
+    spreads = fit_spreads(errors, devices, fitted_spreads().relatedness)
+    taught = [[row for row in rows if teaches(pairs[row.run][0])] for rows in found.values()]
+    collections = {
+        f"{kind}, {name}": runs
+        for kind, rows in enumerate(taught)
+        for name, runs in observed_by_collection(pairs, rows, spreads).items()
+    }
+    fitted = replace(spreads, relatedness=fit_relatedness(collections))
+    INTERVALS.write_text(json.dumps(to_jsonable(fitted), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""Held-out forecasts against each other: which of two executions is faster, and what one run on another card tells."""
+"""Held-out forecasts against each other: which of two executions is faster."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from accuracy_tables import Judged
 
 CLEARLY = 0.05
@@ -49,27 +47,3 @@ def _pairs(rows: Sequence[Judged], a_sample: bool) -> Iterator[bool]:
             forecast = [row.forecast_ms / part for row, part in zip((one, other), parts, strict=True)]
             if max(measured) > (1 + CLEARLY) * min(measured):
                 yield (measured[0] - measured[1]) * (forecast[0] - forecast[1]) > 0
-
-
-def transfer(rows: Sequence[Judged]) -> list[str]:
-    """Scale each forecast by measured / forecast of the same model on another card, at the batch that is nearest."""
-    alike: dict[tuple[object, ...], list[Judged]] = {}
-    for row in rows:
-        case, e = row.case, row.case.execution
-        if e.world_size == 1:
-            key = (case.run.file, case.spec, case.variant, e.precision, e.channels_last, e.compile)
-            alike.setdefault(key, []).append(row)
-    errors: dict[str, list[float]] = {}
-    for same in alike.values():
-        for row in same:
-            others = [o for o in same if o.case.cluster.device.name != row.case.cluster.device.name]
-            if not others:
-                continue
-            batch = row.case.execution.micro_batch
-            nearest = min(others, key=lambda o: abs(math.log(o.case.execution.micro_batch / batch)))
-            scaled = row.forecast_ms * nearest.measured_ms / nearest.forecast_ms
-            errors.setdefault(row.case.run.file, []).append(100 * abs(scaled / row.measured_ms - 1))
-    return [
-        f"- {file}: mean {np.mean(e):.1f} %, median {np.median(e):.1f} % over {len(e)} runs"
-        for file, e in sorted(errors.items())
-    ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.forecast.transfer import measured_ratio, sharpened
+from trainpace.forecast.posterior import corrected, observe
 from trainpace.hardware import Cluster
 from trainpace.machine import calibrate
 from trainpace.measure import Conditions, measure
@@ -54,12 +54,13 @@ def ten_models() -> list[str]:
             measured = middle.median_ms
             ratio, within = _compare(foreseen, measured)
             assert foreseen.step is not None
-            known = measured_ratio(batch, foreseen.step, measured, middle.step)
+            known = observe(forecaster, Execution(micro_batch=batch), measured, middle.step)
+            assert known is not None
             errors.append(abs(1 / ratio - 1))
             inside += within
             there = []
             for n in more:
-                sharp = sharpened(foresee(n), [known], "this run")
+                sharp = corrected(forecaster, foresee(n), [known], "this run")
                 again = statistics.median(measure(conditions, n).median_ms for _ in range(PROBES))
                 off, held = _compare(sharp, again)
                 others.append(abs(1 / off - 1))

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
-from trainpace.forecast.intervals import COVERAGE, PARTS, Z_95, PartSpread, Spreads, deviation
+from trainpace.forecast.intervals import COVERAGE, PARTS, Z_95, PartSpread, Relatedness, Spreads, deviation
 
 PRIOR = {"seen_card": 0.15, "new_card": 0.25}
 """What a part's deviation is drawn towards where few runs tell, as one run of that part alone ..."""
@@ -30,7 +30,7 @@ class Error(NamedTuple):
     host_sd: float = 0.0
 
 
-def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
+def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...], relatedness: Relatedness) -> Spreads:
     """Deviations by maximum likelihood (Laplace's distribution, whose tails are as wide as these errors'), then the quantiles."""
     r = np.array([error.log_error for error in errors])
     squares = np.array([error.shares for error in errors]) ** 2
@@ -61,7 +61,13 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...]) -> Spreads:
         for i, name in enumerate(PARTS)
     }
     unscaled = Spreads(
-        devices=devices, parts=parts, model_sd=round(float(found[0]), 3), low=-1.0, high=1.0, n=len(errors)
+        devices=devices,
+        parts=parts,
+        model_sd=round(float(found[0]), 3),
+        low=-1.0,
+        high=1.0,
+        n=len(errors),
+        relatedness=relatedness,
     )
     return with_quantiles(unscaled, errors)
 

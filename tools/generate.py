@@ -157,6 +157,20 @@ def intervals() -> str:
     return "| the step is all | on a card of the fit | on another card |\n|---|---|---|\n" + "\n".join(rows)
 
 
+def relatedness() -> str:
+    """Which errors go together, and how much."""
+    from trainpace.forecast.intervals import fitted_spreads
+
+    r = fitted_spreads().relatedness
+    runs = f"{r.run:.0%}, at batch sizes a factor of two apart {r.run * 2 ** (-1 / r.batch_scale):.0%}"
+    shares = {
+        "all that one user measures": f"{r.user:.0%}", "runs on one device": f"{r.device:.0%}",
+        "runs of one model": f"{r.model:.0%}", "the same run": runs,
+    }  # fmt: skip
+    rows = "\n".join(f"| {name} | {share} |" for name, share in shares.items())
+    return f"| common to | share of the variance |\n|---|--:|\n{rows}"
+
+
 def cards() -> str:
     """The cards of the catalogue."""
     from trainpace.hardware import catalogue
@@ -186,7 +200,7 @@ def below(name: str, number: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "verb": verb, "verbs": verbs, "constants": constants, "links": links, "numbers": numbers, "intervals": intervals,
-    "cards": cards, "table": table, "below": below,
+    "relatedness": relatedness, "cards": cards, "table": table, "below": below,
 }  # fmt: skip
 
 

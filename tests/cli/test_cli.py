@@ -65,7 +65,8 @@ def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
     scaled = ask("forecast", "vgg11", "--gpu", "T4", "--batch", "1:24", "--transfer-from", file)
     for row in scaled["rows"]:
         assert row["provenance"] == "transferred"
-        assert row["step_time_ms"] == pytest.approx(1.5 * rows[row["gpu"], row["batch"]]["step_time_ms"])
+        before = rows[row["gpu"], row["batch"]]
+        assert before["step_time_ms"] < row["step_time_ms"] < 1.5 * before["step_time_ms"]
     (jumps,) = scaled["jumps"].values()
     assert jumps
     for jump in jumps:  # the jump is of the steps that are shown

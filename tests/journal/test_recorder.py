@@ -1,5 +1,7 @@
 """A sweep into the journal: kept probe by probe, taken up again, and forecast before it is measured."""
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
@@ -119,7 +121,7 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
     assert sharp.step.total_ms != pytest.approx(plain.step.total_ms)
     for batch in (8, 64):
         again = after.at(replace(run, micro_batch=batch))
-        assert again.step.total_ms == pytest.approx(step_ms(batch))
+        assert again.step.total_ms == pytest.approx(step_ms(batch), rel=0.05)
         assert again.step_time_interval_ms.low < step_ms(batch) < again.step_time_interval_ms.high
 
 
@@ -129,11 +131,13 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     assert "1 other model" in other.in_words()
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = other.forecaster.forecast(run)
-    (ratio,) = other.others
+    (seen,) = other.others
+    assert seen.run.shares != other.forecaster.at([run]).shares(0).tolist()
     shifted = other.at(run)
-    assert min(1, ratio) < shifted.step.total_ms / plain.step.total_ms < max(1, ratio)
+    log_ratio = seen.log_ratios[0]
+    assert 0 < math.log(shifted.step.total_ms / plain.step.total_ms) / log_ratio < 1
     old, new = plain.step_time_interval_ms, shifted.step_time_interval_ms
-    assert new.high / new.low == pytest.approx(old.high / old.low)
+    assert new.high / new.low < old.high / old.low
     # a forecast that was shifted does not count as a plain one later on
     record_sweep(journal, replace(CONDITIONS, model="another layer"), SweepPlan(batches=(16,)), HERE, other)
     entry = next(e for e in journal.find() if e.execution.micro_batch == 16)

@@ -80,12 +80,14 @@ def test_neighbours(journal):
     ]  # fmt: skip
     others = [near(5 + i, model="vgg", step_time_ms=ms, forecast_ms=10.0) for i, ms in enumerate((11.0, 12.0, 30.0))]
     journal.add_many([older, newer, larger, keyed, *away, *others, near(9, forecast_ms=5.0)])
-    same_workload, other_models = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
+    same_workload, elsewhere, others = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
     assert [e.execution.micro_batch for e in same_workload] == [8, 16, 32]
     assert same_workload[0].forecast_ms == 5.0  # the newest of its batch
     assert same_workload[2] == keyed
-    assert other_models == {"vgg": 1.2}
-    assert neighbours(journal, "net", "gpu", run) == ([], {})
+    assert [e.device for e in elsewhere] == ["cpu 2"]
+    assert [(e.model, e.step_time_ms) for e in others] == [("vgg", 12.0)]
+    same_workload, elsewhere, others = neighbours(journal, "net", "gpu", run)
+    assert (same_workload, {e.device for e in elsewhere}, others) == ((), {"cpu", "cpu 2"}, ())
 
 
 def with_interval(ms, low, high, **fields):

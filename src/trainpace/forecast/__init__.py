@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from trainpace.forecast.grid import Grid
     from trainpace.forecast.intervals import student_t_95
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+    from trainpace.forecast.posterior import (
+        AT_A_MEASURED_BATCH_SD,
+        LARGEST_RATIO,
+        Observed,
+        Run,
+        corrected,
+        observe,
+        observe_elsewhere,
+        run_of,
+    )
     from trainpace.forecast.product_model import ProductModel
     from trainpace.forecast.shapes import CLASHES, divisors, doublings
     from trainpace.forecast.software_rewrites import RunningSoftware, running_software
@@ -26,17 +36,6 @@ if TYPE_CHECKING:
         OperatorTimings,
         fit_classes,
         step_factor,
-    )
-    from trainpace.forecast.transfer import (
-        AT_A_MEASURED_BATCH_SD,
-        LARGEST_RATIO,
-        PER_LOG_BATCH_SD,
-        MeasuredRatio,
-        measured_ratio,
-        sharpened,
-        shifted,
-        transfer_ratio,
-        transferred,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

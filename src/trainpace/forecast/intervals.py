@@ -41,6 +41,18 @@ class PartSpread(Record):
     new_card: float
 
 
+class Relatedness(Record):
+    """Which shares of the variance of a forecast's error are common to all that one user measures, to a device, to a model, and
+    to one run at several batch sizes; they add up to 1. batch_scale: the factors of e between two batch sizes over which the
+    last fades to 1 / e."""
+
+    user: float
+    device: float
+    model: float
+    run: float
+    batch_scale: float
+
+
 class Spreads(Record):
     """`model_sd`: deviation of every model and software; `low`, `high`: quantiles of the error in a step's own deviations;
     n: runs that they come from; devices: the cards whose runs were fitted."""
@@ -51,6 +63,7 @@ class Spreads(Record):
     low: float
     high: float
     n: int
+    relatedness: Relatedness
 
 
 class Spread(NamedTuple):
@@ -93,6 +106,14 @@ def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) ->
     parts = [spreads.parts[name] for name in PARTS]
     sd = np.array([part.seen_card if seen else part.new_card for part in parts])
     return math.sqrt(spreads.model_sd**2 + float(((np.asarray(shares) * sd) ** 2).sum()))
+
+
+def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: str) -> float:
+    """The standard deviation, of that which an interval stands for, that a card adds of which no run was fitted; else 0."""
+    if device in spreads.devices:
+        return 0.0
+    new, seen = (deviation(spreads, shares, known) for known in (False, True))
+    return math.sqrt(new**2 - seen**2) * spreads.high / Z_95
 
 
 def composed_spread(shares: Floats, device: Device) -> Spread:

@@ -31,7 +31,8 @@ class Entry(Record):
 
     `step_time_ms` is the median step; `step` and `step_times_ms` are its parts and the single steps, where measured.
     `forecast_*` is the forecast for this very run, made before it was measured; `forecast_factor` is the correction
-    that it already contains from earlier runs in the journal. `workload_key` is equal for runs that compute the same.
+    that it already contains from earlier runs in the journal, and `forecast_shares` what the step is made of, by
+    `forecast.intervals.PARTS` (empty where not kept). `workload_key` is equal for runs that compute the same.
     `source` names the file that an import came from.
     """
 
@@ -61,6 +62,7 @@ class Entry(Record):
     forecast_high_ms: float | None = None
     forecast_factor: float = 1.0
     forecast_basis: str = ""
+    forecast_shares: tuple[float, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int | None = None
     commit: str | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import LARGEST_RATIO, Forecaster, MeasuredRatio, measured_ratio, sharpened, shifted
+from trainpace.forecast import LARGEST_RATIO, Forecaster, Observed, Run, Target, corrected, observe, run_of
+from trainpace.hardware import find_device
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
 
@@ -22,14 +25,16 @@ MOST = 2000
 
 
 class Foresight(NamedTuple):
-    """A forecaster, and the ratios measured / forecast in the journal.
+    """A forecaster, and what the journal's runs were beside their forecasts.
 
-    `same_workload`: those of this workload on this device, by batch size; `others`: those of other models on this device.
+    `same_workload`: runs of this workload on this device, by batch size; `elsewhere`: on other devices; `others`: runs of other
+    models on this device.
     """
 
     forecaster: Forecaster
-    same_workload: tuple[MeasuredRatio, ...] = ()
-    others: tuple[float, ...] = ()
+    same_workload: tuple[Observed, ...] = ()
+    elsewhere: tuple[Observed, ...] = ()
+    others: tuple[Observed, ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -40,19 +45,34 @@ class Foresight(NamedTuple):
         return self.corrected(self.forecaster.forecast(execution))
 
     def corrected(self, plain: Forecast) -> Forecast:
-        """A forecast of the forecaster, corrected by measurements of the same workload, else by those of other models."""
-        if self.same_workload:
-            return sharpened(plain, self.same_workload, "journal")
-        source = f"{len(self.others)} other model{'s' if len(self.others) > 1 else ''} on this device (journal)"
-        return shifted(plain, self.others, source)
+        """A forecast of the forecaster, corrected by what the journal knows."""
+        known = (*self.same_workload, *self.elsewhere, *self.others)
+        return corrected(self.forecaster, plain, known, f"{self._sources()} (journal)")
 
     def in_words(self) -> str:
         """One sentence on the journal's part in the forecast; "" where it has none."""
-        if self.same_workload:
-            sizes = ", ".join(str(ratio.batch) for ratio in self.same_workload[:8])
-            return f"sharpened by the journal, where this workload was measured on this device at batch {sizes}."
+        sources = self._sources()
+        return f"corrected by the journal: {sources}." if sources else ""
+
+    def _sources(self) -> str:
+        sizes = ", ".join(str(seen.run.batch) for seen in self.same_workload[:8])
+        devices = sorted({seen.run.device for seen in self.elsewhere})
         n = len(self.others)
-        return f"shifted by the journal: {n} other model{'s' if n > 1 else ''} measured on this device." if n else ""
+        words = (
+            f"this workload measured on this device at batch {sizes}" if sizes else "",
+            f"this workload measured on {', '.join(devices)}" if devices else "",
+            f"{n} other model{'s' if n > 1 else ''} measured on this device" if n else "",
+        )
+        return "; ".join(word for word in words if word)
+
+
+class Neighbours(NamedTuple):
+    """Runs of the journal near a workload and a device: of the same workload on this device and on others, the newest of each
+    batch size, in order of batch size; and of every other model on this device one, of the middle error."""
+
+    same: tuple[Entry, ...] = ()
+    elsewhere: tuple[Entry, ...] = ()
+    others: tuple[Entry, ...] = ()
 
 
 def foresight_of(
@@ -68,17 +88,52 @@ def foresight_of(
     from trainpace.journal.identity import anonymous
 
     workload, device = forecaster.workload, forecaster.target.cluster.device
-    same, others = neighbours(
+    near = neighbours(
         journal, anonymous(workload.model), device.name, execution, workload_key(workload, execution),
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
-    same_workload = tuple(
-        measured_ratio(entry.execution.global_batch, step, entry.step_time_ms, entry.step)
-        for entry in same
-        if entry.step_time_ms is not None and (step := forecaster.forecast(entry.execution).step) is not None
+    plain = forecaster.forecast(execution)
+    others = () if plain.step is None else (_observed(entry, run_of(forecaster, plain)) for entry in near.others)
+    return Foresight(
+        forecaster,
+        tuple(seen for entry in near.same if (seen := _observed_again(entry, forecaster)) is not None),
+        tuple(
+            seen
+            for entry in near.elsewhere
+            if (there := _on_device(forecaster, entry.device)) is not None
+            and (seen := _observed_again(entry, there)) is not None
+            and abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)
+        ),
+        tuple(seen for seen in others if abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)),
     )
-    plausible = tuple(ratio for ratio in others.values() if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
-    return Foresight(forecaster, same_workload, plausible)
+
+
+def _observed_again(entry: Entry, forecaster: Forecaster) -> Observed | None:
+    """A run beside its forecast of today."""
+    assert entry.step_time_ms is not None
+    return observe(forecaster, entry.execution, entry.step_time_ms, entry.step, entry.interval_ms)
+
+
+def _observed(entry: Entry, asked: Run) -> Observed:
+    """A run of another model beside the forecast of its own time, which is taken to be as unsure as the one asked for."""
+    assert entry.step_time_ms is not None
+    assert entry.forecast_ms is not None
+    ratio = math.log(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
+    e = entry.execution
+    run = asked._replace(model=entry.model, variant="", batch=e.global_batch, shares=entry.forecast_shares)
+    return Observed(run, (ratio,) * 4)
+
+
+def _on_device(forecaster: Forecaster, device: str) -> Forecaster | None:
+    """The forecaster of the same workload on one GPU of the catalogue; None for a CPU, whose operators are others."""
+    target = forecaster.target
+    if target.kernels.traces_cpu:
+        return None
+    try:
+        found = find_device(device)
+    except TrainpaceError:
+        return None
+    return forecaster.on(Target(replace(target.cluster, device=found, host=None), software=target.software))
 
 
 def neighbours(
@@ -89,9 +144,8 @@ def neighbours(
     workload_key: str | None = None,
     sequence_length: int | None = None,
     image_size: int | None = None,
-) -> tuple[list[Entry], dict[str, float]]:
-    """Runs of the same workload, with otherwise the same execution, the newest of each batch size in order of batch size; and of
-    other models on the same device, by name, the median of measured step time / forecast without the journal.
+) -> Neighbours:
+    """Runs of the same workload, with otherwise the same execution, and of other models on the same device.
 
     Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
     the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
@@ -99,23 +153,38 @@ def neighbours(
     from trainpace.journal.query import Query
 
     def newest_first(**filters: Any) -> list[Entry]:
-        return journal.find(Query(device=device, exact=True, outcome="ok", **filters), limit=MOST)
+        return journal.find(Query(exact=True, outcome="ok", **filters), limit=MOST)
 
     candidates = newest_first(model=model) + (newest_first(workload_key=workload_key) if workload_key else [])
-    newest: dict[int, Entry] = {}
+    newest: dict[tuple[str, int], Entry] = {}
     for entry in sorted(candidates, key=lambda e: (e.created_at, e.id), reverse=True):
         other = workload_key and entry.workload_key and entry.workload_key != workload_key
         shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
         if other or any(a and b and a != b for a, b in shapes) or entry.mode != "train":
             continue
         if replace(entry.execution, micro_batch=1, accumulation=1) == replace(execution, micro_batch=1, accumulation=1):
-            newest.setdefault(entry.execution.global_batch, entry)
-    candidate_ids = {entry.id for entry in candidates}
-    ratios: dict[str, list[float]] = {}
-    for entry in newest_first(with_forecast=True):
-        if entry.model != model and entry.id not in candidate_ids and entry.forecast_ms and entry.step_time_ms:
-            ratios.setdefault(entry.model, []).append(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
-    return [newest[batch] for batch in sorted(newest)], {n: statistics.median(ratios[n]) for n in sorted(ratios)}
+            newest.setdefault((entry.device, entry.execution.global_batch), entry)
+    of_candidates = {entry.id for entry in candidates}
+    others: dict[str, list[Entry]] = {}
+    for entry in newest_first(device=device, with_forecast=True):
+        if entry.model != model and entry.id not in of_candidates and entry.forecast_ms and entry.step_time_ms:
+            others.setdefault(entry.model, []).append(entry)
+    in_order = [newest[key] for key in sorted(newest)]
+    return Neighbours(
+        same=tuple(entry for entry in in_order if entry.device == device),
+        elsewhere=tuple(entry for entry in in_order if entry.device != device),
+        others=tuple(_middle(others[name]) for name in sorted(others)),
+    )
+
+
+def _middle(entries: list[Entry]) -> Entry:
+    def plain_error(entry: Entry) -> float:
+        assert entry.step_time_ms is not None
+        assert entry.forecast_ms is not None
+        return entry.step_time_ms * entry.forecast_factor / entry.forecast_ms
+
+    middle = statistics.median_low([plain_error(entry) for entry in entries])
+    return next(entry for entry in entries if plain_error(entry) == middle)
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:

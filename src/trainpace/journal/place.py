@@ -14,8 +14,8 @@ def default_place() -> str:
     return str(Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "journal.db")
 
 
-def may_know(place: str | None, devices: Collection[str]) -> bool:
-    """Whether the journal at a place, by default the user's own, may hold runs on one of the devices.
+def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:
+    """Whether the journal at a place, by default the user's own, may hold runs on one of the devices or of one of the models.
 
     An SQLite file is asked without SQLAlchemy, whose import takes longer than a forecast; what cannot be read like this (a
     server, a damaged file) is left to `Journal`.
@@ -29,10 +29,13 @@ def may_know(place: str | None, devices: Collection[str]) -> bool:
     import sqlite3
 
     address = file.absolute().as_uri() + "?mode=ro"
-    marks = ",".join("?" * len(devices))
+    of_devices, of_models = (",".join("?" * len(names)) for names in (devices, models))
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
-            query = f"SELECT 1 FROM runs WHERE outcome = 'ok' AND device IN ({marks}) LIMIT 1"
-            return connection.execute(query, tuple(devices)).fetchone() is not None
+            query = (
+                "SELECT 1 FROM runs WHERE outcome = 'ok'"
+                f" AND (device IN ({of_devices}) OR model IN ({of_models})) LIMIT 1"
+            )
+            return connection.execute(query, (*devices, *models)).fetchone() is not None
     except (sqlite3.Error, ValueError):
         return True

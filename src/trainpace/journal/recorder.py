@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from trainpace.forecast import run_of
 from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
@@ -99,4 +100,5 @@ def _foreseen(entry: Entry, foresight: Foresight) -> Entry:
     return replace(
         entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
         forecast_factor=foreseen.step.total_ms / plain.step.total_ms, forecast_basis=interval.basis,
+        forecast_shares=run_of(foresight.forecaster, plain).shares,
     )  # fmt: skip

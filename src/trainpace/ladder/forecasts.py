@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD, CalibratedKernels, Forecaster, Target
+from trainpace.forecast import AT_A_MEASURED_BATCH_SD, CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster, HostLinks, find_device
 from trainpace.job import state_bytes
 from trainpace.ladder.rungs import Setup
@@ -36,6 +36,8 @@ others may use."""
 QUEUE_EXCESS = 0.15
 """With workers the model is a lower bound: on two cores two workers of examples/face_crops.py gave 1.8 times the samples of none
 (benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
+PER_LOG_BATCH_SD = 0.08
+"""What every factor of e between two batch sizes adds to `AT_A_MEASURED_BATCH_SD` (root mean square over ten models on a CPU)."""
 COLD_SD = 0.15
 """Standard deviation of the logarithm of a compute time that was measured in steps which waited for data, and is carried to steps
 that do not: caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""

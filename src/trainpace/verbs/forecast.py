@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
-from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_ratio, transferred
-from trainpace.hardware import Cluster, find_device
+from trainpace.forecast import CalibratedKernels, Forecaster, Observed, Target, corrected, observe_elsewhere
+from trainpace.hardware import Cluster, Device, find_device
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_json
@@ -43,7 +44,7 @@ class ForecastRequest(ExecutedRequest):
     mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
     transfer_from: Annotated[
         str | None,
-        Field("Sharpen by a measurement of the same model on another GPU (trainpace measure --output).", EXISTING_FILE,
+        Field("Correct by measurements of the same model, on this GPU or another (trainpace measure --output).", EXISTING_FILE,
               metavar="MEASUREMENT.json"),
     ] = None  # fmt: skip
     calibrated: Annotated[
@@ -106,22 +107,23 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
     conditions = r.conditions(price_usd_per_device_hour=r.price)
     targets = _targets(r, progress)
-    measured = None if r.transfer_from is None else _nearest_measurement(r.transfer_from, r.batch[0])
+    measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    has_journal = not r.no_journal and may_know(r.journal, {target.cluster.device.name for target in targets})
+    devices = {target.cluster.device.name for target in targets}
+    models = {workload.model for workload in workloads.values()}
+    has_journal = not r.no_journal and may_know(r.journal, devices, models)
     with opened_journal(r.journal, not has_journal, create=False) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
             rows = forecaster.over_batches(execution, r.batch).forecasts()
             device = target.cluster.device.name
-            if measured is not None:
-                source = Cluster(device=find_device(measured.device, own_devices(r.hardware)))
-                ratio = transfer_ratio(measured, forecaster.on(Target(source, software=target.software)))
-                rows = [transferred(row, ratio, measured.device) for row in rows]
+            if measured:
+                known, source = _observed(measured, forecaster, own_devices(r.hardware))
+                rows = [corrected(forecaster, row, known, source) for row in rows]
             elif journal is not None:
                 from trainpace.journal import foresight_of
 
@@ -170,11 +172,24 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     return targets
 
 
-def _nearest_measurement(path: str, batch: int) -> Measurement:
-    """The measurement at the batch size nearest to the asked one, of a file that `measure --output` wrote."""
+def _measurements(path: str) -> list[Measurement]:
+    """The measurements of a file that `measure --output` wrote."""
     entries = read_json(path)
     entries = entries if isinstance(entries, list) else [entries]
     measurements = [from_json(json.dumps(entry), Measurement, path) for entry in entries]
     if not measurements:
         raise UnreadableInput(f"{path} holds no measurement.")
-    return min(measurements, key=lambda m: abs(m.execution.micro_batch - batch))
+    return measurements
+
+
+def _observed(
+    measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
+) -> tuple[list[Observed], str]:
+    """Measurements of the same model beside their forecasts, and their source in words."""
+    known = []
+    for m in measurements:
+        there = Target(Cluster(device=find_device(m.device, own)), software=forecaster.target.software)
+        known.append(observe_elsewhere(m, forecaster.on(there)))
+    sizes = ", ".join(str(m.execution.micro_batch) for m in measurements[:8])
+    devices = ", ".join(sorted({seen.run.device for seen in known}))
+    return known, f"corrected by what was measured on {devices} at batch {sizes}"

@@ -1,0 +1,131 @@
+"""How much measurements sharpen held-out forecasts: of the same model on another card, of other models on this one, of the same
+run at another batch size."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from accuracy_tables import LEFT_OUT, figure
+from fitting.folds import HeldOut
+from fitting.relatedness import fit_relatedness
+from fitting.runs import Pair
+
+from trainpace.forecast.intervals import Z_95, Relatedness, Spreads, card_deviation, deviation
+from trainpace.forecast.posterior import Observed, Run, posterior
+from trainpace.validation import Case
+
+MOST_OF_A_COLLECTION = 60
+"""Runs of one collection that are forecast, so that no collection decides a line."""
+Kin = Callable[[Observed, Sequence[Observed], random.Random], Sequence[Observed]]
+"""The measurements that a user has: of a run and its collection, some others; empty where there are too few."""
+
+
+class Sharpened(NamedTuple):
+    """A run's log(measured / forecast), what measurements make of the forecast, and the deviations before and after."""
+
+    error: float
+    mean: float
+    sd_before: float
+    sd_after: float
+
+
+def with_measurements(pairs: Mapping[int, Pair], found: Mapping[str, Sequence[HeldOut]], spreads: Spreads) -> list[str]:
+    """A table of errors without and with measurements. The law of what runs have in common is fitted on one half of the
+    collections and judged on the other, in turn."""
+    lines = [
+        "| measured | left out | n | mean without | with | median without | with | inside with | half width without | with |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for kind, words in LEFT_OUT.items():
+        collections = observed_by_collection(pairs, found[kind], spreads)
+        halves = [dict(list(collections.items())[start::2]) for start in (0, 1)]
+        if not all(halves):
+            continue
+        laws = [fit_relatedness(half) for half in reversed(halves)]
+        for name, kin in SCENARIOS.items():
+            judged = [
+                one for half, law in zip(halves, laws, strict=True) for one in _sharpened(half.values(), kin, law)
+            ]
+            if judged:
+                lines.append(_line(name, words, judged))
+    return lines
+
+
+def observed_by_collection(
+    pairs: Mapping[int, Pair], rows: Sequence[HeldOut], spreads: Spreads
+) -> dict[str, list[Observed]]:
+    """The held-out runs on one GPU, as measurements beside their forecasts, by collection."""
+    collections: dict[str, list[Observed]] = {}
+    for row in rows:
+        case = pairs[row.run][0]
+        if case.execution.world_size == 1:
+            collections.setdefault(case.run.file, []).append(_observed(row, case, spreads))
+    return {name: collections[name] for name in sorted(collections)}
+
+
+def _observed(row: HeldOut, case: Case, spreads: Spreads) -> Observed:
+    assert case.measured_ms is not None
+    e = case.execution
+    log_sd = math.hypot(deviation(spreads, row.shares, row.seen) * spreads.high / Z_95, row.host_sd)
+    variant = repr((case.variant, e.precision, e.optimizer, e.channels_last, e.compile, case.software))
+    model = f"{case.spec}, {case.variant.mode}"
+    card_sd = 0.0 if row.seen else card_deviation(spreads, row.shares, "")
+    run = Run(model, case.cluster.device.name, variant, e.global_batch, tuple(row.shares), log_sd, card_sd)
+    return Observed(run, (math.log(case.measured_ms / row.forecast_ms),) * 4)
+
+
+def _sharpened(collections: Iterable[Sequence[Observed]], kin: Kin, law: Relatedness) -> list[Sharpened]:
+    chance = random.Random(0)
+    judged = []
+    for runs in collections:
+        for asked in chance.sample(runs, min(MOST_OF_A_COLLECTION, len(runs))):
+            if known := kin(asked, runs, chance):
+                means, log_sd = posterior(asked.run, known, law)
+                judged.append(Sharpened(asked.log_ratios[0], float(means[0]), asked.run.log_sd, log_sd))
+    return judged
+
+
+def _of_another_card(asked: Observed, runs: Sequence[Observed], chance: random.Random) -> Sequence[Observed]:
+    a = asked.run
+    kin = [o for o in runs if (o.run.model, o.run.variant) == (a.model, a.variant) and o.run.device != a.device]
+    return [min(kin, key=lambda o: (abs(math.log(o.run.batch / a.batch)), chance.random()))] if kin else []
+
+
+def _of_another_batch(asked: Observed, runs: Sequence[Observed], chance: random.Random) -> Sequence[Observed]:
+    kin = [o for o in runs if o.run[:3] == asked.run[:3] and o.run.batch != asked.run.batch]
+    return [chance.choice(kin)] if kin else []
+
+
+def _of_other_models(n: int) -> Kin:
+    def kin(asked: Observed, runs: Sequence[Observed], chance: random.Random) -> Sequence[Observed]:
+        by_model: dict[str, list[Observed]] = {}
+        for o in runs:
+            if o.run.device == asked.run.device and o.run.model != asked.run.model:
+                by_model.setdefault(o.run.model, []).append(o)
+        if len(by_model) < n:
+            return []
+        return [chance.choice(by_model[model]) for model in chance.sample(sorted(by_model), n)]
+
+    return kin
+
+
+SCENARIOS: dict[str, Kin] = {
+    "the same model on another card": _of_another_card,
+    "another model on this card": _of_other_models(1),
+    "3 other models on this card": _of_other_models(3),
+    "10 other models on this card": _of_other_models(10),
+    "the same run at another batch size": _of_another_batch,
+}
+
+
+def _line(name: str, left_out: str, judged: Sequence[Sharpened]) -> str:
+    error, mean, before, after = np.array(judged).T
+    plain, with_them = (100 * np.abs(np.exp(guess - error) - 1) for guess in (np.zeros_like(mean), mean))
+    inside = 100 * (np.abs(error - mean) <= Z_95 * after).mean()
+    widths = [100 * float(np.median(np.sinh(Z_95 * sd))) for sd in (before, after)]
+    figures = [plain.mean(), with_them.mean(), np.median(plain), np.median(with_them), inside, *widths]
+    return f"| {name} | {left_out} | {len(judged)} | {' | '.join(figure(float(value)) for value in figures)} |"

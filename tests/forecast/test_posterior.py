@@ -1,0 +1,135 @@
+"""Measurements correct forecasts of their kin, the more the closer they are."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import measurement, workload
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import Forecaster, Target, corrected, observe, observe_elsewhere
+from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
+from trainpace.forecast.posterior import Observed, Run, covariance, posterior
+from trainpace.hardware import Cluster, find_device
+
+V100, A100 = (Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100"))
+RUN = Execution(micro_batch=64)
+KIN = Relatedness(user=0.2, device=0.3, model=0.2, run=0.3, batch_scale=3.0)
+
+
+def measured(factor, micro_batch=64):
+    execution = replace(RUN, micro_batch=micro_batch)
+    there = V100.forecast(execution).step.total_ms
+    return replace(measurement(), model=workload().model, execution=execution, median_ms=there * factor)
+
+
+def width(f):
+    return math.log(f.step_time_interval_ms.high / f.step_time_interval_ms.low)
+
+
+def ratio(after, before):
+    return after.step.total_ms / before.step.total_ms
+
+
+def run(model="a", device="x", variant="", batch=8, part=0, log_sd=0.2):
+    shares = np.full(len(PARTS), 0.1)
+    shares[part] = 1.0
+    return Run(model, device, variant, batch, tuple(shares / shares.sum()), log_sd)
+
+
+def observed(log_ratio, **of):
+    return Observed(run(**of), (log_ratio,) * 4)
+
+
+def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
+    seen = observe_elsewhere(measured(1.3), V100)
+    assert seen.log_ratios[0] == pytest.approx(math.log(1.3))
+    plain = A100.forecast(RUN)
+    sharper = corrected(A100, plain, [seen], "measured on V100")
+    assert 1.02 < ratio(sharper, plain) < 1.3
+    assert sharper.provenance == "transferred"
+    assert sharper.step_time_interval_ms.basis.endswith("; measured on V100")
+    assert width(sharper) < width(plain)
+    assert sharper.mfu == pytest.approx(plain.mfu / ratio(sharper, plain))
+
+
+def test_a_run_that_was_measured_is_forecast_as_measured():
+    plain = V100.forecast(RUN)
+    seen = observe(V100, RUN, 1.3 * plain.step.total_ms)
+    again = corrected(V100, plain, [seen], "measured here")
+    assert ratio(again, plain) == pytest.approx(1.3, rel=0.03)
+    assert width(again) < 0.5 * width(plain)
+    farther = V100.forecast(replace(RUN, micro_batch=8))
+    assert width(again) < width(corrected(V100, farther, [seen], "")) < width(farther)
+
+
+def test_the_closer_kin_says_more():
+    kin = [
+        {"model": "b", "device": "y"}, {"device": "y"}, {"model": "b"}, {"variant": "fp16"}, {"batch": 64}, {"batch": 8},
+    ]  # fmt: skip
+    said = [posterior(run(), [observed(0.3, **of)], KIN) for of in kin]
+    means, sds = [float(mean[0]) for mean, _ in said], [sd for _, sd in said]
+    assert 0 < means[0] < means[1] < means[2] < means[3] < means[4] < means[5] < 0.3
+    assert sds == sorted(sds, reverse=True)
+    assert means[5] == pytest.approx(0.3, rel=0.03)
+
+
+def test_steps_of_other_parts_say_little():
+    (alike, _), (unlike, _) = (posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3))
+    assert 0 < unlike[0] < alike[0] / 2
+    unknown = Observed(run(model="b")._replace(shares=()), (0.3,) * 4)
+    assert posterior(run(), [unknown], KIN)[0][0] == pytest.approx(alike[0], rel=0.5)
+
+
+def test_many_models_on_a_device_tell_of_the_device():
+    few, many = (posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10))
+    assert few[0][0] < many[0][0] < 0.3
+    assert many[1] < few[1] < 0.2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.sampled_from(("", "fp16")), st.integers(1, 512), st.integers(0, 7)),
+        min_size=1, max_size=12,
+    )
+)  # fmt: skip
+def test_errors_are_covariant_and_measuring_never_widens(places):
+    runs = [run(*place) for place in places]
+    between = covariance(runs, runs, KIN)
+    assert np.allclose(between, between.T)
+    assert np.linalg.eigvalsh(between).min() > -1e-9
+    assert np.allclose(np.diag(between), 0.2**2 - 0.03**2)
+    _, log_sd = posterior(run(), [Observed(one, (0.1,) * 4) for one in runs], KIN)
+    assert 0 < log_sd <= 0.2 + 1e-9
+
+
+def test_noisy_repeats_say_less():
+    steady, noisy = (Observed(run(), (0.3,) * 4, noise) for noise in (0.03, 0.3))
+    assert posterior(run(), [noisy], KIN)[0][0] < 0.5 * posterior(run(), [steady], KIN)[0][0]
+
+
+def test_phases_are_corrected_each_by_its_own():
+    plain = V100.forecast(RUN)
+    step = plain.step
+    longer = replace(step, optimizer_ms=2 * step.optimizer_ms)
+    seen = observe(V100, RUN, longer.total_ms, longer)
+    again = corrected(V100, plain, [seen], "")
+    assert again.step.total_ms == pytest.approx(longer.total_ms, rel=0.02)
+    assert again.step.optimizer_ms / step.optimizer_ms > 1.5 * again.step.forward_ms / step.forward_ms
+
+
+def test_a_measurement_of_something_else_is_refused():
+    with pytest.raises(TrainpaceError, match="of the same model"):
+        observe_elsewhere(replace(measured(1.0), model="other"), V100)
+    with pytest.raises(TrainpaceError, match="too far apart"):
+        observe_elsewhere(measured(30.0), V100)
+
+
+def test_the_fitted_shares_add_up():
+    r = fitted_spreads().relatedness
+    assert r.user + r.device + r.model + r.run == pytest.approx(1.0)
+    assert min(r.user, r.device, r.model, r.run) > 0
