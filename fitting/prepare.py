@@ -135,11 +135,12 @@ def _software_of_collection(run: Run) -> dict[str, Any]:
     """The columns that follow from what a collection's own scripts and pages say of its software.
 
     languini: attention in products, mask and softmax (projects/gpt/lib.py, use_flash=False), torch.compile, hence torch 2.0 or
-    2.1, the versions of 2023. torchao (torchao/optim/README.md): "PyTorch 2.4, BF16 AMP, compiled model". fms-acceleration
-    (scripts/benchmarks/defaults.yaml): use_flash_attn, gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
+    2.1, the versions of 2023; the loss is called on what the compiled model returns (train_lib/lm_trainer.py). torchao
+    (torchao/optim/README.md): "PyTorch 2.4, BF16 AMP, compiled model". fms-acceleration (scripts/benchmarks/defaults.yaml):
+    use_flash_attn, gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
     """
     if run.file == "languini_throughput":
-        return {"attention": "eager", "framework_version": "torch 2.1.2"}
+        return {"attention": "eager", "cross_entropy": "uncompiled", "framework_version": "torch 2.1.2"}
     if run.file == "torchao_tables" and "BF16 autocast" in run.notes:
         fused = {"optimizer_implementation": "fused"} if "fused" in run.optimizer else {}
         return {"precision": "amp_bf16", "compile": "compile", "framework_version": "torch 2.4"} | fused

@@ -22,7 +22,7 @@ from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.software_rewrites import as_run
-from trainpace.forecast.target import Target, fitted_host_us, together_ms
+from trainpace.forecast.target import Target, fitted_host_us, together_ms, with_inductor
 from trainpace.hardware import Device
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
@@ -65,14 +65,8 @@ def usable(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def is_usable(case: Case) -> bool:
-    """Is the run what its spec says, and on one card or with communication that hides?
-
-    languini's compiled steps are left out since they pulled `compile_traffic` from 1.09 to 1.54 and made others on an H100 9 to
-    16 % slow. Why is not shown: its notes list the loss beside the forward pass, so it may not be compiled.
-    """
+    """Is the run what its spec says, and on one card or with communication that hides?"""
     e = case.execution
-    if case.run.file == "languini_throughput" and e.compile:
-        return False
     alone = e.world_size == 1 or (e.zero_stage == 3 and e.nnodes == 1)
     alone = alone and e.activation_checkpointing != "selective"  # which the trace does not hold
     return is_same_model(case) and alone and e.tp * e.pp * e.cp == 1
@@ -126,6 +120,7 @@ class Chunk(NamedTuple):
     channels_last: np.ndarray
     compiled: bool
     attention: Implementation | None
+    has_old_inductor: bool
     model: ProductModel | None
     products: list[ProductTimes]
     """Those of `table`, the same with all constants, once they are known."""
@@ -137,7 +132,7 @@ class Chunk(NamedTuple):
         return rates
 
     def device_s(self, c: KernelConstants, cards: CardConstants) -> np.ndarray:
-        c = cards.of(c, self.device)
+        c = cards.of(with_inductor(c, self.compiled and self.has_old_inductor), self.device)
         rates = self.rates(c)
         if not self.products:
             self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
@@ -152,6 +147,8 @@ class Chunk(NamedTuple):
             pairs = [(float(getattr(before, name)), float(getattr(after, name))) for name in shared]
             return any(abs(b - a) > SAME_RATE * abs(a) for a, b in pairs)
         if name.startswith("compile_") and not self.compiled:
+            return False
+        if name.startswith("compile_old_") and not self.has_old_inductor:
             return False
         return bool(getattr(cards.of(old, self.device), name) != getattr(cards.of(new, self.device), name))
 
@@ -216,7 +213,12 @@ class RunTable:
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
         self.file = np.array([case.run.file for case, _ in pairs])
         self.device = np.array([case.cluster.device.name for case, _ in pairs])
-        keys = [(case.cluster.device.name, case.execution.precision, case.implementation) for case, _ in pairs]
+        old_inductor = np.array([case.execution.compile and case.software.has_old_inductor for case, _ in pairs])
+        self.old_inductor = old_inductor[self.run] & (self.columns["phase"] != "optimizer")
+        keys = [
+            (case.cluster.device.name, case.execution.precision, case.implementation, "old" if old else "")
+            for (case, _), old in zip(pairs, old_inductor, strict=True)
+        ]
         self.devices: dict[tuple[str, ...], Device] = {
             key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)
         }
@@ -268,7 +270,9 @@ class RunTable:
             attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
             counts = self.columns["count"][rows].astype(float)
             card = self.devices[key], cast(Precision, key[1])
-            made.append(Chunk(rows, place, counts, *card, table, *flags, attention, self.products, []))
+            made.append(
+                Chunk(rows, place, counts, *card, table, *flags, attention, "old" in key[3:], self.products, [])
+            )
         return made
 
     def device_s(self, c: KernelConstants, cards: CardConstants | None = None) -> np.ndarray:
@@ -293,6 +297,7 @@ class RunTable:
         if self._host is None or self._host[0] != key:
             compiled_to = Fused(*(self.columns[name] for name in COMPILED))
             host_ms = fitted_host_us(self.operators, c, compiled_to, self.compiled) * 1e-3
+            host_ms = np.where(self.old_inductor, c.compile_old_host * host_ms, host_ms)
             self._host = key, self.by_phase(host_ms) * self.host_factor(c)[:, None]
         return self._host[1]
 

@@ -25,8 +25,9 @@ OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 """torch.optim's three: several tensors a kernel and one kernel an operation (the default on CUDA since torch 2.0), one kernel
 for the whole update (`fused=True`), tensor by tensor."""
 
-CrossEntropy = Literal["plain", "fused", "chunked"]
-"""plain: the framework's own, with logits in fp32, their log-softmax and its gradient. fused: one kernel that leaves the
+CrossEntropy = Literal["plain", "uncompiled", "fused", "chunked"]
+"""plain: the framework's own, with logits in fp32, their log-softmax and its gradient. uncompiled: the same, called on what a
+compiled model returns, so that torch.compile does not see it. fused: one kernel that leaves the
 gradient in the place of the logits (Liger's and Megatron's cross_entropy). chunked: head and loss together over a few tokens at
 a time, so that the logits are never whole (Liger's fused_linear_cross_entropy, Hsu et al. 2024)."""
 
@@ -39,6 +40,8 @@ FLASH_ATTENTION_2 = (2, 2)
 """torch 2.2 took FlashAttention's second version in place of the first, on every card."""
 ATTENTION_BY_CARD = (2, 10)
 """torch's wheels since 2.10 bring a cuDNN whose attention comes before FlashAttention on some cards (aten's sdp_utils.cpp)."""
+INDUCTOR_OF_TODAY = (2, 2)
+"""Before it, torch.compile left more traffic and launched more slowly (GPTs under torch 2.1: the constants compile_old_*)."""
 QUICK_DISPATCH = (1, 10)
 """torch's dispatcher before this launched kernels several times slower than today's (the constant host_old_torch)."""
 NEWEST = 4
@@ -95,6 +98,11 @@ class Software(Record):
         if self.framework == "tensorflow":
             return "host_tensorflow"
         return "host_old_torch" if self._is_torch_before(QUICK_DISPATCH) else ""
+
+    @property
+    def has_old_inductor(self) -> bool:
+        """torch.compile of 2.0 and 2.1."""
+        return self._is_torch_before(INDUCTOR_OF_TODAY)
 
     @property
     def compiles(self) -> bool:

@@ -8,6 +8,7 @@ from tests.nouns import stacked
 
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.fusion import fused as fused_by_inductor
 from trainpace.forecast.software_rewrites import as_run
 from trainpace.hardware import Cluster, find_device
 from trainpace.software import TODAY, Rewrites, Software, parse_software
@@ -151,6 +152,32 @@ def test_other_cross_entropies_keep_no_logits(traced, name, precision):
     # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
     logits_gib = 4096 * 8 * 512 * 4 / 2**30
     assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib
+
+
+def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
+    now, outside = traced["gpt2", False], Software(cross_entropy="uncompiled")
+    eager = [forecast(now, software, precision="amp_bf16").step.total_ms for software in (TODAY, outside)]
+    assert eager[0] == eager[1]
+    inside, apart = (
+        forecast(now, software, precision="amp_bf16", compile=True).step.total_ms for software in (TODAY, outside)
+    )
+    assert inside < apart < eager[0]
+    table = as_run(now, Rewrites(cross_entropy="uncompiled")).forms["amp"].operators
+    left, loss = fused_by_inductor(table), np.char.find(table.function, "log_softmax") >= 0
+    assert loss.sum() == 2
+    assert not left.joined[loss].any()
+    assert (left.traffic[loss] == 1).all()
+
+
+def test_an_older_inductor_leaves_more(traced):
+    now = traced["gpt2", False]
+    old, new = (
+        {on: forecast(now, Software(version=(2, minor), attention="flash2"), compile=on).step for on in (False, True)}
+        for minor in (1, 3)
+    )
+    assert old[False] == new[False]
+    assert old[True].computing_ms > new[True].computing_ms
+    assert old[True].host_overhead_ms > new[True].host_overhead_ms
 
 
 def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):

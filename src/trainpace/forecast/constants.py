@@ -35,7 +35,8 @@ class _Constants(Record):
     bursts of 16- and 8-bit products reach (`product_model`); consumer_products: how much faster than their relatives' the
     products of GeForce cards are whose kernels were not measured. fp8: share of the FP8 rate that products in it reach,
     relative to 16 bits, where `product_model` does not hold the card. compile_*: factors on the traffic and the
-    launches that torch.compile leaves by `fusion`, and on the host's time for each of these launches.
+    launches that torch.compile leaves by `fusion`, and on the host's time for each of these launches; compile_old_*: further
+    factors of torch before 2.2, whose Inductor joined less.
     latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
     entered; host_library_us per launch of products, convolutions, attention and normalisations (`target.LIBRARY_KINDS`);
     host_optimizer_us per launch of the optimizer, for dozens of tensors; host_step_us once a step. host_old_torch,
@@ -112,6 +113,8 @@ class _Constants(Record):
     compile_traffic: float = 1.0
     compile_launches: float = 1.0
     compile_host: float = 1.0
+    compile_old_traffic: float = 1.0
+    compile_old_host: float = 1.0
     latency_us: float = 2.4
     host_launch_us: float = 6.0
     host_library_us: float = 20.0

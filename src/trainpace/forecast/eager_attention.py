@@ -145,7 +145,17 @@ def _forward(sizes: _Sizes, half: bool, style: _Style, copies: int, masked: bool
     wide = w
     if masked:
         wide = 4.0 if style.form == "amp" else w  # the mask is in fp32 under autocast, and so is the sum
-        parts.append(passes("elementwise", "add", half and wide == 2.0, s, w * s + fixed(wide * q * k), wide * s))
+        parts.append(
+            passes(
+                "elementwise",
+                "add",
+                half and wide == 2.0,
+                s,
+                w * s + fixed(wide * q * k),
+                wide * s,
+                also_in=fixed(q * k),
+            )
+        )
     softmax = 4.0 if style.upcasts or style.form == "amp" else w
     if softmax != wide:
         parts.append(passes("copy", "_to_copy", False, s, wide * s, softmax * s))
@@ -165,12 +175,16 @@ def _backward(sizes: _Sizes, half: bool, style: _Style, copies: int) -> list[Par
         _product(sizes, half, k, d, q, s + x, y), _product(sizes, half, q, k, d, x + y, s),
     ]  # fmt: skip
     if style.drops_out:
-        parts.append(passes("elementwise", "native_dropout_backward", half, s, (w + 1.0) * s, w * s))
+        parts.append(passes("elementwise", "native_dropout_backward", half, s, (w + 1.0) * s, w * s, also_in=s))
     softmax = 4.0 if style.upcasts or style.form == "amp" else w
     casts = softmax != w
     if casts:
         parts.append(passes("copy", "_to_copy", False, s, w * s, softmax * s))
-    parts.append(passes("softmax", "_softmax_backward_data", softmax == 2.0, s, 2 * softmax * s, softmax * s, extent=k))
+    parts.append(
+        passes(
+            "softmax", "_softmax_backward_data", softmax == 2.0, s, 2 * softmax * s, softmax * s, extent=k, also_in=s
+        )
+    )
     if casts:
         parts.append(passes("copy", "_to_copy", half, s, softmax * s, w * s))
     parts.append(passes("elementwise", "mul", half, s, w * s, w * s))

@@ -39,6 +39,8 @@ SAME_SIZE = 1.01
 BOUNDS = frozenset(("gemm", "embedding", "pool", *CONVOLUTION_KINDS, *ATTENTION_KINDS))
 """Kinds of operators that stay kernels of their own."""
 HOST_ALONE = ("view", "module")
+UNCOMPILED = "(not compiled)"
+"""The module of rows that run outside of what is compiled."""
 
 
 class Fused(NamedTuple):
@@ -83,7 +85,13 @@ def fused(operators: Operators) -> Fused:
     read, wrote = (at_batch(column, REFERENCE_BATCH) for column in (operators.read_bytes, operators.written_bytes))
     dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
     bounds = [kind in BOUNDS for kind in operators.kind]
-    rows = [i for i in range(n) if operators.kind[i] not in HOST_ALONE and operators.phase[i] != "optimizer"]
+    rows = [
+        i
+        for i in range(n)
+        if operators.kind[i] not in HOST_ALONE
+        and operators.phase[i] != "optimizer"
+        and operators.module[i] != UNCOMPILED
+    ]
     operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
     results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}
     sizes = _SizeClasses([o.size for i in rows for o in operands[i]] + [results[i] for i in rows])

@@ -1,11 +1,12 @@
 """The cross-entropy of a vocabulary by other kernels than the framework's own.
 
 plain, as it is traced: logits are cast to fp32, their log-softmax is kept, and the backward pass makes two more tensors of
-their size. fused: one kernel reads the logits twice, for the maximum with the sum and for the gradient, which it writes in their
-place; the backward pass has nothing left to do. chunked: head, loss and the head's gradients go over a few tokens at a time, in
-as many chunks as the vocabulary has times the hidden size, and the gradient of the head's weight is added up over them (Liger's
-fused_linear_cross_entropy: Hsu et al. 2024, arXiv:2410.10989, section 3.2). Liger measured that one on an A100, with 128,256
-words of 4,096 numbers: 121, 167, 277 and 511 ms for 4, 8, 16 and 32 thousand tokens, forecast 2 to 13 % longer.
+their size; uncompiled: the same, left alone by torch.compile. fused: one kernel reads the logits twice, for the maximum with
+the sum and for the gradient, which it writes in their place; the backward pass has nothing left to do. chunked: head, loss and
+the head's gradients go over a few tokens at a time, in as many chunks as the vocabulary has times the hidden size, and the
+gradient of the head's weight is added up over them (Liger's fused_linear_cross_entropy: Hsu et al. 2024, arXiv:2410.10989,
+section 3.2). Liger measured that one on an A100, with 128,256 words of 4,096 numbers: 121, 167, 277 and 511 ms for 4, 8, 16
+and 32 thousand tokens, forecast 2 to 13 % longer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from trainpace.forecast.fusion import UNCOMPILED
 from trainpace.forecast.rewriting import Pair, Part, exchanged, fixed, passes
 from trainpace.software import CrossEntropy
 from trainpace.workload import GEMM, OTHER, Blocks, Floats, MemoryProfile, Operators, TracedForm
@@ -50,6 +52,10 @@ def with_loss(form: TracedForm, kernels: CrossEntropy) -> TracedForm:
     operators, loss = form.operators, _loss(form.operators)
     if loss is None or kernels == "plain":
         return form
+    if kernels == "uncompiled":
+        outside = {loss.start, *loss.others}
+        module = tuple(UNCOMPILED if i in outside else name for i, name in enumerate(operators.module))
+        return replace(form, operators=replace(operators, module=module))
     s, w = loss.elements, loss.width
     chunks = _chunks(operators, loss) if kernels == "chunked" else 1
     kernel = passes("softmax", "cross_entropy", w == 2.0, s / chunks, 2 * w * s / chunks, w * s / chunks,
@@ -123,7 +129,10 @@ def _in_chunks(operators: Operators, i: int, chunks: int) -> Sequence[Part]:
     if k[1] == 0:
         return [product]
     weight = fixed(float(m[0] * n[0]))  # the weight's gradient sums over tokens, and so over the chunks
-    return [product, passes("elementwise", "add_", half, weight, 2 * width * weight, width * weight, each=chunks)]
+    return [
+        product,
+        passes("elementwise", "add_", half, weight, 2 * width * weight, width * weight, each=chunks, also_in=weight),
+    ]
 
 
 def _without_logits(memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: Pair) -> MemoryProfile:

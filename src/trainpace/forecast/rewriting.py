@@ -52,10 +52,12 @@ class Part(NamedTuple):
 
 
 def passes(
-    kind: str, function: str, half: bool, elements: Pair, read: Pair, written: Pair, extent: float = 0.0, each: int = 1
-) -> Part:
-    """An operator that moves bytes: `elements` go in and as many come out."""
-    return Part(kind, function, half, elements, read, written, (elements, elements, fixed(extent)), each)
+    kind: str, function: str, half: bool, elements: Pair, read: Pair, written: Pair, extent: float = 0.0, each: int = 1,
+    also_in: Pair | None = None,
+) -> Part:  # fmt: skip
+    """An operator that moves bytes: `elements` come out, and as many go in, with those of its other operands (`also_in`)."""
+    into = elements if also_in is None else elements + also_in
+    return Part(kind, function, half, elements, read, written, (into, elements, fixed(extent)), each)
 
 
 def exchanged(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedForm:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution, Form, Precision
@@ -115,6 +116,15 @@ def fitted_host_us(
     return np.where(compiled & ~updates, compiled_us, eager_us)
 
 
+def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
+    """The constants under today's torch.compile, or under that of torch before 2.2."""
+    if not is_old:
+        return c
+    return replace(
+        c, compile_traffic=c.compile_traffic * c.compile_old_traffic, compile_host=c.compile_host * c.compile_old_host
+    )
+
+
 def software_host_factor(software: Software, c: KernelConstants) -> float:
     """How much slower than today's torch a software launches."""
     return float(getattr(c, software.slow_host)) if software.slow_host else 1.0
@@ -163,7 +173,7 @@ class FittedKernels(KernelModel):
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         cards = measured_cards() if self._cards is None else self._cards
-        c, operators = cards.of(self.constants, device), table.operators
+        c, operators = cards.of(with_inductor(self.constants, key.software.has_old_inductor), device), table.operators
         needs_half = bool(operators.half.any())
         attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
         needs_full = bool((~operators.half).any())

@@ -42,7 +42,10 @@ OptimizerKernels = Annotated[
     Field("The optimizer's kernels: fused, several tensors a kernel, or one by one.  [default: foreach]"),
 ]
 CrossEntropyKernels = Annotated[
-    CrossEntropy | None, Field("Kernels of a vocabulary's loss: fused or chunked as Liger's are.  [default: plain]")
+    CrossEntropy | None,
+    Field(
+        "Kernels of a vocabulary's loss: fused or chunked as Liger's; uncompiled beside a compiled model.  [default: plain]"
+    ),
 ]
 Fp8Scales = Annotated[Fp8Recipe | None, Field("What shares a scale in FP8.  [default: per_tensor]")]
 
