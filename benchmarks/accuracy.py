@@ -31,6 +31,7 @@ from fitting.runs import Pair, is_same_model, read_pairs
 from msgspec.structs import replace
 
 from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, fitted_spreads, with_host_spread
+from trainpace.forecast.posterior import Observed
 from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
 
@@ -132,7 +133,7 @@ def report(pairs: Mapping[int, Pair], found: Mapping[str, list[HeldOut]], judged
     lines += ["; ".join(f"with the {words} {_order(same[kind])}" for kind, words in LEFT_OUT.items()) + "."]
     lines += ["", "## With measurements of one's own", "", "Runs on one GPU, at most 60 of a collection.", ""]
     taught = {kind: [row for row in rows if teaches(pairs[row.run][0])] for kind, rows in found.items()}
-    lines += with_measurements(pairs, taught, fitted_spreads())
+    lines += with_measurements(pairs, taught, {kind: honest_intervals(pairs, rows) for kind, rows in taught.items()})
     lines += ["", "## Worst ten of each collection, card left out", "", *worst(judged["device"])]
     return "\n".join(lines) + "\n"
 
@@ -202,12 +203,11 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
     errors = [error for kind in ("device", "family") for _, error in _errors(pairs, found[kind])]
     devices = tuple(sorted({case.cluster.device.name for case, _ in pairs.values()}))
     spreads = fit_spreads(errors, devices, fitted_spreads().relatedness)
-    taught = [[row for row in rows if teaches(pairs[row.run][0])] for rows in found.values()]
-    collections = {
-        f"{kind}, {name}": runs
-        for kind, rows in enumerate(taught)
-        for name, runs in observed_by_collection(pairs, rows, spreads).items()
-    }
+    collections: dict[str, list[Observed]] = {}
+    for kind, rows in found.items():
+        taught = [row for row in rows if teaches(pairs[row.run][0])]
+        of_kind = observed_by_collection(pairs, taught, {row.fold: spreads for row in taught})
+        collections |= {f"{kind}, {name}": runs for name, runs in of_kind.items()}
     fitted = replace(spreads, relatedness=fit_relatedness(collections))
     INTERVALS.write_text(json.dumps(to_jsonable(fitted), indent=1) + "\n")
 

@@ -33,15 +33,18 @@ class Sharpened(NamedTuple):
     sd_after: float
 
 
-def with_measurements(pairs: Mapping[int, Pair], found: Mapping[str, Sequence[HeldOut]], spreads: Spreads) -> list[str]:
-    """A table of errors without and with measurements. The law of what runs have in common is fitted on one half of the
-    collections and judged on the other, in turn."""
+def with_measurements(
+    pairs: Mapping[int, Pair], found: Mapping[str, Sequence[HeldOut]], spreads: Mapping[str, Mapping[str, Spreads]]
+) -> list[str]:
+    """A table of errors without and with measurements; `spreads`: of each fold, by kind of fold. What runs have in common is
+    fitted on one half of the collections and judged on the other, in turn."""
     lines = [
-        "| measured | left out | n | mean without | with | median without | with | inside with | half width without | with |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| measured | left out | n | mean error, % | corrected | median error, % | corrected | in interval, % | corrected"
+        " | half width, % | corrected |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for kind, words in LEFT_OUT.items():
-        collections = observed_by_collection(pairs, found[kind], spreads)
+        collections = observed_by_collection(pairs, found[kind], spreads[kind])
         halves = [dict(list(collections.items())[start::2]) for start in (0, 1)]
         if not all(halves):
             continue
@@ -56,14 +59,14 @@ def with_measurements(pairs: Mapping[int, Pair], found: Mapping[str, Sequence[He
 
 
 def observed_by_collection(
-    pairs: Mapping[int, Pair], rows: Sequence[HeldOut], spreads: Spreads
+    pairs: Mapping[int, Pair], rows: Sequence[HeldOut], spreads: Mapping[str, Spreads]
 ) -> dict[str, list[Observed]]:
     """The held-out runs on one GPU, as measurements beside their forecasts, by collection."""
     collections: dict[str, list[Observed]] = {}
     for row in rows:
         case = pairs[row.run][0]
-        if case.execution.world_size == 1:
-            collections.setdefault(case.run.file, []).append(_observed(row, case, spreads))
+        if case.execution.world_size == 1 and row.fold in spreads:
+            collections.setdefault(case.run.file, []).append(_observed(row, case, spreads[row.fold]))
     return {name: collections[name] for name in sorted(collections)}
 
 
@@ -125,7 +128,7 @@ SCENARIOS: dict[str, Kin] = {
 def _line(name: str, left_out: str, judged: Sequence[Sharpened]) -> str:
     error, mean, before, after = np.array(judged).T
     plain, with_them = (100 * np.abs(np.exp(guess - error) - 1) for guess in (np.zeros_like(mean), mean))
-    inside = 100 * (np.abs(error - mean) <= Z_95 * after).mean()
+    inside = [100 * (np.abs(error - at) <= Z_95 * sd).mean() for at, sd in ((0.0, before), (mean, after))]
     widths = [100 * float(np.median(np.sinh(Z_95 * sd))) for sd in (before, after)]
-    figures = [plain.mean(), with_them.mean(), np.median(plain), np.median(with_them), inside, *widths]
+    figures = [plain.mean(), with_them.mean(), np.median(plain), np.median(with_them), *inside, *widths]
     return f"| {name} | {left_out} | {len(judged)} | {' | '.join(figure(float(value)) for value in figures)} |"

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from trainpace.forecast.intervals import Relatedness
-from trainpace.forecast.posterior import AT_A_MEASURED_BATCH_SD, Observed, covariance
+from trainpace.forecast.posterior import MEASURING_SD, Observed, covariance
 
 MOST_OF_A_COLLECTION = 100
-"""More runs of one collection, evenly taken, say no more of what collections have in common."""
+"""Runs of one collection, evenly taken: more add nothing."""
 START = (0.0, 0.0, 0.0, 0.0, 1.5)
 """Equal shares (as softmax has them), and a scale of four factors of e between batch sizes."""
 PRIOR_WEIGHT = 0.05
@@ -40,7 +40,7 @@ def _relatedness(x: np.ndarray) -> Relatedness:
 def _unlikely(block: Sequence[Observed], r: Relatedness) -> float:
     """The negative logarithm of the normal density of a block's errors, but for a constant."""
     runs = [observed.run for observed in block]
-    between = covariance(runs, runs, r) + AT_A_MEASURED_BATCH_SD**2 * np.eye(len(runs))
+    between = covariance(runs, runs, r) + MEASURING_SD**2 * np.eye(len(runs))
     factor = np.linalg.cholesky(between)
     standard = np.linalg.solve(factor, [observed.log_ratios[0] for observed in block])
     return float(0.5 * standard @ standard + np.log(np.diag(factor)).sum())

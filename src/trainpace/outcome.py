@@ -16,7 +16,7 @@ from trainpace.schedule import NoiseScale
 from trainpace.units import hours_from_s
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
-"""Sources of a number, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
+"""Sources of a number, the surest first. transferred: a forecast corrected by measurements of kindred runs."""
 
 MFU_LIMIT = 4.0
 """Above 1 because Winograd convolutions do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)),

@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target, corrected, observe, observe_elsewhere
 from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
-from trainpace.forecast.posterior import Observed, Run, covariance, posterior
+from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance, posterior
 from trainpace.hardware import Cluster, find_device
 
 V100, A100 = (Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100"))
@@ -85,6 +85,32 @@ def test_steps_of_other_parts_say_little():
     assert posterior(run(), [unknown], KIN)[0][0] == pytest.approx(alike[0], rel=0.5)
 
 
+def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
+    for card_sd, log_sd in ((0.0, 0.4), (0.38, 0.4), (0.0, 0.1)):
+        asked = run()._replace(log_sd=log_sd, card_sd=card_sd)
+        for of in ({"model": "b", "device": "y"}, {"device": "y"}, {"model": "b"}, {"batch": 16}, {}):
+            moved = posterior(asked, [observed(0.3, **of)], KIN)[0][0]
+            assert 0 < moved <= 0.3
+
+
+def test_a_new_cards_own_error_is_told_by_runs_on_it_alone():
+    new = run()._replace(log_sd=0.5, card_sd=0.45)
+    on_it, elsewhere = (
+        posterior(new, [Observed(run(model="b", device=device)._replace(log_sd=0.5, card_sd=0.45), (0.3,) * 4)], KIN)
+        for device in "xy"
+    )
+    assert on_it[0][0] > 0.7 * 0.3
+    assert elsewhere[0][0] < 0.1 * 0.3
+    assert on_it[1] < 0.75 * elsewhere[1]
+
+
+def test_a_run_measured_far_from_a_narrow_forecast_is_believed():
+    asked = run(log_sd=0.04)
+    means, log_sd = posterior(asked, [observed(0.5, log_sd=0.04)], KIN)
+    assert means[0] == pytest.approx(0.5, rel=0.03)
+    assert log_sd == pytest.approx(0.03, rel=0.1)
+
+
 def test_many_models_on_a_device_tell_of_the_device():
     few, many = (posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10))
     assert few[0][0] < many[0][0] < 0.3
@@ -102,7 +128,7 @@ def test_errors_are_covariant_and_measuring_never_widens(places):
     between = covariance(runs, runs, KIN)
     assert np.allclose(between, between.T)
     assert np.linalg.eigvalsh(between).min() > -1e-9
-    assert np.allclose(np.diag(between), 0.2**2 - 0.03**2)
+    assert np.allclose(np.diag(between), 0.2**2 - MEASURING_SD**2)
     _, log_sd = posterior(run(), [Observed(one, (0.1,) * 4) for one in runs], KIN)
     assert 0 < log_sd <= 0.2 + 1e-9
 

@@ -215,7 +215,13 @@ class ForecastTable:
         target, traced = self.forecaster.target, self.forecaster.tables.traced.workload
         if target.kernels.traces_cpu:
             return NO_SOFTWARE  # it was measured with the machine
-        return running_software(traced, target.software, target.cluster.device, execution.precision)
+        return running_software(
+            traced,
+            target.software,
+            target.cluster.device,
+            execution.precision,
+            execution.compile or target.software.compiles,
+        )
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         brief, execution = self._brief(i, row), self.execution(i)

@@ -39,8 +39,8 @@ SAME_SIZE = 1.01
 BOUNDS = frozenset(("gemm", "embedding", "pool", *CONVOLUTION_KINDS, *ATTENTION_KINDS))
 """Kinds of operators that stay kernels of their own."""
 HOST_ALONE = ("view", "module")
-UNCOMPILED = "(not compiled)"
-"""The module of rows that run outside of what is compiled."""
+UNCOMPILED = " (not compiled)"
+"""How the module of rows ends that run outside of what is compiled."""
 
 
 class Fused(NamedTuple):
@@ -90,7 +90,7 @@ def fused(operators: Operators) -> Fused:
         for i in range(n)
         if operators.kind[i] not in HOST_ALONE
         and operators.phase[i] != "optimizer"
-        and operators.module[i] != UNCOMPILED
+        and not operators.module[i].endswith(UNCOMPILED)
     ]
     operands = {i: _operands(operators, i, dims[i], float(read[i])) for i in rows}
     results = {i: _result(operators.function[i], dims[i], float(wrote[i])) for i in rows}

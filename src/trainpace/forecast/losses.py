@@ -54,7 +54,7 @@ def with_loss(form: TracedForm, kernels: CrossEntropy) -> TracedForm:
         return form
     if kernels == "uncompiled":
         outside = {loss.start, *loss.others}
-        module = tuple(UNCOMPILED if i in outside else name for i, name in enumerate(operators.module))
+        module = tuple(name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module))
         return replace(form, operators=replace(operators, module=module))
     s, w = loss.elements, loss.width
     chunks = _chunks(operators, loss) if kernels == "chunked" else 1

@@ -1,11 +1,11 @@
 """Forecasts corrected by measurements: of the same run, of others on the same device, of the same model elsewhere.
 
-log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all that one user times (their
-software, their way of timing), with those on the same device, with those of the same model, and with the same run at another
-batch size. `Relatedness` says which share of an error's variance each has; errors of one user, device or model go together as
+log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all of one user's measurements (the same
+software, the same way of timing), with those on the same device, with those of the same model, and with the same run at another
+batch size. `Relatedness` says which share of an error's variance each has; errors of one user, device or model are correlated as
 far as the two steps are made of the same parts. Given measurements, the correction and what stays unknown are those of a
-Gaussian process (Rasmussen and Williams 2006, section 2.2): a measurement of little kinship moves a forecast little, and many
-narrow its interval. One law serves `--transfer-from`, the journal and `measure`.
+Gaussian process (Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little, and many
+narrow its interval. One model serves `--transfer-from`, the journal and `measure`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.intervals import Z_95, Relatedness, card_deviation, fitted_spreads
-from trainpace.outcome import STEP_PARTS, Forecast, Interval, Measurement, StepTime
+from trainpace.outcome import MFU_LIMIT, STEP_PARTS, Forecast, Interval, Measurement, StepTime
 from trainpace.workload import Floats
 
 if TYPE_CHECKING:
@@ -30,13 +30,17 @@ LARGEST_RATIO = 5.0
 """Beyond this the measurement is of another workload."""
 AT_A_MEASURED_BATCH_SD = 0.03
 """Standard deviation of the logarithm of a step that was measured before and is measured again (ten models on one CPU)."""
+MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
+"""Of one measurement alone."""
+SURPRISE = 2.0
+"""A measured error of more standard deviations than this says that the deviation is too small: it is taken to be so many."""
 _PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Run(NamedTuple):
-    """A step as its kin know it. variant: what of the execution, but for the batch, makes it the same run. shares: what the step
-    is made of, by `intervals.PARTS`; empty where nobody knows. log_sd: the forecast's own standard deviation, and card_sd what of
-    it a card adds of which no run was fitted."""
+    """A step as far as others can be related to it. variant: what of the execution, but for the batch, makes it the same run.
+    shares: what the step is made of, by `intervals.PARTS`; empty where nobody knows. log_sd: the forecast's own standard
+    deviation, and card_sd what of it a card adds that has no run in the fit."""
 
     model: str
     device: str
@@ -49,11 +53,11 @@ class Run(NamedTuple):
 
 class Observed(NamedTuple):
     """A run that was measured. log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
-    phase. noise_sd: what the same run, measured again, would differ by."""
+    phase. noise_sd: of the measurement alone."""
 
     run: Run
     log_ratios: tuple[float, float, float, float]
-    noise_sd: float = AT_A_MEASURED_BATCH_SD
+    noise_sd: float = MEASURING_SD
 
 
 def run_of(forecaster: Forecaster, plain: Forecast) -> Run:
@@ -72,14 +76,15 @@ def observe(
     forecaster: Forecaster, execution: Execution, measured_ms: float, step: StepTime | None = None,
     interval: Interval | None = None,
 ) -> Observed | None:  # fmt: skip
-    """A measured step beside its forecast; None where that has no time. `step`: its measured parts; `interval`: how far its
+    """A measured step beside its forecast; None where either has no time. `step`: its measured parts; `interval`: how far its
     repeats differ."""
     plain = forecaster.forecast(execution)
-    if plain.step is None:
+    if plain.step is None or not 0 < measured_ms < math.inf:
         return None
-    noise = 0.0 if interval is None else math.log(interval.high / interval.low) / (2 * Z_95)
+    # of a log-normal with such a half width, also where the lower end is 0
+    noise = 0.0 if interval is None else math.asinh((interval.high - interval.low) / (2 * measured_ms)) / Z_95
     ratios = _log_ratios(plain.step, measured_ms, step)
-    return Observed(run_of(forecaster, plain), ratios, max(noise, AT_A_MEASURED_BATCH_SD))
+    return Observed(run_of(forecaster, plain), ratios, max(noise, MEASURING_SD))
 
 
 def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
@@ -89,7 +94,13 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
             f"the measurement is of {measurement.model}, and the forecast of {there.workload.model}.",
             "Give a measurement of the same model.",
         )
-    m = measurement
+    m, length = measurement, there.workload.sequence_length
+    if there.workload.mode != "train":
+        raise TrainpaceError(f"the measurement is of training steps, and the forecast of {there.workload.mode}.")
+    if m.sequence_length and length and m.sequence_length != length:
+        raise TrainpaceError(f"the measurement has sequence length {m.sequence_length}, and the forecast {length}.")
+    if not 0 < m.median_ms < math.inf:
+        raise TrainpaceError(f"a measured step of {m.median_ms:.4g} ms cannot be.")
     seen = observe(there, m.execution, m.median_ms, m.step, m.interval_ms)
     if seen is None:
         reason = there.forecast(m.execution).reason
@@ -112,10 +123,13 @@ def corrected(forecaster: Forecaster, plain: Forecast, known: Sequence[Observed]
     means, log_sd = posterior(run, known, fitted_spreads().relatedness)
     step = _scaled(plain.step, means)
     ratio = step.total_ms / plain.step.total_ms
+    mfu = None if plain.mfu is None or plain.mfu / ratio > MFU_LIMIT else plain.mfu / ratio
+    old_ms, new_ms = plain.step.communication_ms, step.communication_ms
     old, narrower = plain.step_time_interval_ms, log_sd / run.log_sd
     low, high = (step.total_ms * (end / plain.step.total_ms) ** narrower for end in (old.low, old.high))
     return replace(
-        plain, step=step, provenance="transferred", mfu=None if plain.mfu is None else plain.mfu / ratio,
+        plain, step=step, provenance="transferred", mfu=mfu,
+        exposed_ms={kind: ms * new_ms / old_ms for kind, ms in plain.exposed_ms.items()} if old_ms else plain.exposed_ms,
         step_time_interval_ms=Interval(low=low, high=high, coverage=old.coverage, basis=f"{old.basis}; {source}"),
         heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in plain.heaviest),
     )  # fmt: skip
@@ -123,7 +137,15 @@ def corrected(forecaster: Forecaster, plain: Forecast, known: Sequence[Observed]
 
 def posterior(run: Run, known: Sequence[Observed], r: Relatedness) -> tuple[Floats, float]:
     """(expected logarithms of measured / forecast of the step and its phases, standard deviation of the step's)."""
-    others = [o.run if o.run.shares else o.run._replace(shares=run.shares) for o in known]
+    same = [o for o in known if o.run[:3] == run[:3]]
+    least_sd = max((_surprising_sd(o) for o in same), default=0.0)
+    run = run._replace(log_sd=max(run.log_sd, least_sd))
+    others = [
+        o.run._replace(
+            shares=o.run.shares or run.shares, log_sd=max(o.run.log_sd, least_sd if o in same else _surprising_sd(o))
+        )
+        for o in known
+    ]
     between = covariance(others, others, r) + np.diag([o.noise_sd**2 for o in known])
     with_run = covariance(others, [run], r)[:, 0]
     weights = np.linalg.solve(between, with_run)
@@ -134,23 +156,31 @@ def posterior(run: Run, known: Sequence[Observed], r: Relatedness) -> tuple[Floa
 
 def covariance(a: Sequence[Run], b: Sequence[Run], r: Relatedness) -> Floats:
     """The covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m, without the noise of measuring."""
-    sizes, of_cards = (np.outer([sd(run) for run in a], [sd(run) for run in b]) for sd in (_error_sd, _card_sd))
+    # the smaller of two variances, so that no measurement moves a forecast by more than its own error
+    errors, of_cards = (
+        np.minimum.outer([of(run) for run in a], [of(run) for run in b]) for of in (_error, _card_error)
+    )
     alike = _directions(a) @ _directions(b).T
     device = _same([run.device for run in a], [run.device for run in b])
     model = _same([run.model for run in a], [run.model for run in b])
     same_run = device & model & _same([run.variant for run in a], [run.variant for run in b])
     apart = np.abs(np.subtract.outer(np.log([run.batch for run in a]), np.log([run.batch for run in b])))
-    kin = alike * (r.user + r.device * device + r.model * model) + same_run * r.run * np.exp(-apart / r.batch_scale)
-    return np.asarray(sizes * kin + of_cards * alike * device)
+    shared = alike * (r.user + r.device * device + r.model * model) + same_run * r.run * np.exp(-apart / r.batch_scale)
+    return np.asarray(errors * shared + of_cards * alike * device)
 
 
-def _error_sd(run: Run) -> float:
-    """A forecast's deviation without what a new card adds, and without the noise of the measurement that it is compared with."""
-    return math.sqrt(max(run.log_sd**2 - run.card_sd**2 - AT_A_MEASURED_BATCH_SD**2, 0.25 * run.log_sd**2))
+def _surprising_sd(seen: Observed) -> float:
+    return abs(seen.log_ratios[0]) / SURPRISE
 
 
-def _card_sd(run: Run) -> float:
-    return min(run.card_sd, 0.8 * run.log_sd)
+def _error(run: Run) -> float:
+    """A forecast's variance without what a new card adds, and without the noise of the measurement that it is compared with."""
+    known_card = run.log_sd**2 - run.card_sd**2
+    return max(known_card - MEASURING_SD**2, 0.25 * known_card, 1e-6)
+
+
+def _card_error(run: Run) -> float:
+    return run.card_sd**2
 
 
 def _directions(runs: Sequence[Run]) -> Floats:

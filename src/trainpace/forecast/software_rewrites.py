@@ -47,12 +47,14 @@ class RunningSoftware(NamedTuple):
 NO_SOFTWARE = RunningSoftware("", False, ())
 
 
-def running_software(workload: Workload, software: Software, device: Device, precision: Precision) -> RunningSoftware:
-    """The software under which a workload runs on a device. `workload` is as traced."""
+def running_software(
+    workload: Workload, software: Software, device: Device, precision: Precision, compiles: bool = False
+) -> RunningSoftware:
+    """The software under which a workload runs on a device. `workload` is as traced; `compiles`: by torch.compile."""
     operators = workload.form(precision).operators
     words, idle = [software.name], []
     for part, without_effect in (
-        _attention(operators, software, device), _optimizer(workload, operators, software), _loss(operators, software),
+        _attention(operators, software, device), _optimizer(workload, operators, software), _loss(operators, software, compiles),
         ("", _fp8(software, precision)),
     ):  # fmt: skip
         words += [part] if part else []
@@ -93,8 +95,10 @@ def _optimizer(workload: Workload, operators: Operators, software: Software) -> 
     return "", f"{OPTIMIZERS_IN_WORDS[said]}: that of {workload.optimizer} is not known"
 
 
-def _loss(operators: Operators, software: Software) -> Said:
+def _loss(operators: Operators, software: Software, compiles: bool) -> Said:
     said = software.cross_entropy
+    if said == "uncompiled" and not compiles:
+        return "", "uncompiled cross-entropy: nothing is compiled"
     if said is None or has_vocabulary_loss(operators):
         return f"{said} cross-entropy" if said else "", ""
     return "", f"{said} cross-entropy: the model has no loss over a vocabulary"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import LARGEST_RATIO, Forecaster, Observed, Run, Target, corrected, observe, run_of
+from trainpace.forecast.intervals import PARTS
 from trainpace.hardware import find_device
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
@@ -93,7 +94,8 @@ def foresight_of(
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
     plain = forecaster.forecast(execution)
-    others = () if plain.step is None else (_observed(entry, run_of(forecaster, plain)) for entry in near.others)
+    asked = None if plain.step is None else run_of(forecaster, plain)
+    others = () if asked is None else (_observed(entry, asked) for entry in near.others)
     return Foresight(
         forecaster,
         tuple(seen for entry in near.same if (seen := _observed_again(entry, forecaster)) is not None),
@@ -120,7 +122,10 @@ def _observed(entry: Entry, asked: Run) -> Observed:
     assert entry.forecast_ms is not None
     ratio = math.log(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
     e = entry.execution
-    run = asked._replace(model=entry.model, variant="", batch=e.global_batch, shares=entry.forecast_shares)
+    shares = (
+        entry.forecast_shares if len(entry.forecast_shares) == len(PARTS) and sum(entry.forecast_shares) > 0 else ()
+    )
+    run = asked._replace(model=entry.model, variant="", batch=e.global_batch, shares=shares)
     return Observed(run, (ratio,) * 4)
 
 
@@ -167,7 +172,9 @@ def neighbours(
     of_candidates = {entry.id for entry in candidates}
     others: dict[str, list[Entry]] = {}
     for entry in newest_first(device=device, with_forecast=True):
-        if entry.model != model and entry.id not in of_candidates and entry.forecast_ms and entry.step_time_ms:
+        if entry.model == model or entry.id in of_candidates or entry.mode != "train":
+            continue
+        if entry.forecast_ms and entry.step_time_ms and entry.forecast_factor:
             others.setdefault(entry.model, []).append(entry)
     in_order = [newest[key] for key in sorted(newest)]
     return Neighbours(

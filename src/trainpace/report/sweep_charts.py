@@ -19,7 +19,7 @@ FEWEST, FEWEST_FOR_A_PLOT = 3, 8
 """Batch sizes that make a curve, and a plot in characters."""
 PROVENANCE = {
     "measured": "measured",
-    "transferred": "a measurement of the same model on another card",
+    "transferred": "earlier measurements of this or of similar runs",
     "calibrated": "this machine's micro-benchmarks",
     "fitted": "datasheet figures and constants fitted on public measurements",
     "datasheet": "datasheet figures",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Observed, Target, corrected, observe_elsewhere
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.job import with_job
@@ -186,10 +186,18 @@ def _observed(
     measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
 ) -> tuple[list[Observed], str]:
     """Measurements of the same model beside their forecasts, and their source in words."""
-    known = []
+    target, known = forecaster.target, []
+    measurements = [m for m in measurements if m.model == forecaster.workload.model] or measurements
     for m in measurements:
-        there = Target(Cluster(device=find_device(m.device, own)), software=forecaster.target.software)
-        known.append(observe_elsewhere(m, forecaster.on(there)))
+        e = m.execution
+        if m.device == target.cluster.device.name and e.world_size == 1 == target.cluster.num_devices:
+            there = forecaster
+        elif target.kernels.traces_cpu:
+            raise TrainpaceError(f"a measurement on {m.device} says nothing of another machine's CPU.")
+        else:
+            fleet = Cluster(device=find_device(m.device, own), nodes=e.nnodes, devices_per_node=e.nproc_per_node)
+            there = forecaster.on(Target(fleet, software=target.software))
+        known.append(observe_elsewhere(m, there))
     sizes = ", ".join(str(m.execution.micro_batch) for m in measurements[:8])
     devices = ", ".join(sorted({seen.run.device for seen in known}))
     return known, f"corrected by what was measured on {devices} at batch {sizes}"

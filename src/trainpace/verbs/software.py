@@ -44,7 +44,7 @@ OptimizerKernels = Annotated[
 CrossEntropyKernels = Annotated[
     CrossEntropy | None,
     Field(
-        "Kernels of a vocabulary's loss: fused or chunked as Liger's; uncompiled beside a compiled model.  [default: plain]"
+        "Kernels of a vocabulary's loss: fused or chunked as Liger's; uncompiled: outside torch.compile.  [default: plain]"
     ),
 ]
 Fp8Scales = Annotated[Fp8Recipe | None, Field("What shares a scale in FP8.  [default: per_tensor]")]
