@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import LARGEST_RATIO, Forecaster, Observed, Run, Target, corrected, observe, run_of
-from trainpace.forecast.intervals import PARTS
+from trainpace.forecast import LARGEST_RATIO, PARTS, Forecaster, Observed, Run, Target, corrected, observe, run_of
 from trainpace.hardware import find_device
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
