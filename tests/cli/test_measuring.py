@@ -194,7 +194,7 @@ def test_a_calibration_is_used_from_then_on(folder):
     again = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")
     assert "measured on this device at batch 8" in again["journal"][0]
     assert again["rows"][0]["provenance"] == "transferred"
-    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"])
+    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"], rel=0.05)
     (plain,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal")["rows"]
     assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
     # a profile of another processor is no profile of this one
