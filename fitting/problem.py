@@ -43,7 +43,6 @@ def bounds(name: str) -> tuple[float, float]:
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
         "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
         "compile_traffic": (0.5, 2), "compile_launches": (0.5, 2), "compile_host": (0.3, 3),
-        "compile_old_traffic": (0.8, 2.5), "compile_old_host": (0.5, 12),
         "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
         "latency_us": (1.5, 2.6), "host_view_us": (0.5, 8), "host_module_us": (1, 12), "host_launch_us": (2, 15),
         "host_library_us": (5, 60), "host_optimizer_us": (3, 60), "host_step_us": (50, 1500), "host_old_torch": (1, 8),

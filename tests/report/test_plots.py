@@ -26,7 +26,8 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
     body = "\n".join(lines[1:-1])
     assert body.count("▲") == 1
     assert f"▲{measured[-1][0]}" in lines[-1]
-    assert len(measured) == 1 or "●" in body
+    # neighbours may share a column with the mark
+    assert "●" in body or measured[-1][0] - measured[0][0] < 20
     assert body.count("○") <= len(foreseen)
 
 
