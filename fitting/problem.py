@@ -110,9 +110,12 @@ FIXED_BY_KERNELS: tuple[str, ...] = (
         name for name in OF_FAMILIES if name.startswith(("work_", "row_work_", "traffic_fill", "traffic_embedding"))
     ),
     *MEASURED,
+    "compile_old_traffic",
+    "compile_old_host",
 )
 """What kernels tell of every card: work per element, and classes whose kernels are alike everywhere. Tiles and shares of
-convolutions are not among them: those of an H100 made an RTX 3090 four times too slow; other cards' are left to whole steps."""
+convolutions are not among them: those of an H100 made an RTX 3090 four times too slow; other cards' are left to whole steps.
+compile_old_*: by hand, on languini's GPTs under torch 2.1 with all else as fitted without them (`fitting.runs.is_usable`)."""
 
 
 def traffic_classes(columns: dict[str, np.ndarray]) -> list[str]:

@@ -113,8 +113,8 @@ class _Constants(Record):
     compile_traffic: float = 1.0
     compile_launches: float = 1.0
     compile_host: float = 1.0
-    compile_old_traffic: float = 1.0
-    compile_old_host: float = 1.0
+    compile_old_traffic: float = 1.98
+    compile_old_host: float = 8.9
     latency_us: float = 2.4
     host_launch_us: float = 6.0
     host_library_us: float = 20.0
