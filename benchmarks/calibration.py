@@ -60,7 +60,7 @@ def ten_models() -> list[str]:
             inside += within
             there = []
             for n in more:
-                sharp = corrected(forecaster, foresee(n), [known], "this run")
+                (sharp,) = corrected(forecaster, [foresee(n)], [known], "this run")
                 again = statistics.median(measure(conditions, n).median_ms for _ in range(PROBES))
                 off, held = _compare(sharp, again)
                 others.append(abs(1 / off - 1))

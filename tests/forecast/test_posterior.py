@@ -49,7 +49,7 @@ def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
     seen = observe_elsewhere(measured(1.3), V100)
     assert seen.log_ratios[0] == pytest.approx(math.log(1.3))
     plain = A100.forecast(RUN)
-    sharper = corrected(A100, plain, [seen], "measured on V100")
+    (sharper,) = corrected(A100, [plain], [seen], "measured on V100")
     assert 1.02 < ratio(sharper, plain) < 1.3
     assert sharper.provenance == "transferred"
     assert sharper.step_time_interval_ms.basis.endswith("; measured on V100")
@@ -60,11 +60,13 @@ def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
 def test_a_run_that_was_measured_is_forecast_as_measured():
     plain = V100.forecast(RUN)
     seen = observe(V100, RUN, 1.3 * plain.step.total_ms)
-    again = corrected(V100, plain, [seen], "measured here")
+    (again,) = corrected(V100, [plain], [seen], "measured here")
     assert ratio(again, plain) == pytest.approx(1.3, rel=0.03)
     assert width(again) < 0.5 * width(plain)
     farther = V100.forecast(replace(RUN, micro_batch=8))
-    assert width(again) < width(corrected(V100, farther, [seen], "")) < width(farther)
+    near, far = corrected(V100, [plain, farther], [seen], "measured here")
+    assert near == again
+    assert width(near) < width(far) < width(farther)
 
 
 def test_the_closer_kin_says_more():
@@ -143,7 +145,7 @@ def test_phases_are_corrected_each_by_its_own():
     step = plain.step
     longer = replace(step, optimizer_ms=2 * step.optimizer_ms)
     seen = observe(V100, RUN, longer.total_ms, longer)
-    again = corrected(V100, plain, [seen], "")
+    (again,) = corrected(V100, [plain], [seen], "")
     assert again.step.total_ms == pytest.approx(longer.total_ms, rel=0.02)
     assert again.step.optimizer_ms / step.optimizer_ms > 1.5 * again.step.forward_ms / step.forward_ms
 

@@ -132,7 +132,8 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = other.forecaster.forecast(run)
     (seen,) = other.others
-    assert seen.run.shares != other.forecaster.at([run]).shares(0).tolist()
+    of_itself = foresight(journal).forecaster.at([replace(run, micro_batch=8), replace(run, micro_batch=64)]).shares()
+    assert seen.run.shares in [tuple(shares.tolist()) for shares in of_itself]
     shifted = other.at(run)
     log_ratio = seen.log_ratios[0]
     assert 0 < math.log(shifted.step.total_ms / plain.step.total_ms) / log_ratio < 1

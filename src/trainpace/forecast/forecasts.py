@@ -174,11 +174,13 @@ class ForecastTable:
         host = self.forecaster.target.host
         return 0.0 if host is None else host_sensitivity(self._step(i)) * host.log_sd
 
-    def shares(self, i: int) -> Floats:
-        """What the step of row `i` is made of: the share of each of `intervals.PARTS`."""
-        row = self._kernels([i])[0]
-        assert row is not None, "a row without a time has no shares"
-        return shares_of(self._step(i), row.table.part, row.times.device_s)
+    def shares(self) -> list[Floats]:
+        """What the step of every row is made of, the share of each of `intervals.PARTS`; all rows have a time."""
+        shares = []
+        for i, row in enumerate(self._kernels(range(len(self)))):
+            assert row is not None, "a row without a time has no shares"
+            shares.append(shares_of(self._step(i), row.table.part, row.times.device_s))
+        return shares
 
     def brief(self, i: int) -> Forecast:
         """Row `i` without what takes longer: the heaviest operators, scaling, utilisation, the largest micro-batch."""

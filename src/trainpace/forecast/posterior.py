@@ -60,15 +60,13 @@ class Observed(NamedTuple):
     noise_sd: float = MEASURING_SD
 
 
-def run_of(forecaster: Forecaster, plain: Forecast) -> Run:
-    """The run of a forecast that has a time and is not yet corrected."""
+def run_of(plain: Forecast, shares: Floats) -> Run:
+    """The run of a forecast that has a time, made of `shares`, and is not yet corrected."""
     interval = plain.step_time_interval_ms
     assert interval is not None
-    shares = forecaster.at([plain.execution]).shares(0)
     log_sd = math.log(interval.high / interval.low) / (2 * Z_95)
     e = plain.execution
-    fitted = not forecaster.target.kernels.traces_cpu
-    card_sd = card_deviation(fitted_spreads(), shares, plain.device) if fitted else 0.0
+    card_sd = card_deviation(fitted_spreads(), shares, plain.device) if plain.provenance == "fitted" else 0.0
     return Run(plain.model, plain.device, _variant(e), e.global_batch, tuple(shares.tolist()), log_sd, card_sd)
 
 
@@ -78,13 +76,14 @@ def observe(
 ) -> Observed | None:  # fmt: skip
     """A measured step beside its forecast; None where either has no time. `step`: its measured parts; `interval`: how far its
     repeats differ."""
-    plain = forecaster.forecast(execution)
+    table = forecaster.at([execution])
+    plain = table.brief(0)
     if plain.step is None or not 0 < measured_ms < math.inf:
         return None
     # of a log-normal with such a half width, also where the lower end is 0
     noise = 0.0 if interval is None else math.asinh((interval.high - interval.low) / (2 * measured_ms)) / Z_95
     ratios = _log_ratios(plain.step, measured_ms, step)
-    return Observed(run_of(forecaster, plain), ratios, max(noise, MEASURING_SD))
+    return Observed(run_of(plain, table.shares()[0]), ratios, max(noise, MEASURING_SD))
 
 
 def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
@@ -114,12 +113,24 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
     return seen
 
 
-def corrected(forecaster: Forecaster, plain: Forecast, known: Sequence[Observed], source: str) -> Forecast:
-    """The forecast of `forecaster` given measurements, which `source` names; phase by phase, since an optimizer's time does not
+def corrected(
+    forecaster: Forecaster, forecasts: Sequence[Forecast], known: Sequence[Observed], source: str
+) -> list[Forecast]:
+    """The forecasts of `forecaster` given measurements, which `source` names; phase by phase, since an optimizer's time does not
     grow with the batch and the others do."""
-    if plain.step is None or plain.step_time_interval_ms is None or not known:
-        return plain
-    run = run_of(forecaster, plain)
+    timed = [i for i, plain in enumerate(forecasts) if plain.step is not None]
+    answers = list(forecasts)
+    if not known or not timed:
+        return answers
+    shares = forecaster.at([forecasts[i].execution for i in timed]).shares()
+    for i, made_of in zip(timed, shares, strict=True):
+        answers[i] = _corrected(forecasts[i], run_of(forecasts[i], made_of), known, source)
+    return answers
+
+
+def _corrected(plain: Forecast, run: Run, known: Sequence[Observed], source: str) -> Forecast:
+    assert plain.step is not None
+    assert plain.step_time_interval_ms is not None
     means, log_sd = posterior(run, known, fitted_spreads().relatedness)
     step = _scaled(plain.step, means)
     ratio = step.total_ms / plain.step.total_ms
@@ -137,14 +148,14 @@ def corrected(forecaster: Forecaster, plain: Forecast, known: Sequence[Observed]
 
 def posterior(run: Run, known: Sequence[Observed], r: Relatedness) -> tuple[Floats, float]:
     """(expected logarithms of measured / forecast of the step and its phases, standard deviation of the step's)."""
-    same = [o for o in known if o.run[:3] == run[:3]]
-    least_sd = max((_surprising_sd(o) for o in same), default=0.0)
+    is_same = [o.run[:3] == run[:3] for o in known]
+    least_sd = max((_surprising_sd(o) for o, same in zip(known, is_same, strict=True) if same), default=0.0)
     run = run._replace(log_sd=max(run.log_sd, least_sd))
     others = [
         o.run._replace(
-            shares=o.run.shares or run.shares, log_sd=max(o.run.log_sd, least_sd if o in same else _surprising_sd(o))
+            shares=o.run.shares or run.shares, log_sd=max(o.run.log_sd, least_sd if same else _surprising_sd(o))
         )
-        for o in known
+        for o, same in zip(known, is_same, strict=True)
     ]
     between = covariance(others, others, r) + np.diag([o.noise_sd**2 for o in known])
     with_run = covariance(others, [run], r)[:, 0]
@@ -190,7 +201,8 @@ def _directions(runs: Sequence[Run]) -> Floats:
 
 
 def _same(a: Sequence[str], b: Sequence[str]) -> np.ndarray:
-    return np.array(a)[:, None] == np.array(b)[None, :]
+    number = {word: i for i, word in enumerate({*a, *b})}
+    return np.equal.outer([number[word] for word in a], [number[word] for word in b])
 
 
 def _variant(execution: Execution) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -42,12 +43,12 @@ class Foresight(NamedTuple):
 
     def at(self, execution: Execution) -> Forecast:
         """The forecast, corrected."""
-        return self.corrected(self.forecaster.forecast(execution))
+        return self.corrected([self.forecaster.forecast(execution)])[0]
 
-    def corrected(self, plain: Forecast) -> Forecast:
-        """A forecast of the forecaster, corrected by what the journal knows."""
+    def corrected(self, forecasts: Sequence[Forecast]) -> list[Forecast]:
+        """Forecasts of the forecaster, corrected by what the journal knows."""
         known = (*self.same_workload, *self.elsewhere, *self.others)
-        return corrected(self.forecaster, plain, known, f"{self._sources()} (journal)")
+        return corrected(self.forecaster, forecasts, known, f"{self._sources()} (journal)")
 
     def in_words(self) -> str:
         """One sentence on the journal's part in the forecast; "" where it has none."""
@@ -92,8 +93,9 @@ def foresight_of(
         journal, anonymous(workload.model), device.name, execution, workload_key(workload, execution),
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
-    plain = forecaster.forecast(execution)
-    asked = None if plain.step is None else run_of(forecaster, plain)
+    table = forecaster.at([execution])
+    plain = table.brief(0)
+    asked = None if plain.step is None else run_of(plain, table.shares()[0])
     others = () if asked is None else (_observed(entry, asked) for entry in near.others)
     return Foresight(
         forecaster,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.forecast import run_of
 from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
@@ -92,13 +91,14 @@ def sweep_key(
 def _foreseen(entry: Entry, foresight: Foresight) -> Entry:
     """The entry with the forecast that was made for it."""
     entry = replace(entry, workload_key=workload_key(foresight.workload, entry.execution))
-    plain = foresight.forecaster.forecast(entry.execution)
-    foreseen = foresight.corrected(plain)
+    forecaster = foresight.forecaster
+    plain = forecaster.forecast(entry.execution)
+    (foreseen,) = foresight.corrected([plain])
     if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry
     interval = foreseen.step_time_interval_ms
     return replace(
         entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
         forecast_factor=foreseen.step.total_ms / plain.step.total_ms, forecast_basis=interval.basis,
-        forecast_shares=run_of(foresight.forecaster, plain).shares,
+        forecast_shares=tuple(forecaster.at([entry.execution]).shares()[0].tolist()),
     )  # fmt: skip

@@ -123,12 +123,12 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             device = target.cluster.device.name
             if measured:
                 known, source = _observed(measured, forecaster, own_devices(r.hardware))
-                rows = [corrected(forecaster, row, known, source) for row in rows]
+                rows = corrected(forecaster, rows, known, source)
             elif journal is not None:
                 from trainpace.journal import foresight_of
 
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
-                rows = [foresight.corrected(row) for row in rows]
+                rows = foresight.corrected(rows)
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
             rows = [with_job(row, forecaster.workload, schedule, conditions) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
