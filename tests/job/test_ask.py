@@ -8,7 +8,13 @@ from msgspec.structs import replace
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job import ONLY_STEPS, JobConditions, Question, answer, training_of
-from trainpace.job.ask import data_parallel_for_deadline, epochs_for_deadline, step_time_for_deadline
+from trainpace.job.ask import (
+    data_parallel_for_deadline,
+    epochs_for_deadline,
+    micro_batch_for_deadline,
+    samples_for_deadline,
+    step_time_for_deadline,
+)
 from trainpace.outcome import JOB_PARTS
 from trainpace.schedule import Schedule, SpeedUp, accumulation_for_global_batch, learning_rate_advice
 
@@ -67,6 +73,29 @@ def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, c, step, epo
     most = epochs_for_deadline(schedule, execution, c, step, deadline)
     assert most >= epochs
     assert total_s(most + 1) > deadline
+
+
+@given(schedules, executions, conditions, step_times)
+def test_samples_for_a_deadline_are_the_most(schedule, execution, c, step):
+    def total_s(samples):
+        return training_of(replace(schedule, samples=samples), execution, c).time(step).total_s
+
+    deadline = total_s(schedule.samples)
+    most = samples_for_deadline(replace(schedule, samples=None), execution, c, step, deadline)
+    assert most >= schedule.samples
+    assert total_s(most) <= deadline < total_s(most + 1)
+
+
+@given(schedules, executions, conditions, step_times, st.integers(1, 64))
+def test_the_batch_for_a_deadline_is_the_smallest(schedule, execution, c, step, micro_batch):
+    def total_s(size):
+        return training_of(schedule, replace(execution, micro_batch=size), c).time(step).total_s
+
+    deadline = total_s(micro_batch)
+    least = micro_batch_for_deadline(schedule, execution, c, step, deadline)
+    assert least <= micro_batch
+    assert total_s(least) <= deadline
+    assert least == 1 or total_s(least - 1) > deadline
 
 
 @given(schedules, executions, conditions, step_times, st.integers(1, 64), st.booleans())
@@ -175,6 +204,29 @@ def test_deadline_gives_step_time_and_a_late_run_is_a_no():
     assert needed.meets_limit
     late = answer(Question(schedule=RUN, global_batch=256, deadline_s=86400.0, step_time_s=0.21))
     assert late.meets_limit is False
+
+
+def test_whichever_number_of_the_formula_is_missing_is_solved_for():
+    """epochs x samples / batch x step time: 90 x 1,281,167 / 256 x 0.21 s, each of the five left out in turn."""
+    run = {"global_batch": 256, "step_time_s": 0.21, "deadline_s": 90 * 5005 * 0.21}
+    known = Schedule(samples=1_281_167, epochs=90)
+    assert answer(Question(schedule=replace(known, epochs=None), **run)).schedule.epochs == 90
+    assert answer(Question(schedule=replace(known, samples=None), **run)).schedule.samples == 5005 * 256
+    assert answer(Question(schedule=known, **{**run, "global_batch": None})).execution.global_batch == 256
+    assert answer(Question(schedule=known, **{**run, "step_time_s": None})).step_time_s == pytest.approx(0.21)
+    assert answer(Question(schedule=known, **{**run, "deadline_s": None})).time.total_s == pytest.approx(run["deadline_s"])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "clash"),
+    [
+        (Schedule(samples=1000, epochs=5), {}, "even with one step an epoch"),
+        (Schedule(epochs=5), {"micro_batch": 8}, "not even one step an epoch fits"),
+    ],
+)
+def test_a_deadline_that_nothing_meets(schedule, sizes, clash):
+    with pytest.raises(Contradiction, match=clash):
+        answer(Question(schedule=schedule, step_time_s=10.0, deadline_s=30.0, **sizes))
 
 
 def test_budget_gives_epochs():

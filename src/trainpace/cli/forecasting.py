@@ -146,6 +146,9 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
       trainpace schedule --samples 1281167 --epochs 90 --global-batch 256 --deadline 24h
     How many epochs fit?
       trainpace schedule --samples 50k --global-batch 128 --step-time 80ms --budget '$20' --price 1.20
+    How many samples fit? Which batch size is needed?
+      trainpace schedule --epochs 90 --global-batch 256 --step-time 210ms --deadline 24h
+      trainpace schedule --samples 1281167 --epochs 90 --step-time 210ms --deadline 24h
     What do my files say, and do they agree?
       trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
     """

@@ -16,6 +16,7 @@ from trainpace.job.training import Training, training_of
 from trainpace.outcome import JobTime
 from trainpace.records import Record, check_fields
 from trainpace.schedule import (
+    MAX_COUNT,
     EpochSteps,
     LearningRateAdvice,
     Schedule,
@@ -76,6 +77,54 @@ def epochs_for_deadline(
             "Allow more time, use a faster step, or count in `max_steps`.",
         )
     return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
+
+
+def samples_for_deadline(
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+) -> int:
+    """The most samples an epoch may have for all epochs to end within the deadline. `schedule` needs its epochs alone."""
+    _check_deadline(deadline_s)
+    batch = execution.global_batch
+
+    def time_s(batches: int) -> float:
+        run = replace(schedule, samples=batches * batch)
+        return training_of(run, execution, conditions).time(step_time_s).total_s
+
+    if time_s(1) > deadline_s:
+        raise Contradiction(
+            f"not even one step an epoch fits: {schedule.epochs:g} epochs of one step take {format_duration(time_s(1))}, and"
+            f" {format_duration(deadline_s)} is given.",
+            "Allow more time, use a faster step or fewer epochs.",
+        )
+    return batch * _last_true(lambda n: time_s(n) <= deadline_s, MAX_COUNT // batch)
+
+
+def micro_batch_for_deadline(
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+) -> int:
+    """The smallest micro-batch that meets the deadline, if a step takes as long whatever its batch size.
+
+    That holds only as long as the GPU is not busy: the answer is a lower bound on the batch that is needed.
+    """
+    _check_deadline(deadline_s)
+
+    def time_s(micro_batch: int) -> float:
+        larger = replace(execution, micro_batch=micro_batch)
+        return training_of(schedule, larger, conditions).time(step_time_s).total_s
+
+    samples = schedule.samples_per_epoch
+    if samples is None:
+        raise TrainpaceError("the batch size follows from the samples of an epoch.", "Add `samples` or `tokens`.")
+    each = execution.accumulation * execution.data_parallel_size
+    drops = schedule.drop_last or schedule.partial_accumulation == "drop"
+    most = max(1, samples // each if drops else -(-samples // each))
+    if time_s(most) > deadline_s:
+        raise Contradiction(
+            f"no batch size meets {format_duration(deadline_s)}: even with one step an epoch it takes"
+            f" {format_duration(time_s(most))} at {format_duration(step_time_s)} a step.",
+            "Use a faster step or fewer epochs.",
+        )
+    return 1 if time_s(1) <= deadline_s else 1 + _last_true(lambda n: time_s(n) > deadline_s, most)
 
 
 def data_parallel_for_deadline(
@@ -148,8 +197,8 @@ def _check_deadline(deadline_s: float) -> None:
 
 
 class Question(Record):
-    """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and
-    ranks one may be missing where a deadline or a budget is given. `conditions` holds what was stated, and nothing is assumed.
+    """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs,
+    samples, batch size and ranks one may be missing where a deadline or a budget is given. `conditions` holds what was stated, and nothing is assumed.
     """
 
     schedule: Schedule
@@ -201,11 +250,23 @@ def answer(question: Question) -> Answer:
     notes: list[str] = []
     if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
         return _answer_from_epoch_time(q)
-    execution, solved = _execution(q)
     schedule = q.schedule
+    shape = _shape(q)
+    limit_s = _limit_s(q, shape.world_size)
+    if q.micro_batch is None and q.global_batch is None and limit_s is not None and q.step_time_s is not None:
+        micro = micro_batch_for_deadline(schedule, shape, q.conditions, q.step_time_s, limit_s)
+        execution, solved = replace(shape, micro_batch=micro), ["micro_batch", "global_batch"]
+        notes.append("assumes that a step takes as long with any batch size; a busy GPU takes longer for a larger one")
+    else:
+        execution, solved = _execution(q, shape)
     epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
     step_time_s = _step_time(q, execution, epoch)
-    limit_s = _limit_s(q, execution.world_size)
+    unsized = schedule.samples_per_epoch is None and schedule.epochs is not None and schedule.max_steps is None
+    if unsized and limit_s is not None and step_time_s is not None and not q.solve_gpus:
+        samples = samples_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
+        schedule = replace(schedule, samples=samples)
+        epoch = epoch_steps(schedule, execution)
+        solved.append("samples")
 
     choice = None
     if q.solve_gpus:
@@ -281,11 +342,16 @@ def _answer_from_epoch_time(q: Question) -> Answer:
     )  # fmt: skip
 
 
-def _execution(q: Question) -> tuple[Execution, list[str]]:
+def _shape(q: Question) -> Execution:
+    """The execution without a micro-batch of its own."""
+    return Execution(
+        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp,
+        accumulation=q.accumulation or 1,
+    )  # fmt: skip
+
+
+def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
     """The execution and the sizes that were solved for: two of micro-batch, accumulation and global batch give the third."""
-    shape = Execution(
-        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp
-    )
     dp = shape.data_parallel_size
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
     solved = ["global_batch"] if total is None else []

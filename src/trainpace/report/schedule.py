@@ -49,6 +49,11 @@ def _print_verdict(a: Answer) -> None:
     if "step_time" in a.solved and a.step_time_s is not None:
         step = duration(a.step_time_s)
         print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
+    elif "samples" in a.solved:
+        print_verdict(f"An epoch may have at most {a.schedule.samples:,} samples, for the training to end within {limit}{cost}.")
+    elif "micro_batch" in a.solved and a.execution is not None and "global_batch" in a.solved:
+        at_least = f"The global batch must be at least {a.execution.global_batch:,}"
+        print_verdict(f"{at_least}, for the training to end within {limit}{cost}.")
     elif a.meets_limit:
         print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:
@@ -59,7 +64,8 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
     e, t, rate, rows = a.execution, a.time, a.throughput_samples_per_s, []
     if e is not None:
         formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
-        rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
+        batch_needed = "  <- needed" if {"micro_batch", "global_batch"} <= set(a.solved) else ""
+        rows.append(("global batch", f"{e.global_batch:,} samples = {formula}{batch_needed}"))
         if e.data_parallel_size != e.world_size:
             sizes = f"(tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"
             rows.append(("data parallel", f"{e.world_size} GPUs / {sizes}"))
@@ -70,6 +76,7 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
     needed = "  <- needed" if "step_time" in a.solved else ""
     fits = "  <- fits" if "epochs" in a.solved else ""
     rows += [
+        ("samples per epoch", f"{a.schedule.samples:,}  <- fit" if "samples" in a.solved else ""),
         ("epochs", "" if a.schedule.epochs is None else f"{a.schedule.epochs:g}{fits}"),
         ("steps", f"{t.steps:,}" if t is not None and t.steps else ""),
         ("step time", "" if a.step_time_s is None else f"{duration(a.step_time_s)}{needed}"),
