@@ -198,7 +198,8 @@ def _check_deadline(deadline_s: float) -> None:
 
 class Question(Record):
     """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs,
-    samples, batch size and ranks one may be missing where a deadline or a budget is given. `conditions` holds what was stated, and nothing is assumed.
+    samples, batch size and ranks one may be missing where a deadline or a budget is given. `conditions` holds what was
+    stated, and nothing is assumed.
     """
 
     schedule: Schedule
