@@ -214,7 +214,9 @@ def test_whichever_number_of_the_formula_is_missing_is_solved_for():
     assert answer(Question(schedule=replace(known, samples=None), **run)).schedule.samples == 5005 * 256
     assert answer(Question(schedule=known, **{**run, "global_batch": None})).execution.global_batch == 256
     assert answer(Question(schedule=known, **{**run, "step_time_s": None})).step_time_s == pytest.approx(0.21)
-    assert answer(Question(schedule=known, **{**run, "deadline_s": None})).time.total_s == pytest.approx(run["deadline_s"])
+    assert answer(Question(schedule=known, **{**run, "deadline_s": None})).time.total_s == pytest.approx(
+        run["deadline_s"]
+    )
 
 
 @pytest.mark.parametrize(

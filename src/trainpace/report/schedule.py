@@ -50,7 +50,9 @@ def _print_verdict(a: Answer) -> None:
         step = duration(a.step_time_s)
         print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
     elif "samples" in a.solved:
-        print_verdict(f"An epoch may have at most {a.schedule.samples:,} samples, for the training to end within {limit}{cost}.")
+        print_verdict(
+            f"An epoch may have at most {a.schedule.samples:,} samples, for the training to end within {limit}{cost}."
+        )
     elif "micro_batch" in a.solved and a.execution is not None and "global_batch" in a.solved:
         at_least = f"The global batch must be at least {a.execution.global_batch:,}"
         print_verdict(f"{at_least}, for the training to end within {limit}{cost}.")
