@@ -45,6 +45,9 @@ def forecast(*arguments):
         (("--network", "inf"), "'--network'"),
         (("--network", "2e6"), "up to 1,000,000"),
         (("--samples", "9", "--epochs", "1e308"), "'--epochs'"),
+        (("--network-latency", "1ms"), "several --nodes"),
+        (("--workers", "3"), "go together"),
+        (("--workers", "3", "--loader-rate", "9"), "--samples and --epochs"),
     ],
 )
 def test_an_option_that_would_be_ignored_or_cannot_be_is_refused(model, arguments, said):
@@ -86,3 +89,22 @@ def test_what_a_training_does_besides_its_steps_counts(model):
     assert hours("--startup", "2h") == pytest.approx(hours() + 2 - 1 / 60, rel=1e-3)
     assert hours("--evaluation-samples", "100k") > hours()
     assert hours("--mtbf", "10h") > hours()
+
+
+def test_copies_latency_and_loaders_take_their_time(model, tmp_path):
+    """A batch of 32 images of 600,000 bytes at 12 GB/s takes 1.6 ms; two workers feed 2 a second."""
+    images = tmp_path / "images.json"
+    save(replace(workload(), sample_bytes=600_000.0), images)
+
+    def row(*more):
+        done = forecast(images, "--gpu", "T4", "--batch", "32", "--json", *more)
+        return json.loads(done.stdout)["rows"][0]
+
+    copied = row("--host-copy", "12", "--accumulate", "2")
+    assert row()["breakdown_ms"]["host_to_device_ms"] == 0
+    assert copied["breakdown_ms"]["host_to_device_ms"] == pytest.approx(2 * 32 * 600_000 / 12e9 * 1e3)
+    nodes = ("--nodes", "4", "--network", "1")
+    assert row(*nodes, "--network-latency", "1ms")["step_time_ms"] > row(*nodes)["step_time_ms"]
+    job = ("--samples", "100k", "--epochs", "1", "--startup", "0s", "--loader-rate", "1", "--workers", "2")
+    assert row(*job)["training_time_s"] == pytest.approx(1e5 / 2, rel=1e-2)
+    assert row(*job, *nodes)["training_time_s"] == pytest.approx(1e5 / 8, rel=1e-2)

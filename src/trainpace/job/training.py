@@ -255,13 +255,15 @@ def _priced(time: JobTime, conditions: JobConditions, devices: int) -> JobTime:
 
 
 def with_job(
-    forecast: Forecast, workload: Workload, schedule: Schedule | None, conditions: JobConditions = ASSUMED
-) -> Forecast:
-    """The forecast of a step with the whole training that it makes; as it is, where there is no step or no schedule."""
+    forecast: Forecast, workload: Workload, schedule: Schedule | None, conditions: JobConditions = ASSUMED,
+    vcpus: int | None = None,
+) -> Forecast:  # fmt: skip
+    """The forecast of a step with the whole training that it makes; as it is, where there is no step or no schedule. `vcpus`:
+    processors of a node that prepare samples, None: not known."""
     if schedule is None or forecast.step is None or forecast.step_time_interval_ms is None:
         return forecast
     e = forecast.execution
-    training = training_of(schedule, e, conditions, state_bytes(workload, e))
+    training = training_of(schedule, e, conditions, state_bytes(workload, e), vcpus)
     (job,) = job_ranges([(training, forecast.step, forecast.step_time_interval_ms)])
     return replace(
         forecast, training_time=job.time, training_time_interval_s=job.seconds, cost_usd=job.time.usd,

@@ -25,6 +25,13 @@ MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
 MOST_BARS = 12
+JOB_WORDS = {
+    "stepping_s": "steps", "data_wait_s": "waiting for data", "stragglers_s": "waiting for the slowest node",
+    "evaluation_s": "evaluation", "checkpoint_s": "checkpoints", "failures_s": "failures and restarts", "startup_s": "start-up",
+    "compiling_s": "compiling", "preparing_s": "preparing data", "transfer_s": "copying data to the servers",
+}  # fmt: skip
+SHOWN_SHARE = 0.005
+"""Share of a whole training from which a part of it is listed."""
 HOST_MATTERS = 0.05
 """Share of a step in which the device waits for the host's launches, from which the host is mentioned."""
 
@@ -283,6 +290,7 @@ def _print_breakdown(f: Forecast) -> None:
         for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]  # fmt: skip
     print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, 8)), rows, spaced=False)
+    _print_training(f)
     heavy = [
         (o.module or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
         for o in f.heaviest[:10]
@@ -305,6 +313,18 @@ def _print_breakdown(f: Forecast) -> None:
             f" optimizer states {number(m.optimizer_states_gib)}, activations {number(m.activations_gib)}"
             f" GiB{monitor}."
         )
+
+
+def _print_training(f: Forecast) -> None:
+    """What the whole training consists of, where it is more than steps."""
+    time = f.training_time
+    if time is None or not 0 < time.total_s < float("inf"):
+        return
+    parts = {text: getattr(time, name) for name, text in JOB_WORDS.items()}
+    shown = [(text, s, s / time.total_s) for text, s in parts.items() if s >= SHOWN_SHARE * time.total_s]
+    if len(shown) > 1:
+        columns = (words("part of the training"), Column("time"), Column("share"), words("", 1, 8))
+        print_table(columns, [(text, duration(s), percent(share), share) for text, s, share in shown], spaced=False)
 
 
 def forecast_page(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from trainpace.verbs.places import (
     own_devices,
     profile_or_brief,
 )
-from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, USD, Field, Misuse, Progress, Rows
+from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
@@ -58,6 +59,8 @@ class ForecastRequest(ExecutedRequest):
         int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
     ] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)] = None
+    loader_rate: Annotated[float | None, Field("Samples per second that one loader worker prepares.", RATE)] = None
+    workers: Annotated[int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)] = None
     hardware: HardwareFile = None
 
     @property
@@ -103,9 +106,13 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
     if not r.gpu and not r.calibrated:
         raise Misuse("Name a GPU with `gpu`, or a machine's profile with `calibrated`.")
+    if (r.loader_rate is None) != (r.workers is None):
+        raise Misuse("`loader_rate` (samples per second of one worker) and `workers` (of a node) go together.")
+    if r.loader_rate is not None and r.samples is None:
+        raise Misuse("`loader_rate` does nothing without `samples` and `epochs`.")
     check_used(r, with_training=r.samples is not None)
     schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
-    conditions = r.conditions(price_usd_per_device_hour=r.price)
+    conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
@@ -130,7 +137,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
                 rows = foresight.corrected(rows)
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
-            rows = [with_job(row, forecaster.workload, schedule, conditions) for row in rows]
+            rows = [with_job(row, forecaster.workload, schedule, conditions, r.workers) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
             if not target.kernels.traces_cpu and len(step_ms) == len(r.batch):
@@ -152,6 +159,8 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
+    latency_us = None if r.network_latency is None else 1e6 * r.network_latency
+    copies = math.inf if r.host_copy is None else r.host_copy
     if host is not None and all(gpu.casefold() == "cpu" for gpu in r.gpu):
         raise Misuse("`host` does nothing without a `gpu`: a machine's profile was measured with its own CPU.")
     if software != TODAY and all(gpu.casefold() == "cpu" for gpu in r.gpu):
@@ -159,10 +168,12 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links
-        return Target(fleet_of(profile.device, *fleet, links), CalibratedKernels(profile.kernels))
+        cluster = fleet_of(profile.device, *fleet, links, latency_us=latency_us)
+        return Target(cluster, CalibratedKernels(profile.kernels), copies)
 
     def card(name: str) -> Target:
-        return Target(fleet_of(find_device(name, own), *fleet, host=host), software=software)
+        cluster = fleet_of(find_device(name, own), *fleet, host=host, latency_us=latency_us)
+        return Target(cluster, host_copy_gb_per_s=copies, software=software)
 
     targets = [machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu) for gpu in r.gpu]
     if r.calibrated:

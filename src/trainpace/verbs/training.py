@@ -203,6 +203,13 @@ class ExecutedRequest(TrainingRequest):
     num_gpus: Annotated[int, Field("GPUs of a node; data parallel by default.", DEVICES, sets="nproc_per_node")] = 1
     nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, sets="nnodes")] = 1
     network: Network = None
+    network_latency: Annotated[
+        float | None, Field("Time of one small message between two nodes.  [default: 2.5us, InfiniBand's]", ABOVE_0_S)
+    ] = None
+    host_copy: Annotated[
+        float | None,
+        Field("Speed of copying each micro-batch to the GPU, where the step waits for it.  [default: hidden]", GB_PER_S),
+    ] = None  # fmt: skip
     batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
     accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, sets="accumulation")] = 1
     precision: Annotated[Precision, Field("Number format.")] = "fp32"
@@ -271,6 +278,7 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
+        "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
         "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
     }
     for name, field in fields_of(TrainingRequest).items():
@@ -289,9 +297,10 @@ def fleet_of(
     price: float | None,
     links: HostLinks | None = None,
     host: HostCPU | None = None,
+    latency_us: float | None = None,
 ) -> Cluster:
     """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour;
-    `host`: the CPU of a node, where it is known.
+    `host`: the CPU of a node, where it is known; `latency_us`: of a small message between two nodes.
 
     Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
     """
@@ -303,5 +312,5 @@ def fleet_of(
         raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")
     return Cluster(
         device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links, host=host,
-        network_gb_per_s_per_device=None if network is None else network / num_gpus,
+        network_gb_per_s_per_device=None if network is None else network / num_gpus, network_latency_us=latency_us,
     )  # fmt: skip
