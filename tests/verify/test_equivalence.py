@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.verify import Question
 from trainpace.verify.equivalence import CHANGES, Facts, Variant, candidates
+
+ENGINES = Path(__file__).parents[2] / ".engines"
 
 TASKS = """
 import os, torch
@@ -92,7 +95,7 @@ def ask(folder, *arguments, code):
 @pytest.mark.slow
 def test_equal_ways_are_equal(folder):
     said = ask(folder, "mine.py:plain", code=0)
-    assert [way["way"] for way in said["ways"]] == ["accumulate", "ddp", "fsdp2"]
+    assert [way["way"] for way in said["ways"]] == ["accumulate", "data_parallel", "ddp", "fsdp2"]
     for way in said["ways"]:
         assert 0 < way["difference"] <= 1e-5
         assert way["moved"] > 0.01
@@ -103,8 +106,13 @@ def test_equal_ways_are_equal(folder):
 @pytest.mark.parametrize(("task", "cause"), [("batch_norm", "whole_batch_norm"), ("clipped", "no_hooks")])
 def test_a_cause_is_found_for_every_way(folder, task, cause):
     said = ask(folder, f"mine.py:{task}", code=1)
-    assert [way["cause"] for way in said["ways"]] == [[cause]] * 3
+    # replicas of DataParallel have one backward pass, so hooks act on the gradient of the whole batch
+    as_one = {"data_parallel"} if task == "clipped" else set()
+    assert {way["way"] for way in said["ways"] if way["equal"]} == as_one
     for way in said["ways"]:
+        if way["equal"]:
+            continue
+        assert way["cause"] == [cause]
         tried = {tuple(t["changes"]): t["difference"] for t in way["tried"]}
         assert tried[cause,] <= 1e-5 < way["difference"]
 
@@ -118,6 +126,23 @@ def test_a_cause_is_found_for_every_way(folder, task, cause):
 def test_a_planted_cause_is_found(folder, task, cause):
     (way,) = ask(folder, f"mine.py:{task}", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == cause
+
+
+@pytest.mark.slow
+def test_deepspeed_trains_the_same_and_unequal_parts_differ(folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ENGINES))
+    (way,) = ask(folder, "mine.py:plain", "--way", "deepspeed", code=0)["ways"]
+    assert 0 < way["difference"] <= 1e-5 < way["moved"]
+    unequal, replicas = ask(
+        folder, "mine.py:plain", "--batch", "7", "--way", "deepspeed", "--way", "data_parallel", code=1
+    )["ways"]
+    assert (unequal["sizes"], unequal["cause"]) == ([4, 3], ["weight_by_samples"])
+    assert replicas["equal"]  # the loss is of all outputs at once
+
+
+def test_replicas_divide_as_torch_chunks():
+    """Five samples on four GPUs are 2 + 2 + 1: torch.chunk leaves the fourth without any."""
+    assert Question(model="m", batch=5, ranks=4).sizes("data_parallel") == (2, 2, 1)
 
 
 @pytest.mark.slow

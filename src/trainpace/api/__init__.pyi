@@ -389,7 +389,8 @@ def verify(
     accumulate: int | str = ...,
     ranks: int | str = ...,
     steps: int | str = ...,
-    way: Literal["accumulate", "ddp", "fsdp2"] | Iterable[Literal["accumulate", "ddp", "fsdp2"]] = ...,
+    way: Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
+    | Iterable[Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]] = ...,
     precision: Literal["fp32", "bf16", "amp_bf16"] = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,

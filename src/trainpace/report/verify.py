@@ -30,7 +30,10 @@ ADVICE: dict[Change, str] = {
     "no_dropout": "The masks are equally random either way, so the training is as good; only the draw differs.",
     "fp64": "Not an error of accumulation or parallelism: the optimizer or the model magnifies rounding.",
 }
-WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
+WAY_IN_WORDS = {
+    "accumulate": "accumulation", "data_parallel": "DataParallel", "ddp": "DDP", "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed ZeRO-2",
+}  # fmt: skip
 
 
 def print_equivalence(result: Equivalence) -> None:

@@ -6,8 +6,9 @@ from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DURATION, Field,
 from trainpace.verbs.training import ImageSize, ModelSpec, Optimizer, SequenceLength
 from trainpace.verify import Equivalence, Question, verify
 
-Way = Literal["accumulate", "ddp", "fsdp2"]
-WAYS: tuple[Way, ...] = ("accumulate", "ddp", "fsdp2")
+Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
+EVERYWHERE: tuple[Way, ...] = ("accumulate", "data_parallel", "ddp", "fsdp2")
+"""Ways that need torch alone."""
 DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
@@ -15,9 +16,9 @@ class VerifyRequest(Request):
     model: ModelSpec
     batch: Annotated[int, Field("Samples per update.", AT_LEAST_1)] = 8
     accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4
-    ranks: Annotated[int, Field("Processes of DDP and FSDP2.", COUNT)] = 2
+    ranks: Annotated[int, Field("Processes, or replicas of DataParallel.", COUNT)] = 2
     steps: Annotated[int, Field("Updates.", AT_LEAST_1)] = 10
-    way: Annotated[tuple[Way, ...], Field("Only this one; several.  [default: all]")] = ()
+    way: Annotated[tuple[Way, ...], Field("Only this one; several.  [default: all but deepspeed]")] = ()
     precision: Annotated[Literal["fp32", "bf16", "amp_bf16"], Field("Number format.")] = "fp32"
     optimizer: Optimizer = None
     sequence_length: SequenceLength = None
@@ -30,7 +31,7 @@ class VerifyRequest(Request):
 def run(request: VerifyRequest, progress: Progress) -> Equivalence:
     r = request
     question = Question(
-        model=r.model, batch=r.batch, parts=r.accumulate, ranks=r.ranks, steps=r.steps, ways=r.way or WAYS,
+        model=r.model, batch=r.batch, parts=r.accumulate, ranks=r.ranks, steps=r.steps, ways=r.way or EVERYWHERE,
         precision=r.precision, optimizer=r.optimizer, sequence_length=r.sequence_length, image_size=r.image_size,
         tolerance=r.tolerance, seed=r.seed, timeout_s=r.timeout,
     )  # fmt: skip

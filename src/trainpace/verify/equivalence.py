@@ -19,10 +19,11 @@ from trainpace.errors import TrainpaceError
 from trainpace.process import run_isolated, run_ranks
 from trainpace.records import Record, load
 
-Way = Literal["whole", "again", "accumulate", "ddp", "fsdp2"]
-"""whole: one process, the whole batch at once, which the others are held against. again: the same once more."""
+Way = Literal["whole", "again", "accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
+"""whole: one process, the whole batch at once, which the others are held against. again: the same once more. data_parallel:
+the replicas of torch's nn.DataParallel, one after another. deepspeed: ZeRO stage 2."""
 WAYS: tuple[Way, ...] = get_args(Way)[2:]
-RANKS: tuple[Way, ...] = ("ddp", "fsdp2")
+RANKS: tuple[Way, ...] = ("ddp", "fsdp2", "deepspeed")
 
 Change = Literal[
     "fp32", "weight_by_samples", "weight_by_targets", "sum", "no_hooks", "whole_batch_norm", "no_dropout", "fp64"
@@ -47,7 +48,7 @@ Tell = Callable[[str], None]
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes. `optimizer` None is
+    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes or replicas. `optimizer` None is
     the task's own, or sgd_momentum."""
 
     model: str
@@ -80,11 +81,14 @@ class Question(Record):
             raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
 
     def shares(self, way: Way) -> int:
-        return self.ranks if way in RANKS else self.parts if way == "accumulate" else 1
+        return self.parts if way == "accumulate" else 1 if way in ("whole", "again") else self.ranks
 
     def sizes(self, way: Way) -> tuple[int, ...]:
         """Samples of each part, the larger ones first; they differ by one at most."""
         shares = self.shares(way)
+        if way == "data_parallel":  # as torch's chunk() divides: none is larger than the first, and there may be fewer
+            each = -(-self.batch // shares)
+            return tuple(min(each, self.batch - begin) for begin in range(0, self.batch, each))
         return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))
 
 
@@ -179,9 +183,10 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
     """Changes that can matter for a way, by what was seen of the model, its batches and the question."""
+    divided = way != "data_parallel"  # whose loss is of the whole batch, and whose gradients come in one backward pass
     can: dict[Change, bool] = {
-        "fp32": question.precision != "fp32", "weight_by_samples": len(set(question.sizes(way))) > 1,
-        "weight_by_targets": facts.uneven_targets, "sum": True, "no_hooks": facts.hooks > 0,
+        "fp32": question.precision != "fp32", "weight_by_samples": divided and len(set(question.sizes(way))) > 1,
+        "weight_by_targets": divided and facts.uneven_targets, "sum": divided, "no_hooks": divided and facts.hooks > 0,
         "whole_batch_norm": facts.batch_norms > 0, "no_dropout": facts.random, "fp64": True,
     }  # fmt: skip
     return tuple(change for change in CHANGES if can[change])

@@ -6,10 +6,12 @@ and its generators, to see whether a difference goes away.
 
 import contextlib
 import json
+import logging
 import operator
 import os
 import random
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from trainpace.errors import TrainpaceError
 from trainpace.process import explain, is_out_of_memory, serve
 from trainpace.records import to_json, write_whole
-from trainpace.trace import Task, build_task, make_optimizer, map_tensors
+from trainpace.trace import Task, build_task, import_package, make_optimizer, map_tensors
 from trainpace.verify.equivalence import INITIAL, RANKS, Change, Facts, Question, Variant
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
@@ -52,11 +54,11 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
-    model = _wrapped(model, optimizer, variant)
+    model = _wrapped(model, optimizer, variant, q)
     losses: list[float] = []
     draws = uneven = False
     autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
-    sizes = q.sizes(variant.way)
+    sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
     with dropout_off(model) if "no_dropout" in changes else contextlib.nullcontext():
         for step in range(q.steps):
             parts = [_place(part, dtype) for part in _parts(task, q, step, sizes)]
@@ -65,7 +67,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
             if "whole_batch_norm" in changes:
                 _seed(q.seed, _STEPS, step)
                 with torch.no_grad(), statistics_of_next_batch(norms):
-                    task.loss(model, _place(_parts(task, q, step, (q.batch,))[0], dtype))
+                    task.loss(task.model, _place(_parts(task, q, step, (q.batch,))[0], dtype))
             _seed(q.seed, _STEPS, step, rank)
             before = torch.get_rng_state()
             optimizer.zero_grad(set_to_none=True)
@@ -75,10 +77,11 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 with autocast:
                     loss = task.loss(model, parts[i])
                 # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
-                (loss * weight * (len(sizes) if on_ranks else 1)).backward()
+                share = loss * weight * (len(sizes) if on_ranks else 1)
+                model.backward(share) if variant.way == "deepspeed" else share.backward()
                 loss_of_step += float(loss.detach()) * weight
             draws |= not torch.equal(before, torch.get_rng_state())
-            optimizer.step()
+            model.step() if variant.way == "deepspeed" else optimizer.step()
             if on_ranks:
                 total = torch.tensor(loss_of_step, dtype=torch.float64)
                 dist.all_reduce(total)
@@ -102,8 +105,65 @@ def _begin(model: nn.Module, folder: Path) -> None:
         np.savez(folder / f"{INITIAL}.npz", **_parameters(model))
 
 
-def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant) -> nn.Module:
+class _Replicas(nn.Module):
+    """The model as nn.DataParallel computes it: every replica takes a chunk of the batch, and the loss is of all outputs.
+
+    torch's own needs GPUs, where replicas run at once; here they run one after another, with the same weights.
+    """
+
+    def __init__(self, model: nn.Module, replicas: int) -> None:
+        super().__init__()
+        self.model, self.replicas = model, replicas
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        sizes: list[int] = []
+        map_tensors(lambda tensor: sizes.append(len(tensor)) or tensor, (args, kwargs))
+        each = -(-sizes[0] // self.replicas)
+        outputs = []
+        for begin in range(0, sizes[0], each):
+            part = slice(begin, begin + each)
+            chunk_args, chunk_kwargs = map_tensors(operator.itemgetter(part), (args, kwargs))
+            outputs.append(self.model(*chunk_args, **chunk_kwargs))
+        return _gathered(outputs)
+
+
+def _gathered(outputs: Sequence[Any]) -> Any:
+    """Outputs of replicas as one, as torch's `gather` does it: numbers without dimensions become a vector."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(outputs)) if first.dim() == 0 else torch.cat(list(outputs))
+    if isinstance(first, dict):
+        return type(first)(**{key: _gathered([output[key] for output in outputs]) for key in first})
+    if isinstance(first, list | tuple):
+        parts = [_gathered(values) for values in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
+
+
+def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:
+    """DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError where it is not installed."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}"}
+    deepspeed = import_package("deepspeed", "deepspeed")
+    # else it compiles a C++ operator for a minute
+    import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
+    config = {
+        "train_micro_batch_size_per_gpu": micro_batch, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.0, "steps_per_print": 10**9,
+    }  # fmt: skip
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", FutureWarning)  # of torch's functions that it calls
+    deepspeed.init_distributed(dist_backend="gloo")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question) -> Any:
     """The model in its engine; the optimizer gets the parameters that it has there."""
+    if variant.way == "data_parallel":
+        return _Replicas(model, q.ranks)
+    if variant.way == "deepspeed":
+        return _deepspeed(model, optimizer, q.sizes("deepspeed")[0])
     if variant.way == "ddp":
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if variant.way == "fsdp2":
