@@ -48,8 +48,8 @@ Tell = Callable[[str], None]
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes or replicas. `optimizer` None is
-    the task's own, or sgd_momentum."""
+    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes or replicas.
+    `optimizer` None is the task's own, or sgd_momentum."""
 
     model: str
     batch: int = 8

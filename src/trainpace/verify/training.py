@@ -116,11 +116,10 @@ class _Replicas(nn.Module):
         self.model, self.replicas = model, replicas
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        sizes: list[int] = []
-        map_tensors(lambda tensor: sizes.append(len(tensor)) or tensor, (args, kwargs))
-        each = -(-sizes[0] // self.replicas)
+        batch = next(len(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        each = -(-batch // self.replicas)
         outputs = []
-        for begin in range(0, sizes[0], each):
+        for begin in range(0, batch, each):
             part = slice(begin, begin + each)
             chunk_args, chunk_kwargs = map_tensors(operator.itemgetter(part), (args, kwargs))
             outputs.append(self.model(*chunk_args, **chunk_kwargs))
