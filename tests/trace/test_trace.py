@@ -12,12 +12,13 @@ from trainpace.trace.task import Task, build_task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 
-PARAMETERS = {  # as torchvision documents them
+PARAMETERS = {  # as torchvision documents them; MobileNet v1: the trainable ones of Keras
     "vgg11": 132863336, "vgg13": 133047848, "vgg16": 138357544, "vgg19": 143667240, "resnet18": 11689512, "resnet34": 21797672,
-    "resnet50": 25557032, "resnet101": 44549160, "resnet152": 60192808, "mobilenet_v2": 3504872,
+    "resnet50": 25557032, "resnet101": 44549160, "resnet152": 60192808, "mobilenet_v1": 4231976,
+    "mobilenet_v2": 3504872,
 }  # fmt: skip
-GMACS = {"vgg16": 15.47, "resnet50": 4.09, "resnet18": 1.81, "mobilenet_v2": 0.30}
-"""Multiply-adds of one 224 x 224 image forward, as torchvision documents them."""
+GMACS = {"vgg16": 15.47, "resnet50": 4.09, "resnet18": 1.81, "mobilenet_v1": 0.569, "mobilenet_v2": 0.30}
+"""Multiply-adds of one 224 x 224 image forward, as torchvision documents them; MobileNet v1: table 4 of its paper."""
 
 
 def calling(model, batch):

@@ -20,7 +20,8 @@ from trainpace.trace import RANDOM_FAMILIES, is_random, parse_random
 
 SUITES = ("classic", "random", "small")
 CLASSIC = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "mobilenet_v2",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "mobilenet_v1",
+    "mobilenet_v2",
 )  # fmt: skip
 SMALL = (
     "random:mlp:6", "random:mlp:9", "random:cnn:10", "random:cnn:13", "random:rnn:9", "random:rnn:21",

@@ -1,7 +1,7 @@
 """The classic models of the sources, without torchvision: same layers, same names, same number of parameters.
 
 VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as torchvision has it.
-MobileNetV2: Sandler et al. 2018.
+MobileNet v1: Howard et al. 2017. MobileNetV2: Sandler et al. 2018.
 """
 
 from collections.abc import Callable
@@ -89,6 +89,16 @@ def _conv_relu6(channels: int, out: int, kernel: int, stride: int = 1, groups: i
     return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
 
 
+def mobilenet_v1(classes: int = 1000) -> nn.Module:
+    """A 3x3 convolution, then 13 depthwise ones each with a 1x1 behind it, as in table 1 of the paper (and with Keras' ReLU6)."""
+    separable = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+    layers, channels = [_conv_relu6(3, 32, 3, 2)], 32
+    for width, stride in separable:
+        layers += [_conv_relu6(channels, channels, 3, stride, channels), _conv_relu6(channels, width, 1)]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.001), nn.Linear(1024, classes))
+
+
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     layers = [_conv_relu6(3, 32, 3, 2)]
@@ -105,6 +115,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     **{name: partial(vgg, stages) for name, stages in _VGG.items()},
     **{f"{name}_keras": partial(vgg, stages) for name, stages in _VGG.items()},
     **{name: partial(resnet, *shape) for name, shape in _RESNET.items()},
+    "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
 }
 """Functions that build models for images of 3 x 224 x 224 and 1,000 classes; Keras' take an `image_size`."""

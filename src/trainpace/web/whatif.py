@@ -24,7 +24,8 @@ from trainpace.workload import PLAIN, Workload
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
 BUILT_IN = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mobilenet_v2", "vgg11", "vgg13", "vgg16", "vgg19",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mobilenet_v1", "mobilenet_v2", "vgg11", "vgg13", "vgg16",
+    "vgg19",
 )  # fmt: skip
 MOST_BYTES = 64 * 2**20
 MOST_CACHED = 16
