@@ -19,6 +19,7 @@ from trainpace.offers.offer import (
     refreshed,
     write_offers,
 )
+from trainpace.verbs.offers import chosen_offers
 
 TODAY = datetime.date(2026, 11, 21)
 
@@ -177,3 +178,18 @@ def test_a_refresh_without_gpuhunt_or_a_network_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuhunt", types.SimpleNamespace(query=list))
     with pytest.raises(TrainpaceError, match="offline"):
         refreshed(TODAY)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("P100", {"P100 PCIe", "P100 SXM2"}),  # Google has the one, Oracle the other
+        ("P100 SXM2", {"P100 SXM2"}),
+        ("tesla p100", {"P100 PCIe", "P100 SXM2"}),
+        ("T4", {"T4"}),
+        ("RTX 3090", {"RTX 3090"}),
+    ],
+)
+def test_a_family_is_every_form_of_its_card(name, devices):
+    offers, _ = chosen_offers(snapshot(), (), (), (name,), ())
+    assert {offer.device for offer in offers} == devices

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.hardware import Device, catalogue, find_device
+from trainpace.hardware import Device, catalogue, find_device, normalised
 from trainpace.offers import EGRESS_USD_PER_GB, Offer, notes_on, parse_machines, read_offers, snapshot
 from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
 from trainpace.verbs.places import HardwareFile, data_place, own_devices
@@ -13,7 +13,7 @@ from trainpace.verbs.request import Field, Progress, Request
 
 Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
 Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
-Gpus = Annotated[tuple[str, ...], Field("Only this GPU.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU; H100 alone is every H100.")]
 MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
 
 
@@ -71,6 +71,13 @@ def check_provider(name: str, offers: Sequence[Offer]) -> None:
         raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
 
 
+def _is_one_of(device: Device, family: str) -> bool:
+    """Whether the card is of a family that people rent by one word, whatever its form factor: every A100, every P100."""
+    word, *rest = device.name.split()
+    form = rest[:1] and rest[0].upper().startswith(("PCIE", "SXM", "NVL"))
+    return bool(form) and normalised(family) == normalised(word)
+
+
 def chosen_offers(
     offers: Sequence[Offer],
     providers: Sequence[str],
@@ -96,7 +103,9 @@ def chosen_offers(
                 raise UnknownName(what, name, sorted(names), "See trainpace offers.")
     by_name = {device.name: device for device in (*catalogue(), *own)}
     devices = {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
-    chosen = {find_device(name, own).name for name in gpus}
+    chosen = {find_device(name, own).name for name in gpus} | {
+        device.name for device in devices.values() for name in gpus if _is_one_of(device, name)
+    }
     left = [
         o for o in offers
         if (not providers or any(has_provider(o, name) for name in providers))
