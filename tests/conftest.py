@@ -4,6 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,6 +20,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trainpace")
+
+
+def pytest_collection_modifyitems(items):
+    """The tests of a file run in one process, one after another; those with a group of their own wherever there is room."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_unconfigure():
