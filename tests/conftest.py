@@ -22,11 +22,17 @@ settings.register_profile("trainpace", deadline=None, suppress_health_check=[Hea
 settings.load_profile("trainpace")
 
 
-def pytest_collection_modifyitems(items):
-    """The tests of a file run in one process, one after another; those with a group of their own wherever there is room."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file run in one process, one after another; pages of the documentation wherever there is room, since a page
+    takes a minute or two."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class PagesApart(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if "test_a_page_does_what_it_shows" in nodeid else super()._split_scope(nodeid)
+
+    return PagesApart(config, log)
 
 
 def pytest_unconfigure():

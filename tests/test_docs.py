@@ -33,15 +33,7 @@ def test_there_are_commands():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        # pages take a minute or two each, and share nothing
-        pytest.param(page, id=named(page), marks=pytest.mark.xdist_group(named(page)))
-        for page, steps in STEPS.items()
-        if steps
-    ],
-)
+@pytest.mark.parametrize("page", [page for page, steps in STEPS.items() if steps], ids=named)
 def test_a_page_does_what_it_shows(page, tmp_path):
     found = pages.differences(page.read_text(), tmp_path)
     assert not found, "\n\n".join(f"$ {difference.step.text}\n{difference.problem}" for difference in found)
