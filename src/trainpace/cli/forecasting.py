@@ -200,7 +200,9 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
 
 class PlanView(PicturedView):
     output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
-    write: Annotated[bool, Field("Show the plan in the `config` files, as a diff of what changes.")] = False
+    write: Annotated[
+        bool, Field("Plan only what the `config` files can state, and show it in them as a diff of what changes.")
+    ] = False
     new: Annotated[
         tuple[str, ...],
         Field("With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a"
@@ -225,7 +227,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     from trainpace.plan import forecast_of
 
     _check_write(request, view)
-    answer = verbs.plan.run(request, report.TerminalProgress())
+    answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
     plan, setting = answer.plan, answer.setting
     if view.output:
         save(plan, view.output)

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs import huggingface
+from trainpace.configs import accelerate, huggingface, lightning
 from trainpace.configs.accelerate import is_accelerate, read_accelerate, write_accelerate
 from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
 from trainpace.configs.command import read_launch, write_command
@@ -92,7 +92,24 @@ WRITERS: dict[str, Callable[[Draft], None]] = {
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
 """Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
+NOT_THERE = "it does not state what this goes with"
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
+
+
+_LACKS = {
+    "Hugging Face TrainingArguments": huggingface.LACKS, "accelerate": accelerate.LACKS, "Lightning CLI": lightning.LACKS,
+}  # fmt: skip
+
+
+def lacking(text: str, file: str) -> dict[str, str]:
+    """Fields of an Execution that the engine of a settings file or command does not have, with reasons: they stay 1."""
+    kind = parse_config(text, file).format
+    if kind in _LACKS or syntax_of(text, file) is not None:
+        return _LACKS.get(kind, {})
+    launch = find_launch(text, file)
+    flags = set() if launch is None else {flag.name.replace("-", "_") for flag in launch.script}
+    lacks = accelerate.LACKS if launch is not None and launch.name == "accelerate" else {}
+    return lacks | (huggingface.LACKS if flags & huggingface.DISTINCTIVE else {})
 
 
 NEW_FILES = {
@@ -185,7 +202,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
-    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, wanted)}
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if still_says(f, name, wanted)}
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
     if "nnodes" in unchanged:  # batch sizes follow the number of processes, because the global batch stays
         unchanged |= BATCH
@@ -194,8 +211,15 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     wrote = {name for f in done for name in f.wrote}
     together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
-    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items() if why != ELSEWHERE):
-        left.setdefault(name, why if why == NO_KEY else f"{file}: {why}")
+    said = {
+        s.name
+        for f in done
+        for s in parse_config(f.text, f.file).settings
+        if normal(s.name, s.value) == wanted.get(s.name)
+    }
+    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items()):
+        if why != ELSEWHERE or name not in said:
+            left.setdefault(name, why if why == NO_KEY else f"{file}: {NOT_THERE if why == ELSEWHERE else why}")
     left = {name: why for name, why in left.items() if name not in wrote}
     batches = wrote & {"micro_batch", "accumulation"}
     for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
@@ -222,7 +246,7 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[s
     return [done[file] for file in texts]
 
 
-def _still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
+def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
     """Whether a file that does not take a setting states another value of it."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
     settings = parse_config(written.text, written.file).settings

@@ -18,9 +18,11 @@ _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
 _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?"
 _KEYS: dict[SettingName, str] = {"nnodes": "trainer.num_nodes", "accumulation": "trainer.accumulate_grad_batches"}
 _STRATEGY = "trainer.strategy"
-_CANNOT = {
+LACKS = {
     "pp": "Lightning has no pipeline parallelism",
     "cp": "Lightning has no context parallelism: the model's code does it",
+}
+_CANNOT = LACKS | {
     "activation_checkpointing": "the model's code turns it on; Lightning has no argument for it",
     "compile": "the code compiles the model; Lightning has no argument for it",
 }

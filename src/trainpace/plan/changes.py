@@ -96,8 +96,8 @@ class Sensitivity(Record):
 
 
 NOISE = 0.05
-"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
-more finely."""
+"""Share of the job's time below which a change is noise, and is not offered: forecasts of two executions of one model on one GPU
+are not told apart more finely."""
 
 
 class Plan(Record):
@@ -137,12 +137,6 @@ class Plan(Record):
         assert self.target is not None
         saved = [change.forecast_saved_s for change in self.changes]
         return [self.target.job_s + math.fsum(saved[i:]) for i in range(len(saved) + 1)]
-
-    @property
-    def uncertain(self) -> list[int]:
-        """Numbers, from 1, of the changes that save too little for a forecast to be sure of."""
-        left = zip(self.changes, self.left_s[1:], strict=True)
-        return [n for n, (c, job_s) in enumerate(left, 1) if not c.makes_fit and c.forecast_saved_s < NOISE * job_s]
 
     @property
     def saved_s(self) -> float:
