@@ -262,6 +262,8 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
             raise Misuse(f"`{name}` is for `write`.")
     if view.write and not (request.config or request.command or view.new):
         raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
+    if view.write and not (request.command or view.new) and all(file.endswith(".py") for file in request.config):
+        raise Misuse("`write` has nothing to write into: Python code is read and never written.")
     for file in view.new:
         if Path(file).exists():
             raise Misuse(f"{file} is there already: name it with `config`.")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.settings import Reading
+    from trainpace.configs.python_code import is_python
+    from trainpace.configs.settings import Note, Reading
     from trainpace.configs.syntax import parse_yaml
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -120,6 +120,8 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
         raise Misuse(f"{r.model} is a folder: name the model, and a recording's folder with `watched`.")
     noise_scale = noise_scale_of(r)
     present = Present.read(r)
+    for text in present.files.unread:
+        progress.note(text)
     cluster = cluster_of(r, present)
     schedule = schedule_of(r, present)
     precision: Precision = present.pick("precision", r.precision) or "fp32"

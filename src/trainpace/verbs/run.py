@@ -42,6 +42,7 @@ from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
 from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
 from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Misuse, Progress, Request, Work
+from trainpace.verbs.settings import SettingsSource
 
 STATE = "ladder.json"
 
@@ -90,6 +91,7 @@ class RunRequest(Request):
 def run(request: RunRequest, progress: Progress) -> LadderResult:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
+    _note_unread(ladder, progress)
     if ladder.script is None:
         request.launchers.check(ladder)
     folder = request.folder
@@ -115,6 +117,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
 def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
     """Setups and forecasts of all rungs, and the commands that would be started for each. Trains nothing."""
     ladder, folder = _ladder(request), request.folder
+    _note_unread(ladder, progress)
     make_folder(folder)
     with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
         previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
@@ -138,6 +141,14 @@ def _ladder(request: RunRequest) -> Ladder:
             "a script is started by its own command, not by `launcher` or Slurm's options.", "Leave them out."
         )
     return ladder
+
+
+def _note_unread(ladder: Ladder, progress: Progress) -> None:
+    script = ladder.script
+    if script is not None:
+        files = tuple(str(Path(script.folder, file)) for file in script.configs)
+        for text in SettingsSource.read(files, None).unread:
+            progress.note(text)
 
 
 def _before(folder: Path, request: RunRequest) -> LadderResult | None:

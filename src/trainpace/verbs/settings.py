@@ -65,6 +65,16 @@ class SettingsSource(NamedTuple):
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
         return (total // divisor, processes) if processes else (divisor, total // divisor)
 
+    @property
+    def unread(self) -> list[str]:
+        """What stands in Python code and could not be read, as notes."""
+        notes = () if self.combined is None else self.combined.notes
+        return [
+            f"note: {note.file}: {note.text}"
+            for note in notes
+            if configs.is_python(note.file) and note.severity == "warning"
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """For the JSON answer: what was read, and what was noticed."""
         if self.combined is None:
