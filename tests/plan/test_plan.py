@@ -88,7 +88,7 @@ def test_promises(s, micro_batch, data):
         assert change.execution.global_batch == start.global_batch
         assert change.makes_fit or len(plan.changes) == 1 or change.forecast_saved_s > 0
     for change, left_s in zip(plan.changes, plan.left_s[1:], strict=True):
-        assert change.makes_fit or change.forecast_saved_s >= NOISE * left_s * (1 - 1e-9)
+        assert change.makes_fit or change.forecast_saved_s >= s.noise_s(left_s) * (1 - 1e-9)
     if plan.changes:
         assert plan.end == best.execution
         assert plan.changes[-1].data == best.data

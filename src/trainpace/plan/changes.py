@@ -96,8 +96,8 @@ class Sensitivity(Record):
 
 
 NOISE = 0.05
-"""Share of the job's time below which a change is noise, and is not offered: forecasts of two executions of one model on one GPU
-are not told apart more finely."""
+"""Share of the job's time after its start below which a change is noise, and is not offered: forecasts of two executions of one
+model on one GPU are not told apart more finely."""
 
 
 class Plan(Record):

@@ -12,7 +12,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job import assumptions
 from trainpace.plan.alternatives import rejected, sensitivity
-from trainpace.plan.changes import NO_WAIT, NOISE, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
+from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
 from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
 from trainpace.plan.knobs import Knob, config_line, differing, effort_of, risk_of, turned
 from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
@@ -52,7 +52,7 @@ def plan_changes(
     def outlook(choice: Choice) -> Outlook:
         return judge.outlook(choice, len(differing(now, choice)))
 
-    best, simplest = (_worthwhile(result, now, index) for index in (fastest, simplest))
+    best, simplest = (_worthwhile(result, now, index, setting) for index in (fastest, simplest))
     if result.changes[best] <= result.changes[simplest]:
         simplest = best
     target = result.choice(best if to == "best" else simplest)
@@ -66,9 +66,9 @@ def plan_changes(
     )  # fmt: skip
 
 
-def _worthwhile(result: SearchResult, now: Choice, index: tuple[int, int]) -> tuple[int, int]:
-    """A choice with changes undone, those that save least first, as long as all of them together save less than `NOISE`."""
-    most_s = result.job_s[index] * (1 + NOISE)
+def _worthwhile(result: SearchResult, now: Choice, index: tuple[int, int], setting: Setting) -> tuple[int, int]:
+    """A choice with changes undone, those that save least first, as long as all of them together save less than the noise."""
+    most_s = result.job_s[index] + setting.noise_s(float(result.job_s[index]))
     start = result.place_of(now)
     if start is not None and result.job_s[start] <= most_s:
         return start
@@ -144,7 +144,7 @@ def ladder(judge: Judge, start: Choice, target: Choice) -> tuple[Change, ...]:
     while left := differing(current, target):
         more, after = _next(judge, current, target, left, math.inf if not fits else judge.job_s(current))
         knobs, current, fits = (*knobs, *more), after, True
-        small = fitted and judge.job_s(begun) - judge.job_s(after) < NOISE * judge.job_s(after)
+        small = fitted and judge.job_s(begun) - judge.job_s(after) < judge.setting.noise_s(judge.job_s(after))
         if small and differing(after, target):
             continue
         if small and rungs:
