@@ -7,7 +7,9 @@ import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.job import ASSUMED, JobConditions
 from trainpace.records import Record
+from trainpace.schedule import Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
@@ -102,7 +104,7 @@ model on one GPU are not told apart more finely."""
 
 class Plan(Record):
     """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
-    is what nobody said of the job, in words."""
+    is what nobody said of the job, in words; `job` and `conditions` are the whole training that its times are of."""
 
     start: Execution
     changes: tuple[Change, ...]
@@ -119,6 +121,8 @@ class Plan(Record):
     nearest: str = ""
     model: str = ""
     assumed: tuple[str, ...] = ()
+    job: Schedule | None = None
+    conditions: JobConditions = ASSUMED
 
     @property
     def end(self) -> Execution:

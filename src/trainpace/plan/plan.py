@@ -61,7 +61,8 @@ def plan_changes(
         best=outlook(result.choice(best)), simplest=outlook(result.choice(simplest)),
         pareto=tuple(outlook(result.choice(best if index == fastest else index)) for index in result.pareto()),
         rejected=rejected(setting, result, judge, best, freedom, cut), sensitivity=sensitivity(setting, result, judge, best),
-        searched=searched, fitting=result.fitting, start_fits=judge.fits(now),
+        searched=searched, fitting=result.fitting, start_fits=judge.fits(now), job=setting.schedule,
+        conditions=setting.conditions,
         assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
     )  # fmt: skip
 

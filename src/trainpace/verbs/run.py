@@ -12,6 +12,8 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
+    NO_FORECAST,
+    NO_MODEL,
     Attempt,
     ClimbActions,
     Ladder,
@@ -199,9 +201,9 @@ def _actions(
 
     def forecast(setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
         if request.no_forecast:
-            return [StepForecast(reason="--no-forecast") for _ in setups]
+            return [StepForecast(reason=NO_FORECAST) for _ in setups]
         if not ladder.start.task:
-            return [StepForecast(reason="a script shows no model; --task MODEL names it") for _ in setups]
+            return [StepForecast(reason=NO_MODEL) for _ in setups]
         return forecasts.forecast(setups, measured)
 
     return ClimbActions(
