@@ -22,6 +22,7 @@ ARGS = """# the run of March
 per_device_train_batch_size: 4   # fits
 gradient_accumulation_steps: 8
 num_train_epochs: 3
+gradient_checkpointing: false
 bf16: false
 fp16: false
 """

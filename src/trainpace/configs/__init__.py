@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.configs.changes import Changes, execution_of, settings_of
+    from trainpace.configs.changes import Changes, execution_of, normal, settings_of
     from trainpace.configs.command import parse_command
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
     from trainpace.configs.crosscheck import agreed, combine

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from trainpace.configs import normal
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
@@ -225,7 +226,7 @@ class Present(NamedTuple):
                 recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
         for name, value in execution_values(request, workload).items():
             if name in REPLACES_FILES:
-                picked = self.files.value(name) if value is None else value
+                picked = normal(name, self.files.value(name)) if value is None else value
             else:  # a flag that is not set says nothing
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
