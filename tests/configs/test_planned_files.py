@@ -51,7 +51,13 @@ def test_500_plans_and_the_libraries_say_the_same(kind, tmp_path):
 @pytest.mark.parametrize(
     ("text", "file", "fields"),
     [
-        (FILES["Lightning CLI"]["lightning.yaml"], "l.yaml", {"pp", "cp"}),
+        (FILES["Lightning CLI"]["lightning.yaml"], "l.yaml", {"tp", "pp", "cp"}),
+        (
+            "trainer: {strategy: {class_path: ModelParallelStrategy, init_args: {tensor_parallel_size: 2}}}",
+            "l.yaml",
+            {"pp", "cp"},
+        ),
+        ("trainer = Trainer(devices=2, max_epochs=1)", "train.py", {"tp", "pp", "cp"}),
         (FILES["accelerate"]["accelerate.yaml"], "a.yaml", {"pp"}),
         (FILES["Hugging Face TrainingArguments"]["args.json"], "args.json", {"pp"}),
         ("accelerate launch train.py\n", "run.sh", {"pp"}),

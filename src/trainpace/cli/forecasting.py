@@ -281,7 +281,7 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
     if files is None:
-        click.echo("Nothing to write.")
+        click.echo("Nothing to write. Without --write the plan may also change what these files cannot state.")
         return
     for f in files.files:
         click.echo(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)

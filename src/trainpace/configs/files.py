@@ -116,7 +116,10 @@ _LACKS = {
 
 def lacking(text: str, file: str) -> dict[str, str]:
     """Fields of an Execution that the engine of a settings file or command does not have, with reasons: they stay 1."""
-    kind = parse_config(text, file).format
+    read = parse_config(text, file)
+    kind = read.format
+    if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
+        return _LACKS[kind] | {"tp": lightning.NO_TP}
     if kind in _LACKS or is_python(file) or syntax_of(text, file) is not None:
         return _LACKS.get(kind, {})
     launch = find_launch(text, file)
