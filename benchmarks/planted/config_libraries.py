@@ -170,6 +170,7 @@ def lightning_file(case: dict[str, Any]) -> Report:
     """`Trainer` with the arguments that the file gives it: LightningCLI passes them on as they are."""
     import importlib
 
+    import deepspeed  # noqa: F401  # what a strategy imports is forgotten with the modules that are patched, file by file
     import yaml
     from lightning.pytorch import Trainer
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from trainpace import configs
 from trainpace.configs import Changes, Rewritten, Written, combine, execution_of, parse_config, settings_of
 from trainpace.configs.changes import UNWRITTEN
 from trainpace.configs.files import write_changes
 from trainpace.execution import PRECISIONS, Execution
+from trainpace.plan import PARALLELISM, Limit
+from trainpace.verbs.limits import limits_of
 
 HUGGING_FACE = """{
     "output_dir": "out",
@@ -187,6 +190,7 @@ FILES: dict[str, dict[str, str]] = {
 """Format -> file -> text. Each says what `Execution()` is: one sample, one process, fp32."""
 
 
+PLANS_A_START = 25
 MESH = frozenset(("nnodes", "nproc_per_node", "tp", "pp", "cp"))
 MAY_BE_SILENT = frozenset(("zero_stage", "offload_optimizer", "offload_parameters", "compile", "tp"))
 
@@ -271,6 +275,37 @@ def rounds(kind: str, count: int, seed: int = 0) -> Iterator[Round]:
         workers = rng.choice((None, 1, 4)) if kind in ("Hugging Face TrainingArguments", "Lightning CLI") else None
         changes = Changes(before=before, after=wanted, workers=workers)
         yield Round(file, write_changes(start.text, file, changes), before, wanted, workers)
+
+
+def planned(kind: str, count: int, seed: int = 0) -> Iterator[tuple[Round, str]]:
+    """`count` plans for a format as `trainpace plan --write` makes them: random changes, but for those that the file cannot hold,
+    each with what the writer would refuse it for ("" for nothing)."""
+    rng = random.Random(f"{kind} planned {seed}")
+    for i in range(count):
+        if i % PLANS_A_START == 0:
+            file, text = list(FILES[kind].items())[i // PLANS_A_START % len(FILES[kind])]
+            first = execution(rng)
+            start = write_changes(text, file, Changes(before=Execution(), after=first))
+            undivided = dict.fromkeys(start.left.keys() & PARALLELISM.keys(), 1)
+            first = replace(first, **undivided)
+            start = write_changes(text, file, Changes(before=Execution(), after=first))
+            before = said(start.text, file, first)
+            limits, _ = limits_of({file: start.text}, {}, before, write=True)
+        wanted = _within(limits, before, varied(before, rng))
+        done = configs.rewrite({file: start.text}, Changes(before=before, after=wanted))
+        yield Round(file, done.files[0], before, wanted, None), "; ".join(f"{n}: {why}" for n, why in done.left.items())
+
+
+def _within(limits: Sequence[Limit], before: Execution, wanted: Execution) -> Execution:
+    """`wanted` with what the limits do not allow as it was."""
+    kept = {
+        limit.field: getattr(before, limit.field)
+        for limit in limits
+        if getattr(wanted, limit.field) not in limit.values
+    }
+    if kept.keys() & MESH:
+        kept |= {name: getattr(before, name) for name in MESH}
+    return replace(wanted, **kept)
 
 
 SETS: dict[str, dict[str, str]] = {

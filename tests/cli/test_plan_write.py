@@ -12,13 +12,17 @@ from nouns import workload
 from trainpace.configs import Changes, parse_config, rewrite
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
+from trainpace.plan import Change, Choice, Outlook, Plan
 from trainpace.records import save
-from trainpace.verbs.settings import save_all
+from trainpace.verbs.plan import PlanRequest
+from trainpace.verbs.request import Misuse
+from trainpace.verbs.settings import rewritten, save_all
 
 ARGS = """# the run of March
 per_device_train_batch_size: 4   # fits
 gradient_accumulation_steps: 8
 num_train_epochs: 3
+gradient_checkpointing: false
 bf16: false
 fp16: false
 """
@@ -56,7 +60,7 @@ def test_the_diff_is_shown_and_nothing_is_written(folder):
     done = plan(folder, *FILES, "--write", "--keep", "GPUs")
     assert done.returncode == 0, done.stderr
     assert "--- args.yaml (now)\n+++ args.yaml (planned)" in done.stdout
-    assert "-per_device_train_batch_size: 4   # fits" in done.stdout
+    assert "-bf16: false\n+bf16: true" in done.stdout
     assert "run.sh: nothing changes" in done.stdout
     assert "add --yes" in done.stdout
     assert (folder / "args.yaml").read_text() == ARGS
@@ -97,18 +101,83 @@ def test_with_yes_the_files_say_the_plan(folder):
     shown = {f["file"]: f for f in answer["files"]}
     assert shown["args.yaml"]["backup"].endswith("args.yaml.bak")
     assert shown["run.sh"]["diff"] == ""
-    assert answer["not_written"].keys() <= {"channels_last", "reshard_after_forward", "zero_stage"}
+    assert answer["not_written"] == {}
     again = plan(folder, *FILES, "--write", "--json", "--keep", "GPUs")
     assert json.loads(again.stdout)["start"]["micro_batch"] == best["micro_batch"]
 
 
 def test_a_command_as_text_is_shown_and_not_saved(folder):
+    flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps"
+    done = plan(folder, "--command", f"torchrun --nproc-per-node 4 t.py {flags} 16", "--epochs", "3", "--num-gpus", "8",
+                "--write", "--yes", "--keep", "micro-batch", "--keep", "precision")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"+torchrun --nproc-per-node 8 t.py {flags} 8" in done.stdout
+    assert not (folder / "command.sh").exists()
+
+
+def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
     done = plan(folder, "--command", "torchrun --nproc-per-node 4 t.py", "--epochs", "3", "--batch", "4", "--num-gpus", "8",
                 "--global-batch", "256", "--write", "--yes")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "-torchrun --nproc-per-node 4 t.py\n+torchrun --nproc-per-node 8 t.py" in done.stdout
-    assert "Not written: micro_batch" in done.stdout
-    assert not (folder / "command.sh").exists()
+    assert "torchrun --nproc-per-node 8" not in done.stdout
+    assert "not looked at: command.sh: the launch command has no flag for it" in " ".join(done.stdout.split())
+
+
+LIGHTNING = """trainer:
+  devices: 1
+  num_nodes: 4
+  accumulate_grad_batches: 1
+  precision: 16-mixed
+  max_steps: 10000
+data:
+  batch_size: 8
+"""
+
+
+@pytest.mark.slow
+def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
+    (tmp_path / "lightning.yaml").write_text(LIGHTNING)
+    fleet = ("--gpu", "T4", "--nodes", "4", "--network", "0.125", "--samples", "1M", "--max-steps", "10000", "--json")
+    command = [sys.executable, "-m", "trainpace", "plan", "random:transformer:12", *fleet, "--keep", "GPUs"]
+
+    def planned(*arguments):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        return done, json.loads(done.stdout) if done.returncode == 0 else {}
+
+    free = planned("--batch", "8", "--precision", "amp_fp16")[1]
+    assert free["best"]["choice"]["execution"]["pp"] > 1  # where nothing speaks against it, the network does
+    assert not any("pipeline" in r["title"] and "not looked at" in r["why"] for r in free["rejected"])
+    assert {r["title"]: r["why"] for r in free["rejected"]}["tensor parallelism"].endswith("which has one GPU")
+    _, answer = planned("--config", "lightning.yaml")
+    end = answer["best"]["choice"]["execution"]
+    assert end["pp"] == 1
+    said = {r["title"]: r["why"] for r in answer["rejected"]}
+    assert said["pipeline parallelism"] == "not looked at: lightning.yaml: Lightning has no pipeline parallelism"
+    _, answer = planned("--config", "lightning.yaml", "--write", "--yes")
+    assert answer["not_written"] == {}
+    end = answer["best"]["choice"]["execution"]
+    found = {
+        s.name: s.value for s in parse_config((tmp_path / "lightning.yaml").read_text(), "lightning.yaml").settings
+    }
+    assert found["micro_batch"] * found["accumulation"] * found["nnodes"] * found["nproc_per_node"] == 32
+    assert (found["micro_batch"], found.get("zero_stage", 0)) == (end["micro_batch"], end["zero_stage"])
+    refused, _ = planned("--config", "lightning.yaml", "--pp", "4")
+    assert refused.returncode == 2
+    assert "pp is 4 now, and lightning.yaml: Lightning has no pipeline parallelism" in refused.stderr
+
+
+def test_what_no_file_can_hold_is_refused(tmp_path):
+    path = tmp_path / "lightning.yaml"
+    path.write_text(LIGHTNING)
+    start = Execution(micro_batch=8, nnodes=4, precision="amp_fp16")
+    change = Change(title="fp8, sharded", execution=replace(start, precision="fp8", zero_stage=2), forecast_saved_s=1.0)
+    outlook = Outlook(
+        choice=Choice(execution=change.execution), changes=1, step_ms=1.0, job_s=1.0, needed_gib=1.0, num_devices=4
+    )
+    made = Plan(start=start, changes=(change,), best=outlook, simplest=outlook)
+    with pytest.raises(Misuse, match=r"no file can hold the plan's .*precision \(.*transformer-engine\)"):
+        rewritten(PlanRequest(model="m", config=(str(path),)), made, ())
+    assert path.read_text() == LIGHTNING
 
 
 @pytest.mark.parametrize(

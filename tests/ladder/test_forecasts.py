@@ -7,7 +7,7 @@ import pytest
 
 from ladder_world import forecast_of_ms
 from nouns import machine_profile, workload
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TimedOut, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster
 from trainpace.forecast.collectives import gloo_seconds
@@ -92,6 +92,29 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
         [Setup(task="t.py:t", execution=Execution())], []
     )
     assert "the disk is gone" in found[0].reason
+
+
+def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_measured(tmp_path, monkeypatch):
+    tries = []
+
+    def too_busy():
+        tries.append(1)
+        raise TimedOut("calibrating this machine took longer than 340 s.")
+
+    seen = LadderForecasts(tmp_path, "cpu", too_busy, lambda _: None, 100)
+    monkeypatch.setattr(seen, "_workload", lambda _: workload())
+    known = [MeasuredCompute(setup(execution={"micro_batch": 4, "accumulation": 4}), 80.0)]
+    (first,) = seen.forecast([known[0].setup], [])
+    assert first.reason == "this machine could not be calibrated: calibrating this machine took longer than 340 s."
+    workers = setup(execution={"micro_batch": 4, "accumulation": 4}, loader=LoaderSettings(workers=2))
+    larger, other = setup(execution={"micro_batch": 16}), setup(execution={"micro_batch": 16, "precision": "amp_bf16"})
+    same, larger, other = seen.forecast([workers, larger, other], known)
+    assert same.step_ms == larger.step_ms == pytest.approx(80)
+    assert "without a profile" in same.basis
+    widths = [f.interval_ms.high / f.interval_ms.low for f in (same, larger)]
+    assert 1 < widths[0] < widths[1]
+    assert "could not be calibrated" in other.reason  # what bf16 does is not known from fp32
+    assert len(tries) == 1
 
 
 def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):

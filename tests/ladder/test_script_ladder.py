@@ -323,3 +323,19 @@ def test_a_script_that_does_not_read_its_settings_is_found_out(folder):
     done = climb(folder)
     assert done.returncode == 2
     assert "the settings say 16 samples a step, and the script took 8" in done.stderr
+
+
+def test_arguments_in_the_scripts_own_code_are_read_and_stay(folder):
+    (folder / "train.py").write_text("args = TrainingArguments(per_device_train_batch_size=4, num_train_epochs=N)\n")
+    script = Script(command="torchrun --nproc-per-node 2 train.py", configs=("train.py",), folder=str(folder))
+    now = present(script)
+    assert (now.execution.micro_batch, now.execution.nproc_per_node) == (4, 2)
+    plan = Plan(start=now.execution, changes=(Change(title="t", execution=now.execution, forecast_saved_s=1.0),))
+    ladder = ladder_of_plan(plan, script=script)
+    trial, _ = prepare(ladder, ladder.start, folder / "trial")
+    assert trial.command[-1] == "train.py"
+    assert os.listdir(folder / "trial" / "configs") == []
+    with pytest.raises(TrainpaceError, match="Python code is read and never written"):
+        changed_files(ladder, replace(ladder.start, execution=replace(now.execution, micro_batch=8)))
+    keep_files(ladder, ladder.start, folder)
+    assert os.listdir(folder / "kept") == ["command.txt"]

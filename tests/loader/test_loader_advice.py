@@ -114,3 +114,24 @@ def test_records_survive_json():
     m = measurement(stages=(Stage(name="load", kind="", wall_ms=4.0),))
     assert from_json(to_json(m), LoaderMeasurement) == m
     assert loader_json(m, advise(m))["samples_per_second"]["1"] == 200.0
+
+
+def test_a_step_that_waits_is_never_sent_to_the_compute():
+    """The workers' start takes more than they save, and every part of a sample is random."""
+    flip = Stage(name="Flip", kind="transform", wall_ms=5.0, random=True)
+    for stages, said in (((flip,), "make Flip cheaper: it is 100% of a sample"), ((), "make a sample cheaper")):
+        m = measurement(startup_s=10.0, stages=stages)
+        a = advise(m, compute_ms=2, compute_cores=1)
+        assert (a.workers, a.worth_it) == (0, False)
+        assert a.now_ms > 20 * 2  # 96 % of it are waiting
+        assert said in next_step(m, a)
+        assert "look at the compute" not in next_step(m, a)
+
+
+def test_the_dataset_behind_a_wrapper_is_named():
+    stages = (
+        Stage(name="Photos inside Crops", kind="dataset", wall_ms=4.0, random=False, offline=True),
+        Stage(name="the rest of __getitem__", kind="", wall_ms=0.1, random=True),
+    )
+    m = measurement(startup_s=10.0, stages=stages)
+    assert "trainpace precompute of Photos inside Crops as a dataset of its own" in next_step(m, advise(m, 2, 1))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.stages import OTHER, REST, function_stages, is_random, transform_stages
+from trainpace.loader.stages import OTHER, REST, dataset_stages, function_stages, is_random, transform_stages
 from trainpace.loader.timing import (
     LoaderTarget,
     Setting,
@@ -105,6 +105,60 @@ def test_files_are_noticed_and_read_cold(tmp_path):
     assert cost.file_bytes == pytest.approx(100_128)
     assert (cost.cold_wall_ms is not None) or "page cache" in cost.note
     assert cost.fetch_ms is None or cost.fetch_ms >= 0
+
+
+class Wrapper(torch.utils.data.Dataset):
+    """Random by itself, over a dataset that need not be."""
+
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
+
+    def __len__(self):
+        return len(self.wrapped)
+
+    def __getitem__(self, i):
+        x, y = self.wrapped[i]
+        return x + torch.rand(x.shape), y
+
+
+class Inner(Data, torch.utils.data.Dataset):
+    pass
+
+
+def test_datasets_side_by_side_have_chains_of_their_own():
+    parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(6)]
+    rest, burned, noise = transform_stages(target_of(torch.utils.data.ConcatDataset(parts)), range(24))
+    assert (rest.name, burned.name, noise.name) == (REST, "Burn", "Noise")
+    assert burned.cpu_ms == pytest.approx(2, rel=0.3)  # all six, together
+    assert (burned.offline, noise.offline, noise.random) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        Wrapper,
+        lambda data: torch.utils.data.Subset(Wrapper(data), range(8)),
+        lambda data: Wrapper(torch.utils.data.Subset(data, range(8))),
+        lambda data: torch.utils.data.ConcatDataset([Wrapper(data), Wrapper(data)]),
+        lambda data: Wrapper(torch.utils.data.ConcatDataset([data, data])),
+    ],
+)
+def test_a_deterministic_dataset_behind_random_wrappers_is_found(wrap):
+    inner, *_, rest = dataset_stages(target_of(wrap(Inner(burn_ms=3, length=16))), range(8), 3.2)
+    assert inner.kind == "dataset"
+    assert " inside " in inner.name
+    assert inner.offline
+    assert not rest.offline
+    assert inner.wall_ms > 2
+    assert inner.wall_ms + rest.wall_ms == pytest.approx(3.2)
+
+
+def test_a_wrapper_over_what_is_random_itself_has_nothing_for_offline():
+    assert dataset_stages(target_of(Wrapper(Inner(Noise(), burn_ms=1))), range(4), 1.0) == ()
+    assert (
+        dataset_stages(target_of(torch.utils.data.Subset(Inner(burn_ms=1), range(4))), range(4), 1.0) == ()
+    )  # all of it can be
+    assert dataset_stages(target_of(Data(Noise())), range(4), 1.0) == ()
 
 
 def test_the_transforms_are_ranked_and_the_random_ones_marked():

@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
-from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
+from trainpace.plan import NOISE, Choice, DataPath, Freedom, Judge, Setting, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
 from trainpace.plan.plan import ladder
@@ -69,7 +69,7 @@ def test_promises(s, micro_batch, data):
     best = plan.best.choice
     judge = Judge(s, start)
     assert judge.fits(best)
-    # the best is no slower than every choice that fits, forecast one by one
+    # the best is no slower than every choice that fits, forecast one by one, beyond what is told apart
     for row in range(0, len(found.grid), 31):
         execution = found.grid.execution(row)
         assert execution.global_batch == start.global_batch
@@ -77,8 +77,8 @@ def test_promises(s, micro_batch, data):
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
-                assert plan.best.job_s <= judge.job_s(choice) * (1 + 1e-9)
-    assert plan.simplest.job_s <= plan.best.job_s * (1 + NEARLY) * (1 + 1e-9)
+                assert plan.best.job_s <= judge.job_s(choice) * (1 + NOISE + 1e-9)
+    assert plan.simplest.job_s <= plan.best.job_s * (1 + NOISE) * (1 + NEARLY) * (1 + 1e-9)
     assert plan.simplest.changes <= plan.best.changes
     # the ladder: every rung runs with the same global batch, and the savings add up
     for change in plan.changes:
@@ -86,7 +86,9 @@ def test_promises(s, micro_batch, data):
         assert judge.fits(rung)
         assert is_legal(rung.execution, start)
         assert change.execution.global_batch == start.global_batch
-        assert change.makes_fit or change.forecast_saved_s >= -1e-6
+        assert change.makes_fit or len(plan.changes) == 1 or change.forecast_saved_s > 0
+    for change, left_s in zip(plan.changes, plan.left_s[1:], strict=True):
+        assert change.makes_fit or change.forecast_saved_s >= s.noise_s(left_s) * (1 - 1e-9)
     if plan.changes:
         assert plan.end == best.execution
         assert plan.changes[-1].data == best.data
@@ -163,7 +165,7 @@ def test_needless_sharding_says_what_the_states_take():
     assert not [r for r in plan.rejected if "ZeRO" in r.title]
     said = [r for r in plan_changes(s, start_on(s)).rejected if "ZeRO" in r.title or r.title == "no sharding"]
     assert said
-    assert all(r.lost_s is None or r.lost_s >= 0 for r in said)
+    assert all(r.lost_s is None or r.lost_s > -NOISE * plan.best.job_s for r in said)
 
 
 @pytest.mark.parametrize("knob", KNOB_NAMES)

@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import World, ladder, result, rung
+from trainpace.job import JobConditions
+from trainpace.ladder import NO_FORECAST, StepForecast
 from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
@@ -50,9 +52,9 @@ def test_the_table(climbed):
     head, cells = head_and_rows(table)
     rows = [dict(zip(head, row, strict=True)) for row in cells]
     assert [r["rung"] for r in rows] == ["baseline", "workers", "bf16", "compile", "shards"]
-    assert [r["rung x"] for r in rows] == ["", "2.00x", "", "0.50x", "10.00x"]
-    assert [r["total x"] for r in rows] == ["1.00x", "2.00x", "", "1.00x", "20.00x"]
-    assert [r["of the time"] for r in rows] == ["100 %", "50 %", "", "100 %", "5 %"]
+    assert [r["rung speed-up"] for r in rows] == ["", "2.00x", "", "0.50x", "10.00x"]
+    assert [r["total speed-up"] for r in rows] == ["1.00x", "2.00x", "", "1.00x", "20.00x"]
+    assert [r["of the first"] for r in rows] == ["100 %", "50 %", "", "100 %", "5 %"]
     assert [r["result"] for r in rows] == ["", "kept", "undone", "undone", "kept"]
     assert rows[1]["whole job"] == "31 min"
     assert rows[1]["cost"] == "$1.03"
@@ -89,6 +91,68 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     assert any(line.startswith(rule) and "x 1.83 with SGD" in line for line in lines) == ("samples" in told)
 
 
+def test_speed_ups_multiply_where_the_machine_slows_down():
+    """Every trial is 2 % slower than the one before: paired ratios multiply to the total, the first and last step do not."""
+    tried = []
+
+    def slowing(setup):
+        tried.append(setup)
+        return 1.02 ** len(tried) * 100.0 / (2 if setup.loader.workers else 1) / (1.3 if setup.execution.compile else 1)
+
+    rungs = (rung("compile", compile=True), rung("bf16", precision="amp_bf16"), rung("workers", workers=2))
+    rows = table_of(climb(ladder(*rungs), World(slowing).actions())).rows
+    assert [r.kept for r in rows] == [True, True, False, True]
+    assert rows[1].total == pytest.approx(rows[1].ratio)
+    assert rows[2].total == pytest.approx(rows[1].total * rows[2].ratio)
+    assert rows[3].total == pytest.approx(rows[1].total * rows[3].ratio)
+    assert rows[3].total == pytest.approx(2 * 1.3, rel=0.1)
+    assert abs(rows[0].measured_ms / rows[3].measured_ms / rows[3].total - 1) > 0.05
+
+
+def test_an_epoch_holds_its_validation():
+    job = Schedule(samples=1600, epochs=10)
+    climbed = climb(ladder(rung("workers", workers=2), job=job), World(ms_of).actions())
+    table = table_of(climbed)
+    head, cells = head_and_rows(table)
+    assert [row[head.index("an epoch")] for row in cells] == ["10 s", "5 s"]  # 100 steps
+    assert head.index("an epoch") < head.index("whole job") < head.index("rung speed-up") < head.index("total speed-up")
+    assert "An epoch: 5 s instead of 10 s." in table.verdict
+    validated = replace(climbed.ladder, conditions=JobConditions(evaluation_samples=800))
+    known = table_of(replace(climbed, ladder=validated))
+    assert [r.epoch_s for r in known.rows] == [
+        15,
+        7.5,
+    ]  # 50 batches more, as whole steps where nothing is known of them
+    assert any("800 samples validated (as whole steps" in line for line in known.verdict)
+    baseline = climbed.baseline
+    tried = replace(baseline.tried[0], foreseen=replace(baseline.tried[0].foreseen, evaluating_share=0.4))
+    forward = table_of(replace(climbed, ladder=validated, baseline=replace(baseline, tried=(tried,))))
+    assert forward.rows[0].epoch_s == pytest.approx(10 + 50 * 0.1 * 0.4)
+    given = replace(climbed.ladder, conditions=JobConditions(evaluate_every_steps=50, evaluation_s=3.0))
+    assert [r.epoch_s for r in table_of(replace(climbed, ladder=given)).rows] == [16, 11]
+
+
+def test_a_forecast_that_could_not_be_made_is_said(climbed):
+    def none(reason):
+        rungs = [
+            replace(r, tried=tuple(replace(t, foreseen=StepForecast(reason=reason)) for t in r.tried))
+            for r in climbed.rungs
+        ]
+        start = replace(
+            climbed.baseline, tried=(replace(climbed.baseline.tried[0], foreseen=StepForecast(reason=reason)),)
+        )
+        return table_of(replace(climbed, baseline=start, rungs=tuple(rungs)))
+
+    table = none("this machine could not be calibrated: it took longer than 340 s.")
+    head, cells = head_and_rows(table)
+    assert [row[head.index("forecast")] for row in cells] == ["none"] * 5
+    assert any(
+        line == "No forecast of baseline, workers, bf16, compile, shards: this machine could not be calibrated: it took longer"
+        " than 340 s." for line in table.verdict
+    )  # fmt: skip
+    assert "forecast" not in head_and_rows(none(NO_FORECAST))[0]
+
+
 def test_it_says_where_no_rung_helped():
     table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).actions()))
     assert table.verdict[0].startswith("No rung helped")
@@ -107,7 +171,7 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
         assert words in text
         assert words in html
     assert text.count("\n| ") == 6
-    assert json.loads(json.dumps(answer))["rows"][-1]["total"] == 20
+    assert json.loads(json.dumps(answer))["rows"][-1]["total"] == pytest.approx(20)
     inside = re.search(r'id="data">(.*)</script>', html)
     assert json.loads(inside[1])["record"] == "LadderResult"
     assert html.index("20.0x in total") < html.index("<table>")
@@ -140,7 +204,7 @@ def test_the_thesis_case(monkeypatch):
     table = thesis_table()
     head, rows = head_and_rows(table)
     last = dict(zip(head, rows[-1], strict=True))
-    assert (last["total x"], last["whole job"], last["of the time"]) == ("21.53x", "33.1 days", "4.64 %")
+    assert (last["total speed-up"], last["whole job"], last["of the first"]) == ("21.53x", "33.1 days", "4.64 %")
     assert rows[0][head.index("whole job")] == "713 days (1.95 years)"
     assert head[1] == "an epoch, measured"
     assert markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()

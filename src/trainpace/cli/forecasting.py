@@ -203,7 +203,9 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
 
 class PlanView(PicturedView):
     output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
-    write: Annotated[bool, Field("Show the plan in the `config` files, as a diff of what changes.")] = False
+    write: Annotated[
+        bool, Field("Plan only what the `config` files can state, and show it in them as a diff of what changes.")
+    ] = False
     new: Annotated[
         tuple[str, ...],
         Field("With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a"
@@ -228,7 +230,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     from trainpace.plan import forecast_of
 
     _check_write(request, view)
-    answer = verbs.plan.run(request, report.TerminalProgress())
+    answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
     plan, setting = answer.plan, answer.setting
     if view.output:
         save(plan, view.output)
@@ -263,6 +265,8 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
             raise Misuse(f"`{name}` is for `write`.")
     if view.write and not (request.config or request.command or view.new):
         raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
+    if view.write and not (request.command or view.new) and all(file.endswith(".py") for file in request.config):
+        raise Misuse("`write` has nothing to write into: Python code is read and never written.")
     for file in view.new:
         if Path(file).exists():
             raise Misuse(f"{file} is there already: name it with `config`.")
@@ -280,7 +284,7 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
     if files is None:
-        click.echo("Nothing to write.")
+        click.echo("Nothing to write. Without --write the plan may also change what these files cannot state.")
         return
     for f in files.files:
         click.echo(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)

@@ -5,14 +5,26 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.configs.changes import Changes, execution_of, settings_of
+    from trainpace.configs.changes import Changes, execution_of, normal, settings_of
     from trainpace.configs.command import parse_command
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
     from trainpace.configs.crosscheck import agreed, combine
-    from trainpace.configs.files import Rewritten, Written, new_file, parse_config, read_configs, rewrite, save
+    from trainpace.configs.files import (
+        NO_KEY,
+        Rewritten,
+        Written,
+        lacking,
+        new_file,
+        parse_config,
+        read_configs,
+        rewrite,
+        save,
+        still_says,
+    )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.settings import Reading
+    from trainpace.configs.python_code import is_python
+    from trainpace.configs.settings import Note, Reading
     from trainpace.configs.syntax import parse_yaml
 
 __getattr__, __all__ = exports(__name__, __file__)

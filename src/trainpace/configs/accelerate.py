@@ -25,8 +25,8 @@ _OFFLOADS: dict[SettingName, str] = {
 _OTHER_FILE = "deepspeed_config.deepspeed_config_file"
 _BACKEND = "dynamo_config.dynamo_backend"
 PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
-_CANNOT = {
-    "pp": "accelerate's file has no pipeline stages for PyTorch models",
+LACKS = {"pp": "accelerate has no pipeline stages for PyTorch models"}
+_CANNOT = LACKS | {
     "micro_batch": "accelerate's file has no batch size: the script or TrainingArguments state it",
     "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
 }

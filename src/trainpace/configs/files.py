@@ -12,13 +12,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs import huggingface
+from trainpace.configs import accelerate, huggingface, lightning
 from trainpace.configs.accelerate import is_accelerate, read_accelerate, write_accelerate
 from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
 from trainpace.configs.command import read_launch, write_command
 from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed, write_deepspeed
 from trainpace.configs.launch import find_launch
 from trainpace.configs.lightning import is_lightning, read_lightning, write_lightning
+from trainpace.configs.python_code import is_python, read_python
 from trainpace.configs.sbatch import is_sbatch, read_sbatch, write_sbatch
 from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, Setting, Value
 from trainpace.configs.syntax import LARGEST_FILE_BYTES, Syntax, parse
@@ -33,7 +34,10 @@ FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any],
     (huggingface.is_training_arguments, huggingface.read_training_arguments),
 )
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".cmd", ".txt")
-_KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script or a launch command"
+_KNOWN = (
+    "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script, a launch command, or Python code"
+    " with arguments of these"
+)
 
 
 def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
@@ -41,9 +45,9 @@ def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
 
 
 def syntax_of(text: str, file: str) -> Syntax | None:
-    """None for shell scripts and commands."""
+    """None for shell scripts, commands and Python code."""
     text = text.removeprefix("\ufeff")
-    if is_sbatch(text) or file.endswith(_SHELL) or text.startswith("#!"):
+    if is_sbatch(text) or is_python(file) or file.endswith(_SHELL) or text.startswith("#!"):
         return None
     return "json" if file.endswith(".json") or text.lstrip().startswith("{") else "yaml"
 
@@ -60,6 +64,10 @@ def parse_config(text: str, file: str) -> ConfigFile:
     syntax = syntax_of(text, file)
     if is_sbatch(text):
         return read_sbatch(text, file)
+    if is_python(file):
+        data, unread = read_python(text, file)
+        read = _in_known_format(data, file)
+        return replace(read, notes=(*read.notes, *unread))
     if syntax is None:
         launch = find_launch(text, file)
         if launch is None:
@@ -68,6 +76,10 @@ def parse_config(text: str, file: str) -> ConfigFile:
     data = parse(text, file, syntax)
     if not isinstance(data, dict):
         raise UnreadableInput(f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}.")
+    return _in_known_format(data, file)
+
+
+def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
@@ -92,7 +104,28 @@ WRITERS: dict[str, Callable[[Draft], None]] = {
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
 """Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
+PYTHON = "Python code is read and never written: set it by hand"
+NOT_THERE = "it does not state what this goes with"
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
+
+
+_LACKS = {
+    "Hugging Face TrainingArguments": huggingface.LACKS, "accelerate": accelerate.LACKS, "Lightning CLI": lightning.LACKS,
+}  # fmt: skip
+
+
+def lacking(text: str, file: str) -> dict[str, str]:
+    """Fields of an Execution that the engine of a settings file or command does not have, with reasons: they stay 1."""
+    read = parse_config(text, file)
+    kind = read.format
+    if kind == "Lightning CLI" and not any(setting.name == "tp" for setting in read.settings):
+        return _LACKS[kind] | {"tp": lightning.NO_TP}
+    if kind in _LACKS or is_python(file) or syntax_of(text, file) is not None:
+        return _LACKS.get(kind, {})
+    launch = find_launch(text, file)
+    flags = set() if launch is None else {flag.name.replace("-", "_") for flag in launch.script}
+    lacks = accelerate.LACKS if launch is not None and launch.name == "accelerate" else {}
+    return lacks | (huggingface.LACKS if flags & huggingface.DISTINCTIVE else {})
 
 
 NEW_FILES = {
@@ -164,6 +197,9 @@ def write_changes(
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
+    if is_python(file):
+        left = dict.fromkeys(sorted(names - DERIVED), PYTHON)
+        return Written(file=file, before=text, text=text, wrote=(), left=left)
     added = names if may_add is None else may_add
     draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
     if read.format == "Hugging Face TrainingArguments" and not huggingface.is_training_arguments(draft.data):
@@ -185,7 +221,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
-    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, wanted)}
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if still_says(f, name, wanted)}
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
     if "nnodes" in unchanged:  # batch sizes follow the number of processes, because the global batch stays
         unchanged |= BATCH
@@ -194,8 +230,15 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     wrote = {name for f in done for name in f.wrote}
     together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
-    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items() if why != ELSEWHERE):
-        left.setdefault(name, why if why == NO_KEY else f"{file}: {why}")
+    said = {
+        s.name
+        for f in done
+        for s in parse_config(f.text, f.file).settings
+        if normal(s.name, s.value) == wanted.get(s.name)
+    }
+    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items()):
+        if why != ELSEWHERE or name not in said:
+            left.setdefault(name, why if why == NO_KEY else f"{file}: {NOT_THERE if why == ELSEWHERE else why}")
     left = {name: why for name, why in left.items() if name not in wrote}
     batches = wrote & {"micro_batch", "accumulation"}
     for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
@@ -222,7 +265,7 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[s
     return [done[file] for file in texts]
 
 
-def _still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
+def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
     """Whether a file that does not take a setting states another value of it."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
     settings = parse_config(written.text, written.file).settings

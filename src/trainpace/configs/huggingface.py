@@ -48,11 +48,11 @@ NAMES_OF = {
 """The arguments for a setting; the last one, which transformers 4 and 5 both know, is added where the file has none."""
 _MESH = "TrainingArguments take the device mesh from the code or from accelerate's file"
 _OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
-_CANNOT = {
+LACKS = {"pp": "the Trainer has no pipeline parallelism"}
+_CANNOT = LACKS | {
     "nnodes": "TrainingArguments take the number of nodes from the launch command",
     "nproc_per_node": "TrainingArguments take the processes of a node from the launch command",
     "tp": _MESH,
-    "pp": "the Trainer has no pipeline parallelism",
     "cp": _MESH,
     "offload_optimizer": _OFFLOAD,
     "offload_parameters": _OFFLOAD,

@@ -18,9 +18,12 @@ _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
 _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?"
 _KEYS: dict[SettingName, str] = {"nnodes": "trainer.num_nodes", "accumulation": "trainer.accumulate_grad_batches"}
 _STRATEGY = "trainer.strategy"
-_CANNOT = {
+LACKS = {
     "pp": "Lightning has no pipeline parallelism",
     "cp": "Lightning has no context parallelism: the model's code does it",
+}
+NO_TP = "Lightning shards products with ModelParallelStrategy alone, and by the model's own plan"
+_CANNOT = LACKS | {
     "activation_checkpointing": "the model's code turns it on; Lightning has no argument for it",
     "compile": "the code compiles the model; Lightning has no argument for it",
 }
@@ -210,7 +213,7 @@ def write_lightning(draft: Draft) -> None:
         if not any(draft.place(name, f"{section}.{key}", adds=False) for key in keys):
             draft.leave("the data module does not state it here; what its argument is called is not known", name)
     if not draft.place("tp", f"{_STRATEGY}.init_args.tensor_parallel_size", adds=False):
-        draft.leave("Lightning shards products with ModelParallelStrategy alone, and by the model's own plan", "tp")
+        draft.leave(NO_TP, "tp")
     if draft.names & set(SHARDING):
         _write_strategy(draft)
 

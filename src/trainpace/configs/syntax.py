@@ -39,7 +39,7 @@ def parse_json(text: str, file: str) -> Any:
         return result
 
     try:
-        return _checked(json.loads(text, object_pairs_hook=unique), file)
+        return checked(json.loads(text, object_pairs_hook=unique), file)
     except UnreadableInput:
         raise
     except (ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def parse_yaml(text: str, file: str) -> Any:
     try:
         node = yaml.compose(text, yaml.SafeLoader)
         _measure(node, file)
-        return _checked(None if node is None else yaml.SafeLoader("").construct_document(node), file)
+        return checked(None if node is None else yaml.SafeLoader("").construct_document(node), file)
     except UnreadableInput:
         raise
     except yaml.YAMLError as error:
@@ -101,7 +101,7 @@ def _parts(node: Any, file: str) -> list[Any]:
     return [part for pair in node.value for part in pair]
 
 
-def _checked(value: Any, file: str, depth: int = 0) -> Any:
+def checked(value: Any, file: str, depth: int = 0) -> Any:
     """Raises UnreadableInput for values that no settings file holds: NaN, huge integers, lone surrogates, NUL."""
     if depth > DEEPEST:
         raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
@@ -113,7 +113,7 @@ def _checked(value: Any, file: str, depth: int = 0) -> Any:
         raise UnreadableInput(f"{file} holds {value[:40]!r}, which is not valid text.")
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in parts:
-        _checked(part, file, depth + 1)
+        checked(part, file, depth + 1)
     return value
 
 

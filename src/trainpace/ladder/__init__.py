@@ -6,7 +6,15 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, make_shards, preview
-    from trainpace.ladder.forecasts import LadderForecasts, MeasuredCompute, StepForecast, has_data
+    from trainpace.ladder.forecasts import (
+        NO_FORECAST,
+        NO_MODEL,
+        NOT_ASKED,
+        LadderForecasts,
+        MeasuredCompute,
+        StepForecast,
+        has_data,
+    )
     from trainpace.ladder.inputs import read_ladder
     from trainpace.ladder.results import (
         Attempt,

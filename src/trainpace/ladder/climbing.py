@@ -142,7 +142,8 @@ class _Climb:
             reason = "; ".join(dict.fromkeys(t.failure for t in tried))
             return replace(result, tried=tuple(tried), reason=reason, seconds=time.monotonic() - begin)
         chosen = min(measured, key=lambda row: row[1].median_ms)[0]
-        tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen])
+        stale = bool(results.rungs) and not results.rungs[-1].kept
+        tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen], stale)
         check = self._losses(results, tried[chosen])
         keep, reason = judged(gain, check)
         return replace(
@@ -165,10 +166,16 @@ class _Climb:
             self._actions.journal(attempts[i])
         return attempts
 
-    def _gain(self, rung: Rung, kept: Setup, before: Measured, new: Attempt) -> tuple[Attempt, tuple[float, ...], Gain]:
-        """The kept setup's trials before may be long ago: where the two are close, both are tried again in turn."""
+    def _gain(
+        self, rung: Rung, kept: Setup, before: Measured, new: Attempt, stale: bool
+    ) -> tuple[Attempt, tuple[float, ...], Gain]:
+        """Where the two are close, both are tried again in turn; where other rungs were tried since the kept setup was
+        (`stale`), that is tried again, since a machine gets slower and faster meanwhile."""
         assert new.measured is not None
         old_ms, new_ms = [before.median_ms], list(new.measured.medians_ms)
+        again = self._actions.try_it(kept, self._ladder.seed, f"{file_name(rung.title, 0)}-before") if stale else None
+        if isinstance(again, TrialResult):
+            old_ms = [again.median_ms]
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
             noise = "is within the noise of one trial, so both are tried again"

@@ -50,9 +50,16 @@ CLEAN = 0.1
 less than this share of the step."""
 
 
+NO_FORECAST = "--no-forecast"
+NO_MODEL = "a script shows no model; --task MODEL names it"
+NOT_ASKED = (NO_FORECAST, NO_MODEL)
+"""Reasons for no forecast that are the user's own choice."""
+
+
 class StepForecast(Record):
     """The forecast of a step, or the reason why there is none. `compute_ms` and `data_ms` are the times of each without the
-    other. `state_bytes` is what a checkpoint holds; 0 where the model is not known."""
+    other. `state_bytes` is what a checkpoint holds; 0 where the model is not known. `evaluating_share`: the forward passes of a
+    step with their data, over the step."""
 
     step_ms: float | None = None
     interval_ms: Interval | None = None
@@ -61,10 +68,15 @@ class StepForecast(Record):
     basis: str = ""
     reason: str = ""
     state_bytes: float = 0.0
+    evaluating_share: float = 1.0
 
     def holds(self, measured_ms: float) -> bool | None:
         """Whether the interval holds what was measured; None without one."""
         return None if self.interval_ms is None else self.interval_ms.low <= measured_ms <= self.interval_ms.high
+
+
+class NotCalibrated(TrainpaceError):
+    """The machine gave no profile: it is too busy, or a benchmark failed. It is tried once."""
 
 
 class MeasuredCompute(NamedTuple):
@@ -119,7 +131,31 @@ def forecast_step(
             sd = math.hypot(sd, OTHER_PRECISION_SD)
             basis += f" of {forecast.execution.precision}"
         basis += f" ({', '.join(others)} by {interval.basis})" if others else ""
-    e = setup.execution
+    share = forecast.step.evaluating_ms / forecast.step.total_ms
+    return _with_data(setup, _Compute(middle, sd, basis, share), cost, shared)
+
+
+def as_measured(setup: Setup, there: MeasuredCompute, cost: LoaderCost | None, shared: RankShare) -> StepForecast:
+    """The forecast, without a profile of the machine, of a setup that differs from a measured one by its batches and data."""
+    samples = [s.execution.micro_batch * s.execution.accumulation for s in (setup, there.setup)]
+    sd = math.hypot(
+        AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup), COLD_SD * there.waiting
+    )
+    compute = _Compute(there.compute_ms * samples[0] / samples[1], sd, "compute as measured, without a profile", 1.0)
+    return _with_data(setup, compute, cost, shared)
+
+
+class _Compute(NamedTuple):
+    """The compute of a step, the standard deviation of its logarithm, and the share of its forward passes."""
+
+    ms: float
+    sd: float
+    basis: str
+    evaluating: float
+
+
+def _with_data(setup: Setup, compute: _Compute, cost: LoaderCost | None, shared: RankShare) -> StepForecast:
+    e, (middle, sd, basis, evaluating) = setup.execution, compute
     whole = None if cost is None else cost.of_batch(e.micro_batch * e.accumulation)
     workers = setup.loader.workers
 
@@ -136,8 +172,9 @@ def forecast_step(
     down = math.hypot(
         at - step(middle * math.exp(-Z * sd), 1.0, 1.0), at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads)
     )
+    share = min(1.0, step(middle * evaluating, 1.0, shared.threads) / at)
     return StepForecast(
-        step_ms=at, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
+        step_ms=at, evaluating_share=share, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
         interval_ms=Interval(low=max(at - down, 0.0), high=at + up, coverage=0.9, basis=basis),
         basis=basis + ("" if cost is None else ", samples timed alone"),
     )  # fmt: skip
@@ -183,6 +220,7 @@ class LadderForecasts:
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
         self._links: dict[int, HostLinks] = {}
+        self._failed: dict[tuple[int, int], NotCalibrated] = {}
 
     def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
         try:
@@ -197,14 +235,21 @@ class LadderForecasts:
             return StepForecast(reason="the shards are not made yet, so what reading them back costs is not known")
         try:
             e = setup.execution
-            here, precision = self._forecast(setup), {}
+            cost = self._costs.get(_cost_key(setup))
+            shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
+            try:
+                here, precision = self._forecast(setup), {}
+            except NotCalibrated:
+                if near is None or _differences(near.setup, setup):
+                    raise
+                step = as_measured(setup, near, cost, shared)
+                return replace(step, state_bytes=state_bytes(self._workload(setup), e))
             if here.step is None and near is not None and near.setup.execution.precision == e.precision:
                 # a profile is of fp32 alone; from one setup to another of this precision its ratio is the nearest there is
                 precision = {"precision": "fp32"}
                 here = self._forecast(_with(setup, precision))
             there = None if near is None else (near, self._forecast(_with(near.setup, precision)))
-            shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
-            step = forecast_step(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            step = forecast_step(setup, here, there, cost, shared)
             return replace(step, state_bytes=state_bytes(self._workload(setup), e))
         except TrainpaceError as error:
             return StepForecast(reason=error.message)
@@ -248,14 +293,24 @@ class LadderForecasts:
         file = self._folder / f"machine-{ranks}x{threads}.json"
         if file.exists():
             return load(file, MachineProfile)
-        if ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
-            profile = self._whole()
-        else:
-            processes = f"{ranks} process{'es' if ranks > 1 else ''}"
-            self._tell(f"calibrating {processes} of {threads} threads for {CALIBRATION_S:.0f} s")
-            with ThreadPoolExecutor(ranks) as pool:
-                profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
+        if (ranks, threads) in self._failed:
+            raise self._failed[ranks, threads]
+        try:
+            profile = self._calibrated(ranks, threads)
+        except TrainpaceError as error:
+            failed = NotCalibrated(f"this machine could not be calibrated: {error.message}", error.hint)
+            self._failed[ranks, threads] = failed
+            raise failed from None
         save(profile, file)
+        return profile
+
+    def _calibrated(self, ranks: int, threads: int) -> MachineProfile:
+        if ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
+            return self._whole()
+        processes = f"{ranks} process{'es' if ranks > 1 else ''}"
+        self._tell(f"calibrating {processes} of {threads} threads for {CALIBRATION_S:.0f} s")
+        with ThreadPoolExecutor(ranks) as pool:
+            profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
         return profile
 
     def _ranks_links(self, ranks: int) -> HostLinks:

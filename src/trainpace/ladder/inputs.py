@@ -158,7 +158,8 @@ def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", sc
                 f"the plan starts from {', '.join(clashes)}.", "Make the plan of the same files and command."
             )
     return Ladder(
-        start=start, rungs=tuple(rungs), device="cuda", allow_global_batch=bool(batches), script=script,
+        start=start, rungs=tuple(rungs), job=plan.job, conditions=plan.conditions, device="cuda",
+        allow_global_batch=bool(batches), script=script,
         steps=None if script is None else SCRIPT_STEPS,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from trainpace.launch import TrialResult
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
+from trainpace.schedule import epoch_steps
 
 _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
@@ -116,8 +117,15 @@ class LadderResult(Record):
         return self.baseline.setup_and_measured[1]
 
     @property
+    def kept_attempt(self) -> Attempt:
+        best = next((r for r in reversed(self.rungs) if r.kept), self.baseline).best
+        assert best is not None
+        return best
+
+    @property
     def kept(self) -> tuple[Setup, Measured]:
-        return next((r for r in reversed(self.rungs) if r.kept), self.baseline).setup_and_measured
+        assert self.kept_attempt.measured is not None
+        return self.kept_attempt.setup, self.kept_attempt.measured
 
 
 def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:
@@ -135,18 +143,34 @@ def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: flo
     e, price = attempt.setup.execution, ladder.price_usd_per_hour
     per_device = None if price is None else price / e.nproc_per_node
     conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
-    return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)
+    training = training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes)
+    return training.time(step_ms / 1e3, step_ms / 1e3 * attempt.foreseen.evaluating_share)
+
+
+def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
+    """Seconds of one epoch with its validation, at so many ms a step; None where nobody said how large an epoch is."""
+    job, c, e = ladder.job, ladder.conditions, attempt.setup.execution
+    if job is None or job.samples_per_epoch is None:
+        return None
+    steps, step_s = epoch_steps(job, e).steps, step_ms / 1e3
+    validation_s = c.evaluation_samples / e.global_batch * step_s * attempt.foreseen.evaluating_share
+    if c.evaluate_every_steps is not None:
+        validation_s += steps / c.evaluate_every_steps * c.evaluation_s
+    return steps * step_s + validation_s
 
 
 class LadderRow(Record):
-    """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
-    measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
+    """One rung. `ratio` is old time / new time of a sample, from trials of both in turn, over what was kept before; `total` is
+    the product of the ratios that lead to it. None where nothing was measured. `forecast_ms` and `measured_ms` are of the same
+    thing: a step. `epoch_s` holds the validation of an epoch; `no_forecast` is the reason where there is none."""
 
     title: str
     forecast_ms: float | None = None
     forecast_interval_ms: Interval | None = None
+    no_forecast: str = ""
     measured_ms: float | None = None
     measured_interval_ms: Interval | None = None
+    epoch_s: float | None = None
     ratio: float | None = None
     total: float | None = None
     memory_gib: float | None = None
@@ -159,10 +183,11 @@ class LadderRow(Record):
 
 def rows_of(result: LadderResult) -> list[LadderRow]:
     """The baseline and the rungs tried so far. Shards that were kept count in the jobs of the rungs after them."""
-    rows, precompute_s = [_row(result, result.baseline, result.baseline.title, 0.0)], 0.0
+    rows, precompute_s, total = [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)], 0.0, 1.0
     for rung, tried in zip(result.ladder.rungs, result.rungs, strict=False):  # it may have stopped early
-        rows.append(_row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s))
+        rows.append(_row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s, total))
         precompute_s += tried.precompute_s if tried.kept else 0.0
+        total = rows[-1].total or total if tried.kept else total
     return rows
 
 
@@ -176,20 +201,23 @@ def _title(rung: Rung, result: RungResult) -> str:
     return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
 
 
-def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: float) -> LadderRow:
+def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     row = LadderRow(title=title, kept=False, why=result.reason)
     if best is not None:
-        row = replace(row, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms)
+        foreseen = best.foreseen
+        row = replace(
+            row, forecast_ms=foreseen.step_ms, forecast_interval_ms=foreseen.interval_ms, no_forecast=foreseen.reason
+        )
     if best is None or best.measured is None:
         return row
     measured = best.measured
-    share = best.setup.execution.global_batch / ladder.ladder.start.execution.global_batch
+    ratio = None if result.gain is None else result.gain.ratio
     job = job_time(ladder.ladder, best, measured.median_ms, precompute_s)
     return replace(
         row, measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
-        ratio=None if result.gain is None else result.gain.ratio,
-        total=ladder.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib,
+        epoch_s=epoch_s(ladder.ladder, best, measured.median_ms), ratio=ratio,
+        total=total_before * (1.0 if ratio is None else ratio), memory_gib=measured.peak_memory_gib,
         job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
         losses="" if result.losses is None else result.losses.verdict, kept=result.kept,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def present(script: Script) -> Present:
     words = configs.split_command(script.command).words
     texts = _texts(script)
     combined = configs.agreed([configs.parse_config(text, file) for file, text in texts.items()])
-    for file in script.configs:
+    for file in _copied(script):
         if not configs.names_file(texts, words, file, script.folder):
             raise TrainpaceError(
                 f"neither the command nor another settings file names {file}, so a changed copy of it would not be read.",
@@ -66,7 +66,7 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
     for written in files:
         if written.file == COMMAND:
             command = written.text.strip()
-        else:
+        elif written.file in copies:
             text = configs.copied_text(written.text, written.file, copies, script.folder, output)
             write_whole(copies[written.file], text)
     split = configs.split_command(command)
@@ -102,7 +102,8 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     make_folder(kept)
     names = _names(_script_of(ladder))
     for written in changed_files(ladder, setup):
-        write_whole(kept / names.get(written.file, "command.txt"), written.text)
+        if not configs.is_python(written.file):
+            write_whole(kept / names.get(written.file, "command.txt"), written.text)
     return kept
 
 
@@ -169,9 +170,15 @@ def _texts(script: Script) -> dict[str, str]:
     return texts | ({COMMAND: script.command + "\n"} if configs.has_settings(script.command) else {})
 
 
+def _copied(script: Script) -> tuple[str, ...]:
+    """The settings files that trials have copies of: Python code is read, and stays where its imports are."""
+    return tuple(file for file in script.configs if not configs.is_python(file))
+
+
 def _names(script: Script) -> dict[str, str]:
-    plain = [Path(file).name for file in script.configs]
+    files = _copied(script)
+    plain = [Path(file).name for file in files]
     return {
         file: name if plain.count(name) == 1 else f"{i}-{name}"
-        for i, (file, name) in enumerate(zip(script.configs, plain, strict=True))
+        for i, (file, name) in enumerate(zip(files, plain, strict=True))
     }

@@ -7,11 +7,13 @@ by its input alone, is deterministic. Of a dataset without transforms that can b
 
 from __future__ import annotations
 
+import contextlib
 import cProfile
 import pstats
+import re
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,22 +58,101 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
         cpu_ms=max(0.0, cpu - sum(t.cpu_s for t in clock.ran)) * per_sample,
         random=any(watched) or (not any(t.random for t in clock.ran) and is_random(target, indices[0])),
     )  # fmt: skip
-    stages = [
-        Stage(name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random)
-        for t in clock.ran
-    ]
-    return _with_prefix([rest, *stages])
+    random: list[tuple[str, str]] = []
+    stages: dict[tuple[Any, ...], Stage] = {(): replace(rest, offline=not rest.random)}
+    order: Counter[str] = Counter()
+    for t in clock.ran:
+        random += [(t.kind, t.branch)] if t.random else []
+        # image and target go through chains of their own, and so do the samples of two datasets side by side
+        before = any(kind == t.kind and branch.startswith(t.branch) for kind, branch in random)
+        stage = Stage(
+            name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random,
+            offline=not (rest.random or before),
+        )  # fmt: skip
+        order[t.branch] += 1
+        side_by_side = re.sub(r"\[[0-9]+\]", "[]", t.branch)
+        key = (side_by_side, order[t.branch], stage.name, stage.kind)
+        stages[key] = _added(stages[key], stage) if key in stages else stage
+    return tuple(stages.values())
 
 
-def _with_prefix(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Mark the stages before which nothing in their chain is random (image and target go through chains of their own)."""
-    broken = {s.kind for s in stages} if stages[0].random else set()
-    marked = []
-    for stage in stages:
-        if stage.random:
-            broken.add(stage.kind)
-        marked.append(replace(stage, offline=stage.kind not in broken))
-    return tuple(marked)
+def _added(one: Stage, other: Stage) -> Stage:
+    """One transform in two datasets side by side. What is random in one of them was only not seen to be so in the other."""
+    return replace(
+        one, wall_ms=one.wall_ms + other.wall_ms, cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
+        random=one.random or other.random, offline=one.offline and other.offline,
+    )  # fmt: skip
+
+
+def dataset_stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
+    """Of a random sample of `wall_ms` the part that comes out of deterministic datasets behind wrappers, and the rest. Empty
+    where there is no such part."""
+    with one_thread(), contextlib.suppress(Exception):  # a wrapper may ask what kind of dataset it holds
+        if not is_random(target, indices[0]):
+            return ()
+        found = list(_deterministic(target, list(determinism.held_datasets(target.dataset)), indices[:WATCHED]))
+        calls: list[_Held] = []
+
+        def timed(place: determinism.Place) -> _Held:
+            calls.append(_Held(place.transform))
+            return calls[-1]
+
+        with determinism.replaced(found, timed):
+            start = time.perf_counter()
+            for index in indices:
+                target.sample(index)
+            total = time.perf_counter() - start
+        outer, seconds = type(target.dataset).__name__, defaultdict[str, float](float)
+        for one in calls:
+            seconds[f"{type(one.held).__name__} inside {outer}"] += min(one.wall_s, total)
+        inner = [Stage(name=name, kind="dataset", wall_ms=wall_ms * s / total, random=False, offline=True)
+                 for name, s in seconds.items()]  # fmt: skip
+        rest = Stage(name=REST, kind="", wall_ms=max(0.0, wall_ms - sum(s.wall_ms for s in inner)), random=True)
+        return (*inner, rest) if inner else ()
+    return ()
+
+
+def _deterministic(
+    target: LoaderTarget, places: list[determinism.Place], indices: Sequence[int]
+) -> Iterator[determinism.Place]:
+    """The outermost datasets among `places`, and in those that they hold, whose samples are the same every time."""
+    held: dict[int, _Held] = {}
+    with determinism.replaced(places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))):
+        for index in indices:
+            target.sample(index)
+    for place in places:
+        asked = held[id(place.transform)].asked
+        if asked and not any(_gives_two(place.transform, key) for key in asked):
+            yield place
+        else:
+            yield from _deterministic(target, list(determinism.held_datasets(place.transform)), indices)
+
+
+def _gives_two(dataset: Any, key: Any) -> bool:
+    first, drew = determinism.under_seed(0, lambda: dataset[key])
+    again, _ = determinism.under_seed(1, lambda: dataset[key])
+    return bool(drew) or not determinism.same(first, again)
+
+
+class _Held:
+    """A stand-in for a dataset inside another: what it was asked for, and how long its samples took."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.asked, self.wall_s = held, list[Any](), 0.0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked.append(key)
+        start = time.perf_counter()
+        try:
+            return self.held[key]
+        finally:
+            self.wall_s += time.perf_counter() - start
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held, name)
 
 
 class _Clock:
@@ -89,7 +170,7 @@ class _Timed:
 
     def __init__(self, clock: _Clock, place: determinism.Place) -> None:
         self._transform, self._clock = place.transform, clock
-        self.name, self.kind = place.name, place.kind
+        self.name, self.kind, self.branch = place.name, place.kind, place.branch
         self.wall_s = self.cpu_s = 0.0
         self.random = False
 
@@ -132,9 +213,7 @@ def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:
-    first, drew = determinism.under_seed(0, lambda: target.sample(index))
-    again, _ = determinism.under_seed(1, lambda: target.sample(index))
-    return bool(drew) or not determinism.same(first, again)
+    return _gives_two(target.dataset, index)
 
 
 def function_stages(

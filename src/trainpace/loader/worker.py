@@ -22,7 +22,7 @@ from trainpace.loader.costs import (
     batch_ms,
     fewest_workers,
 )
-from trainpace.loader.stages import function_stages, is_random, transform_stages
+from trainpace.loader.stages import dataset_stages, function_stages, is_random, transform_stages
 from trainpace.machine import detect, environment
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
@@ -64,11 +64,19 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
 def _stages(target: timing.LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
     few = indices[: max(8, len(indices) // 2)]
     stages = transform_stages(target, few)
+    inner = dataset_stages(target, few, wall_ms)
+    if _offline_share(inner) > _offline_share(stages):
+        return inner
     if not stages:
         return function_stages(target, few, wall_ms, is_random(target, indices[0]))
     # the clocks around transforms cost some time themselves, and so do other processes: shares hold, sums do not
     factor = wall_ms / sum(s.wall_ms for s in stages)
     return tuple(replace(s, wall_ms=s.wall_ms * factor) for s in stages)
+
+
+def _offline_share(stages: Sequence[Stage]) -> float:
+    total = sum(s.wall_ms for s in stages)
+    return sum(s.wall_ms for s in stages if s.offline) / total if total else 0.0
 
 
 class _Bench:

@@ -4,9 +4,9 @@ from trainpace.plan.changes import NO_WAIT, NOISE, Change, Choice, DataPath, Out
 from trainpace.plan.evaluate import Judge, Setting, forecast_of
 from trainpace.plan.knobs import config_line
 from trainpace.plan.plan import plan_changes
-from trainpace.plan.search import Freedom
+from trainpace.plan.search import PARALLELISM, Freedom, Limit
 
 __all__ = [
-    "NOISE", "NO_WAIT", "Change", "Choice", "DataPath", "Freedom", "Judge", "Outlook", "Plan", "Rejected", "Sensitivity",
-    "Setting", "config_line", "forecast_of", "plan_changes",
+    "NOISE", "NO_WAIT", "PARALLELISM", "Change", "Choice", "DataPath", "Freedom", "Judge", "Limit", "Outlook", "Plan",
+    "Rejected", "Sensitivity", "Setting", "config_line", "forecast_of", "plan_changes",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What stands beside the choice: whatever was looked at and not chosen, with the reason; and which number, if it is wrong,
 changes the choice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import Grid
 from trainpace.hardware import Device
-from trainpace.plan.changes import Choice, Rejected, Sensitivity
+from trainpace.plan.changes import NOISE, Choice, Rejected, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting
 from trainpace.plan.knobs import data_in_words, differing, fleet_in_words
-from trainpace.plan.search import VARIED, Freedom, SearchResult, search
+from trainpace.plan.search import PARALLELISM, VARIED, Freedom, Limit, SearchResult, search
 from trainpace.units import format_duration, format_number
 
 SAME = 0.002
 """Two forecasts nearer than this are the same."""
-WORTH = 0.005
-"""A choice that would lose less than this is as good."""
 CANDIDATES = 48
 """The fastest choices, and the fastest of every value of every knob, that are evaluated again."""
 
@@ -36,9 +34,15 @@ class _Subject(NamedTuple):
 
 
 def rejected(
-    setting: Setting, result: SearchResult, judge: Judge, best: tuple[int, int], freedom: Freedom
+    setting: Setting,
+    result: SearchResult,
+    judge: Judge,
+    best: tuple[int, int],
+    freedom: Freedom,
+    cut: Sequence[Limit] = (),
 ) -> tuple[Rejected, ...]:
-    """Every value of every knob that the best does not have, with what the best that has it would take."""
+    """Every value of every knob that the best does not have, with what the best that has it would take; and what was not looked
+    at, with the reason. `cut`: the limits that left executions out."""
     chosen = result.choice(best).execution
     subjects = _subjects(setting, result, judge, chosen)
     entries = [_weigh(result, judge, best, subject) for subject in subjects if subject.executions.any()]
@@ -48,10 +52,30 @@ def rejected(
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
     if not freedom.allow_fp8 and setting.cluster.device.fp8_tensor_tflops is not None and chosen.precision != "fp8":
         entries.append(Rejected(title="fp8", why="its risk to convergence is yours to take: --allow-fp8"))
-    if setting.cluster.num_devices > 1 and not _varies(result.grid, "tp") and freedom.may("model parallelism"):
-        why = "not looked at: this workload has no chain of alike blocks to divide"
-        entries.append(Rejected(title="tensor and pipeline parallelism", why=why))
+    entries += [Rejected(title=limit.title, why=f"not looked at: {limit.why}") for limit in cut]
+    if setting.cluster.num_devices > 1 and freedom.may("model parallelism"):
+        entries += _undivided(setting, result.grid, chosen, {limit.field for limit in cut})
     return tuple(entries)
+
+
+def _undivided(setting: Setting, grid: Grid, chosen: Execution, limited: Set[str]) -> Iterator[Rejected]:
+    """Ways to divide a model over several GPUs that the search had nothing to look at for."""
+    workload, cluster = setting.workload, setting.cluster
+    blocks = next((form.blocks for form in workload.forms.values() if form.blocks is not None), None)
+    if blocks is None:
+        why = "not looked at: this workload has no chain of alike blocks to divide"
+        yield Rejected(title="tensor and pipeline parallelism", why=why)
+        return
+    whys = {
+        "tp": f"it stays inside a node, where no number of GPUs divides {blocks.heads} heads",
+        "pp": f"no number of these GPUs divides {blocks.count} blocks",
+        "cp": f"a sequence of {workload.sequence_length} tokens is too short to be divided",
+    }
+    if cluster.devices_per_node == 1:
+        whys["tp"] = "it stays inside a node, which has one GPU"
+    for field, why in whys.items():
+        if getattr(chosen, field) == 1 and not _varies(grid, field) and field not in limited:
+            yield Rejected(title=PARALLELISM[field], why=f"not looked at: {why}")
 
 
 def _subjects(setting: Setting, result: SearchResult, judge: Judge, chosen: Execution) -> Iterator[_Subject]:
@@ -77,7 +101,7 @@ def _subjects(setting: Setting, result: SearchResult, judge: Judge, chosen: Exec
                 over = f"over {format_number(network * setting.cluster.devices_per_node)} GB/s a node: "
             title = fleet_in_words(Execution(nnodes=nodes, nproc_per_node=gpus))
             yield _Subject(title, (grid.nnodes == nodes) & (grid.nproc_per_node == gpus), over)
-    for field, name in (("tp", "tensor parallelism"), ("pp", "pipeline parallelism"), ("cp", "context parallelism")):
+    for field, name in PARALLELISM.items():
         if _varies(grid, field):
             without = getattr(grid, field) == 1
             yield _Subject(name, ~without) if getattr(chosen, field) == 1 else _Subject(f"no {name}", without)
@@ -130,6 +154,11 @@ def _against(
         return "does not fit", None
     best_s, other_s = judge.job_s(result.choice(best)), judge.job_s(choice)
     lost = other_s - best_s
+    if lost < -SAME * best_s:
+        return (
+            f"saves {format_duration(-lost)} at most: less than {100 * NOISE:.0f} % is too little to be sure of",
+            lost,
+        )
     if lost < SAME * best_s:
         return "gains nothing: the same time", lost
     slower = f"{100 * lost / best_s:.2g} % slower" if lost < best_s else f"{other_s / best_s:.2g} times as long"
@@ -195,7 +224,7 @@ def _flipped(so_far: Sensitivity, there: SearchResult, ours: tuple[int, int]) ->
     least, mine = there.job_s[index], there.job_s[ours]
     still_fits = bool(np.isfinite(mine))
     regret = float(mine / least - 1) if still_fits else 0.0
-    if not so_far.still_fits or (still_fits and regret <= max(WORTH, so_far.regret)):
+    if not so_far.still_fits or (still_fits and regret <= max(NOISE, so_far.regret)):
         return so_far
     other = there.choice(index)
     changed = ", ".join(knob.title(there.choice(ours), other) for knob in differing(there.choice(ours), other))

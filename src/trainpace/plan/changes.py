@@ -7,7 +7,9 @@ import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.job import ASSUMED, JobConditions
 from trainpace.records import Record
+from trainpace.schedule import Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]
@@ -96,13 +98,13 @@ class Sensitivity(Record):
 
 
 NOISE = 0.05
-"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
-more finely."""
+"""Share of the job's time after its start below which a change is noise, and is not offered: forecasts of two executions of one
+model on one GPU are not told apart more finely."""
 
 
 class Plan(Record):
     """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
-    is what nobody said of the job, in words."""
+    is what nobody said of the job, in words; `job` and `conditions` are the whole training that its times are of."""
 
     start: Execution
     changes: tuple[Change, ...]
@@ -119,6 +121,8 @@ class Plan(Record):
     nearest: str = ""
     model: str = ""
     assumed: tuple[str, ...] = ()
+    job: Schedule | None = None
+    conditions: JobConditions = ASSUMED
 
     @property
     def end(self) -> Execution:
@@ -137,12 +141,6 @@ class Plan(Record):
         assert self.target is not None
         saved = [change.forecast_saved_s for change in self.changes]
         return [self.target.job_s + math.fsum(saved[i:]) for i in range(len(saved) + 1)]
-
-    @property
-    def uncertain(self) -> list[int]:
-        """Numbers, from 1, of the changes that save too little for a forecast to be sure of."""
-        left = zip(self.changes, self.left_s[1:], strict=True)
-        return [n for n, (c, job_s) in enumerate(left, 1) if not c.makes_fit and c.forecast_saved_s < NOISE * job_s]
 
     @property
     def saved_s(self) -> float:

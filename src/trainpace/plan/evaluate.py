@@ -15,7 +15,7 @@ from trainpace.forecast import CLASHES, FittedKernels, Forecaster, Grid, Target,
 from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
-from trainpace.plan.changes import Choice, DataPath, Outlook
+from trainpace.plan.changes import NOISE, Choice, DataPath, Outlook
 from trainpace.schedule import Schedule, samples_factor, total_steps
 from trainpace.software import TODAY, Software
 from trainpace.workload import Floats, Workload
@@ -55,6 +55,10 @@ class Setting(NamedTuple):
             else self.forecaster.on(Target(self.cluster, slower, software=self.software))
         )
         return self._replace(host_factor=factor, forecaster=forecaster)
+
+    def noise_s(self, job_s: float) -> float:
+        """Seconds of a job that are too few to tell two choices apart: its start takes as long with each."""
+        return NOISE * max(0.0, job_s - self.conditions.startup_s)
 
     @property
     def priced(self) -> JobConditions:

@@ -19,6 +19,7 @@ from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal
 from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
+_SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
 
@@ -27,7 +28,8 @@ def plan_changes(
     setting: Setting, start: Execution, data: tuple[DataPath, ...] = (NO_WAIT,), freedom: Freedom | None = None,
     to: Literal["best", "simplest"] = "best",
 ) -> Plan:  # fmt: skip
-    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best.
+    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best: the fastest
+    without the changes that save less than `NOISE`.
 
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
     what binds and `nearest` the nearest that would do. Raises TrainpaceError where the start itself is impossible.
@@ -38,26 +40,47 @@ def plan_changes(
         raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
     paths = data if freedom.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
-    result = search(setting, start, executions_on(setting.cluster, setting.workload, start, freedom), paths)
+    grid, cut = freedom.within(executions_on(setting.cluster, setting.workload, start, freedom))
+    result = search(setting, start, grid, paths)
     judge = Judge(setting, start)
     searched = len(result.grid) * len(paths)
-    best, simplest = result.best(), result.simplest()
-    if best is None or simplest is None:
+    fastest, simplest = result.best(), result.simplest()
+    if fastest is None or simplest is None:
         return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
                     nearest=_nearest(setting, start, freedom, result))  # fmt: skip
 
     def outlook(choice: Choice) -> Outlook:
         return judge.outlook(choice, len(differing(now, choice)))
 
+    best, simplest = (_worthwhile(result, now, index, setting) for index in (fastest, simplest))
+    if result.changes[best] <= result.changes[simplest]:
+        simplest = best
     target = result.choice(best if to == "best" else simplest)
     return Plan(
         start=start, changes=ladder(judge, now, target), now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
         best=outlook(result.choice(best)), simplest=outlook(result.choice(simplest)),
-        pareto=tuple(outlook(result.choice(index)) for index in result.pareto()),
-        rejected=rejected(setting, result, judge, best, freedom), sensitivity=sensitivity(setting, result, judge, best),
-        searched=searched, fitting=result.fitting, start_fits=judge.fits(now),
+        pareto=tuple(outlook(result.choice(best if index == fastest else index)) for index in result.pareto()),
+        rejected=rejected(setting, result, judge, best, freedom, cut), sensitivity=sensitivity(setting, result, judge, best),
+        searched=searched, fitting=result.fitting, start_fits=judge.fits(now), job=setting.schedule,
+        conditions=setting.conditions,
         assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
     )  # fmt: skip
+
+
+def _worthwhile(result: SearchResult, now: Choice, index: tuple[int, int], setting: Setting) -> tuple[int, int]:
+    """A choice with changes undone, those that save least first, as long as all of them together save less than the noise."""
+    most_s = result.job_s[index] + setting.noise_s(float(result.job_s[index]))
+    start = result.place_of(now)
+    if start is not None and result.job_s[start] <= most_s:
+        return start
+    while True:
+        choice = result.choice(index)
+        undone = [turned(choice, now, (knob,)) for knob in differing(now, choice)]
+        places = [place for one in undone if one is not None and (place := result.place_of(one)) is not None]
+        index_or_none = min(places, key=lambda place: result.job_s[place], default=None)
+        if index_or_none is None or result.job_s[index_or_none] > most_s:
+            return index
+        index = index_or_none
 
 
 def _what_binds(result: SearchResult) -> str:
@@ -90,9 +113,10 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: Searc
             break
         wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,
                         micro_batch=1, accumulation=1, virtual_stages=1)  # fmt: skip
-        only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False)
+        limits = tuple(limit for limit in freedom.limits if limit.field not in _SIZES)
+        only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False, limits=limits)
         try:
-            grid = executions_on(larger, setting.workload, wider, only, start.global_batch)
+            grid, _ = only.within(executions_on(larger, setting.workload, wider, only, start.global_batch))
         except TrainpaceError:
             continue
         there = search(setting._replace(cluster=larger), wider, grid, (NO_WAIT,))
@@ -110,16 +134,26 @@ def ladder(judge: Judge, start: Choice, target: Choice) -> tuple[Change, ...]:
     """Rungs from start to target, each an execution that runs: greedy, what saves most comes first. Their savings add up.
 
     Knobs are turned one at a time where that gives something that fits and is no slower; where none does (recomputation
-    makes room for a batch), two or more are turned together. Where the start itself does not fit, the first rung makes it fit,
-    and what it saves cannot be said.
+    makes room for a batch), two or more are turned together. One that saves less than `NOISE` by itself goes with the next,
+    for which it may make room, or the last with the one before. Where the start itself does not fit, the first rung makes it
+    fit, and what it saves cannot be said.
     """
-    rungs: list[Change] = []
+    rungs: list[tuple[tuple[Knob, ...], Choice, Choice, bool]] = []
     current, fits = start, judge.fits(start)
+    knobs: tuple[Knob, ...] = ()
+    begun, fitted = current, fits
     while left := differing(current, target):
-        knobs, after = _next(judge, current, target, left, math.inf if not fits else judge.job_s(current))
-        rungs.append(_change(judge, knobs, current, after, fits))
-        current, fits = after, True
-    return tuple(rungs)
+        more, after = _next(judge, current, target, left, math.inf if not fits else judge.job_s(current))
+        knobs, current, fits = (*knobs, *more), after, True
+        small = fitted and judge.job_s(begun) - judge.job_s(after) < judge.setting.noise_s(judge.job_s(after))
+        if small and differing(after, target):
+            continue
+        if small and rungs:
+            before, begun, _, fitted = rungs.pop()
+            knobs = (*before, *knobs)
+        rungs.append((knobs, begun, after, fitted))
+        begun, knobs, fitted = after, (), True
+    return tuple(_change(judge, *rung) for rung in rungs)
 
 
 def _next(

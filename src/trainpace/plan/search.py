@@ -29,13 +29,27 @@ GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
 STEPS_DOWN = ("fp32", "tf32", "amp_bf16", "amp_fp16")
 """Precisions in which the same weights are trained; storage in 16 bits is never chosen for the user."""
 NEARLY = 0.02
-"""Share of the best job's time that fewer changes are worth: below what a forecast can tell apart."""
+"""Share of the fastest job's time that the simplest choice may lose to it."""
 
+PARALLELISM = {"tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism"}
 MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages")
 OTHER = ("precision", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_parameters",
          "sequence_parallel", "compile", "channels_last", "reshard_after_forward", "async_tensor_parallel")  # fmt: skip
 VARIED = (*MESH, "micro_batch", "accumulation", *OTHER, "pipeline_schedule")
 """The fields that differ between the executions of a search."""
+
+
+class Limit(Record):
+    """Executions whose `field` is none of `values` are not looked at, `why`: what the engine lacks, or a settings file cannot
+    state. `title` names what is left out."""
+
+    title: str
+    field: str
+    values: tuple[int | str | bool | None, ...]
+    why: str
+
+    def allows(self, grid: Grid) -> NDArray[np.bool_]:
+        return np.any([grid.has(self.field, value) for value in self.values], axis=0)
 
 
 class Freedom(Record):
@@ -44,6 +58,7 @@ class Freedom(Record):
     keep: tuple[str, ...] = ()
     allow_global_batch: bool = False
     allow_fp8: bool = False
+    limits: tuple[Limit, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.keep:
@@ -52,6 +67,16 @@ class Freedom(Record):
 
     def may(self, knob: str) -> bool:
         return knob not in self.keep
+
+    def within(self, grid: Grid) -> tuple[Grid, tuple[Limit, ...]]:
+        """The executions of a grid within all limits, and the limits that left any of the others out."""
+        cut = []
+        for limit in self.limits:
+            allowed = limit.allows(grid)
+            if not allowed.all():
+                grid = grid.at(allowed)
+                cut.append(limit)
+        return grid, tuple(cut)
 
 
 # ---- the legal executions
@@ -215,6 +240,12 @@ class SearchResult(NamedTuple):
     @property
     def fitting(self) -> int:
         return int(np.isfinite(self.job_s).sum())
+
+    def place_of(self, choice: Choice) -> tuple[int, int] | None:
+        """Where a choice stands; None where it was not looked at."""
+        same = np.all([self.grid.has(field, getattr(choice.execution, field)) for field in VARIED], axis=0)
+        rows = np.flatnonzero(same)
+        return (int(rows[0]), self.data.index(choice.data)) if len(rows) and choice.data in self.data else None
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
         """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: executions."""

@@ -7,7 +7,16 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder import LadderResult, LadderRow, RungPreview, job_time, noise_scale_of, rows_of, words_of
+from trainpace.ladder import (
+    NOT_ASKED,
+    LadderResult,
+    LadderRow,
+    RungPreview,
+    job_time,
+    noise_scale_of,
+    rows_of,
+    words_of,
+)
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
@@ -15,6 +24,10 @@ from trainpace.report.pages import page
 from trainpace.report.phrases import duration, interval, noise_scale, number, plural, span, to_the_same_loss, usd
 from trainpace.report.terminal import Column, console, fits, print_bars, print_lines, print_table, print_verdict, words
 
+PAIRED = (
+    "A rung's speed-up compares its trials with those of the setup kept before it, run one after the other; the total is the"
+    " product of the kept rungs' speed-ups. Steps, epochs and jobs are of each rung's own trials."
+)
 HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
@@ -49,16 +62,42 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
         now, before = duration(last.measured_ms / 1e3), duration(first.measured_ms / 1e3)
         share = f"{100 / last.total:.3g} % of the time"
         lines = [f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {share}."]
+        if first.epoch_s is not None and last.epoch_s is not None:
+            lines.append(
+                f"An epoch{_validation(result)}: {duration(last.epoch_s)} instead of {duration(first.epoch_s)}."
+            )
         if first.job_s is not None and last.job_s is not None:
             cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
             lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
     job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
-    lines += [*_forecasts(result), *_noise_scale(result)]
+    if any(r.ratio is not None for r in rows):
+        lines.append(PAIRED)
+    lines += [*_forecasts(result), *_without_forecast(rows), *_noise_scale(result)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if result.stopped:
         lines.append(f"Rungs not run: {result.stopped}.")
     return [*lines, f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}."]
+
+
+def _validation(result: LadderResult) -> str:
+    """How an epoch's validation is counted."""
+    c, foreseen = result.ladder.conditions, result.kept_attempt.foreseen
+    if c.evaluate_every_steps is not None and c.evaluation_s:
+        return " with its validation, whose time was given"
+    if not c.evaluation_samples:
+        return ""
+    share = f"forward passes, forecast as {foreseen.evaluating_share:.0%} of a step".replace("%", " %")
+    how = share if foreseen.evaluating_share < 1 else "whole steps, for want of a forecast of the forward passes"
+    return f" with {c.evaluation_samples:,} samples validated (as {how})"
+
+
+def _without_forecast(rows: Sequence[LadderRow]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if _none(row):
+            reasons.setdefault(row.no_forecast.rstrip("."), []).append(row.title)
+    return [f"No forecast of {', '.join(titles)}: {reason}." for reason, titles in reasons.items()]
 
 
 def _forecasts(result: LadderResult) -> list[str]:
@@ -97,19 +136,25 @@ def head_and_rows(t: LadderTable) -> tuple[list[str], list[list[str]]]:
     """Without the columns that are empty in every row."""
     columns = {
         "rung": [r.title for r in t.rows],
-        "forecast": [_timed(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
+        "forecast": [_timed(r.forecast_ms, r.forecast_interval_ms) or _none(r) for r in t.rows],
         f"{t.what}, measured": [_timed(r.measured_ms, r.measured_interval_ms) for r in t.rows],
-        "rung x": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
-        "total x": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
-        "of the time": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
-        "GiB": [number(r.memory_gib, "") for r in t.rows],
+        "an epoch": [duration(r.epoch_s, "") for r in t.rows],
         "whole job": [duration(r.job_s, "") for r in t.rows],
         "cost": [usd(r.cost_usd, "") for r in t.rows],
+        "rung speed-up": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
+        "total speed-up": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
+        "of the first": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
+        "GiB": [number(r.memory_gib, "") for r in t.rows],
         "losses": [r.losses for r in t.rows],
         "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     return list(filled), [list(row) for row in zip(*filled.values(), strict=True)]
+
+
+def _none(row: LadderRow) -> str:
+    """That there is no forecast, unless that was asked for."""
+    return "" if not row.no_forecast or row.no_forecast in NOT_ASKED else "none"
 
 
 def _timed(ms: float | None, between: Interval | None) -> str:
@@ -121,7 +166,10 @@ def _timed(ms: float | None, between: Interval | None) -> str:
     return f"{number(ms / size)} {unit} ({span(between.low / size, between.high / size)})"
 
 
-_RANKS = {"rung x": 1, "result": 2, "of the time": 3, "forecast": 4, "losses": 5, "cost": 6, "whole job": 7, "GiB": 8}
+_RANKS = {
+    "rung speed-up": 1, "result": 2, "of the first": 3, "forecast": 4, "an epoch": 5, "losses": 6, "cost": 7,
+    "whole job": 8, "GiB": 9,
+}  # fmt: skip
 """The column of the highest rank gives way first where the terminal is narrow."""
 _WORDS = ("rung", "losses", "result")
 

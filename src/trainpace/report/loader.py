@@ -33,7 +33,8 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
         print_table(stages, _stage_rows(m), spaced=False)
     print_lines(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
-    if "trainpace precompute" in advice and ".py:" in m.target:
+    whole = not any(s.kind == "dataset" for s in m.stages)
+    if "trainpace precompute" in advice and ".py:" in m.target and whole:
         print_lines(f"To change: {advice.removeprefix('Next: ')}")
         estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
         print_next(estimate, "what that costs and saves, estimated from some samples")
@@ -76,15 +77,23 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
+        inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
+        of_what = f" of {' and '.join(inner)} as a dataset of its own," if inner else ","
         steps.append(
-            f"trainpace precompute, which could save up to {number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
+            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
             " sample, less the cost of reading it back"
         )
-    elif waiting and a.limit == "cores" and m.stages:
+    elif waiting and m.stages and (a.limit == "cores" or not steps):
         slowest = max(m.stages, key=lambda s: s.wall_ms)
-        share = f"it is {m.share_of(slowest):.0%} of a sample"
-        steps.append(f"the cores are fully used, so make {slowest.name} cheaper: {share}")
-    return f"Next: {'; then '.join(steps)}." if steps else "Next: nothing to gain from the loader; look at the compute."
+        why = "the cores are fully used" if a.limit == "cores" else "other numbers of workers would save nothing"
+        steps.append(f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample")
+    if steps:
+        return f"Next: {'; then '.join(steps)}."
+    if waiting and a.compute_ms is not None:
+        return (
+            "Next: make a sample cheaper, as the step waits for data, and other numbers of workers would save nothing."
+        )
+    return "Next: nothing to gain from the loader; look at the compute."
 
 
 def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
     for s in m.stages:
         earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
         offline = "yes" if s.offline else "no: random" if s.random else earlier
-        name = s.name if s.kind in ("", "function", "transform", "transforms") else f"{s.name} ({s.kind})"
+        name = s.name if s.kind in ("", "dataset", "function", "transform", "transforms") else f"{s.name} ({s.kind})"
         rows.append([name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline])
     return rows
 

@@ -60,7 +60,8 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
 
 def verdict(plan: Plan, target: Outlook) -> str:
     if not plan.changes:
-        return f"Nothing to change: no other configuration is faster than {duration(target.job_s)}."
+        least = f"save {percent(NOISE)} of {duration(target.job_s)}"
+        return f"Nothing to change: no other configuration is forecast to {least}."
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
         return DOES_NOT_FIT.format(many=many, job=duration(target.job_s))
@@ -95,16 +96,11 @@ def _print_changes(plan: Plan) -> None:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """From where savings count, and which of them are too small to be sure of."""
+    """From where savings count."""
     remarks = []
     if plan.changes[0].makes_fit:
         first = f"With change 1 the job takes {duration(plan.left_s[0])}; savings count from there."
         remarks.append(f"As it is, it does not fit in memory. {first}")
-    if plan.uncertain:
-        numbers = ", ".join(map(str, plan.uncertain))
-        which = f"Change {numbers} saves" if len(plan.uncertain) == 1 else f"Changes {numbers} each save"
-        too_little = "too little for a forecast to be sure of: measure before keeping"
-        remarks.append(f"{which} less than {percent(NOISE)}, {too_little}.")
     return remarks
 
 
@@ -117,7 +113,7 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
     lines = []
     for name, outlook in (("Now", plan.now), ("Best", best), ("Simplest", simplest)):
         if name == "Simplest" and simplest.choice == best.choice:
-            lines.append((name, "the same: nothing with fewer changes comes within 2 % of the best"))
+            lines.append((name, "the same: nothing with fewer changes comes near it"))
         elif outlook is not None:
             figures = [
                 duration(outlook.job_s), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",

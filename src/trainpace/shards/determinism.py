@@ -204,7 +204,7 @@ def same(a: Any, b: Any) -> bool:
 
 class Place(NamedTuple):
     """`container` holds the transform under `key`: an attribute, or an item where `is_item`. `kind` is the outermost name;
-    `position` is a phrase for messages.
+    `position` is a phrase for messages, `branch` the path of the dataset that holds it.
 
     The same transform may lie in several places (torchvision's datasets keep their `transform` again inside `transforms`).
     """
@@ -215,6 +215,7 @@ class Place(NamedTuple):
     kind: str
     position: str
     transform: Any
+    branch: str = ""
 
     @property
     def name(self) -> str:
@@ -264,10 +265,24 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
     for name, value in list((attributes | modules if isinstance(modules, dict) else attributes).items()):
         inside = f"{path}{name}"
         if name in _NAMES or _is_composed(value):
-            yield from _innermost(Place(holder, name, False, name, f"in {inside}", value), inside, seen)
-        elif name in ("dataset", "datasets", "_dataset", "base"):
-            for part in value if isinstance(value, list | tuple) else [value]:
-                yield from _within(part, f"{inside}.", depth - 1, seen)
+            yield from _innermost(Place(holder, name, False, name, f"in {inside}", value, path), inside, seen)
+    for held in held_datasets(holder):
+        yield from _within(held.transform, f"{path}{held.position}.", depth - 1, seen)
+
+
+def held_datasets(dataset: Any) -> Iterator[Place]:
+    """The datasets that a dataset holds and gives samples of: Subset's, ConcatDataset's, those of wrappers of the user's own."""
+    torch = sys.modules.get("torch")
+    base = () if torch is None else torch.utils.data.Dataset
+    for name, value in list(getattr(dataset, "__dict__", {}).items()):
+        parts = value if isinstance(value, list) else [value]
+        for number, part in enumerate(parts):
+            if isinstance(part, base) or (
+                name in ("dataset", "datasets", "_dataset", "base") and hasattr(part, "__getitem__")
+            ):
+                in_list = parts is value
+                position = f"{name}[{number}]" if in_list else name
+                yield Place(parts if in_list else dataset, number if in_list else name, in_list, name, position, part)
 
 
 def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
@@ -281,7 +296,7 @@ def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:
         pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
         for number, (key, item) in enumerate(pairs, 1):
             position = f"transform {number} of {len(pairs)} in {path}"
-            inner = Place(items, key, True, place.kind, position, item)
+            inner = Place(items, key, True, place.kind, position, item, place.branch)
             yield from _innermost(inner, f"{path}{attribute}[{key}]", seen)
     elif kind == "StandardTransform":  # torchvision's pair of the two
         yield from _within(value, f"{path}.", _DEPTH, seen)

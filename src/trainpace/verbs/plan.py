@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from trainpace.configs import normal
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
@@ -21,9 +23,10 @@ from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.software import TODAY
 from trainpace.units import parse_count
+from trainpace.verbs.limits import limits_of
 from trainpace.verbs.places import HardwareFile, HostName, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
-from trainpace.verbs.settings import SettingsSource
+from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
 from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
 from trainpace.workload import Form, Variant, Workload, form_of
@@ -111,13 +114,15 @@ class Planned(Record):
     script_changes: tuple[tuple[Any, float], ...]
 
 
-def run(request: PlanRequest, progress: Progress) -> Planned:
+def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()) -> Planned:
+    """`write`: the plan is for the request's files and `new` ones, so that it may choose nothing that they cannot state."""
     r = request
     if isinstance(r.model, str) and Path(r.model).is_dir():
         raise Misuse(f"{r.model} is a folder: name the model, and a recording's folder with `watched`.")
     noise_scale = noise_scale_of(r)
     present = Present.read(r)
-    freedom = Freedom(keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8)
+    for text in present.files.unread:
+        progress.note(text)
     cluster = cluster_of(r, present)
     schedule = schedule_of(r, present)
     precision: Precision = present.pick("precision", r.precision) or "fp32"
@@ -128,6 +133,12 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
+    limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
+    freedom = Freedom(keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits)
+    paths = data_paths(r, present, start, cluster)
+    if fixed_workers and any(path.workers != paths[0].workers for path in paths):
+        progress.note(f"note: the number of loader workers stays: {fixed_workers}")
+        paths = tuple(path for path in paths if path.workers == paths[0].workers)
     files = {
         name: present.pick(name, getattr(r, name))
         for name in ("attention", "optimizer_implementation", "cross_entropy")
@@ -140,9 +151,7 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     known = [runs.words] if software != TODAY or ", " in runs.words else []
     for text in runs.idle:
         progress.note(f"note: without effect: {text}")
-    plan = plan_changes(
-        setting, start, data_paths(r, present, start, cluster), freedom, to="simplest" if r.simplest else "best"
-    )
+    plan = plan_changes(setting, start, paths, freedom, to="simplest" if r.simplest else "best")
     return Planned(
         plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known)), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
@@ -217,7 +226,7 @@ class Present(NamedTuple):
                 recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
         for name, value in execution_values(request, workload).items():
             if name in REPLACES_FILES:
-                picked = self.files.value(name) if value is None else value
+                picked = normal(name, self.files.value(name)) if value is None else value
             else:  # a flag that is not set says nothing
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:

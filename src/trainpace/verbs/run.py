@@ -12,6 +12,8 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
+    NO_FORECAST,
+    NO_MODEL,
     Attempt,
     ClimbActions,
     Ladder,
@@ -42,6 +44,7 @@ from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
 from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
 from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Misuse, Progress, Request, Work
+from trainpace.verbs.settings import SettingsSource
 
 STATE = "ladder.json"
 
@@ -90,6 +93,7 @@ class RunRequest(Request):
 def run(request: RunRequest, progress: Progress) -> LadderResult:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
+    _note_unread(ladder, progress)
     if ladder.script is None:
         request.launchers.check(ladder)
     folder = request.folder
@@ -115,6 +119,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
 def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
     """Setups and forecasts of all rungs, and the commands that would be started for each. Trains nothing."""
     ladder, folder = _ladder(request), request.folder
+    _note_unread(ladder, progress)
     make_folder(folder)
     with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
         previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
@@ -138,6 +143,14 @@ def _ladder(request: RunRequest) -> Ladder:
             "a script is started by its own command, not by `launcher` or Slurm's options.", "Leave them out."
         )
     return ladder
+
+
+def _note_unread(ladder: Ladder, progress: Progress) -> None:
+    script = ladder.script
+    if script is not None:
+        files = tuple(str(Path(script.folder, file)) for file in script.configs)
+        for text in SettingsSource.read(files, None).unread:
+            progress.note(text)
 
 
 def _before(folder: Path, request: RunRequest) -> LadderResult | None:
@@ -188,9 +201,9 @@ def _actions(
 
     def forecast(setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
         if request.no_forecast:
-            return [StepForecast(reason="--no-forecast") for _ in setups]
+            return [StepForecast(reason=NO_FORECAST) for _ in setups]
         if not ladder.start.task:
-            return [StepForecast(reason="a script shows no model; --task MODEL names it") for _ in setups]
+            return [StepForecast(reason=NO_MODEL) for _ in setups]
         return forecasts.forecast(setups, measured)
 
     return ClimbActions(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from trainpace import configs
 from trainpace.errors import Contradiction
 from trainpace.records import read_text, write_whole
+from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
@@ -65,6 +65,16 @@ class SettingsSource(NamedTuple):
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
         return (total // divisor, processes) if processes else (divisor, total // divisor)
 
+    @property
+    def unread(self) -> list[str]:
+        """What stands in Python code and could not be read, as notes."""
+        notes = () if self.combined is None else self.combined.notes
+        return [
+            f"note: {note.file}: {note.text}"
+            for note in notes
+            if configs.is_python(note.file) and note.severity == "warning"
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """For the JSON answer: what was read, and what was noticed."""
         if self.combined is None:
@@ -74,25 +84,51 @@ class SettingsSource(NamedTuple):
         return {"settings": settings, "notes_on_files": notes}
 
 
+def texts_of(request: PlanRequest) -> dict[str, str]:
+    """The settings that a request names: file -> text."""
+    texts = {path: read_text(path) for path in request.config}
+    return texts | ({COMMAND: request.command + "\n"} if request.command else {})
+
+
+def kinds_of(new: Sequence[str]) -> dict[str, str]:
+    """Files to be made, each with its kind."""
+    return {file: NEW[Path(file).suffix] for file in new}
+
+
 def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
-    """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change."""
+    """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change. Raises Misuse where
+    they cannot say all of it."""
     if plan.best is None or not (plan.changes or new):
         return None
     limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a batch job may take a fifth longer than forecast
-    kinds = {file: NEW[Path(file).suffix] for file in new}
     added = tuple(
-        configs.new_file(kind, plan.end, file, limit_s if kind == "sbatch" else None) for file, kind in kinds.items()
+        configs.new_file(kind, plan.end, file, limit_s if kind == "sbatch" else None)
+        for file, kind in kinds_of(new).items()
     )
-    if not plan.changes or not (request.config or request.command):
-        return configs.Rewritten(files=added, left={})
-    texts = {path: read_text(path) for path in request.config}
-    if request.command:
-        texts[COMMAND] = request.command + "\n"
+    wanted = configs.settings_of(plan.end)
+    for f in added:
+        _refuse({name: f"{f.file}: {why}" for name, why in f.left.items() if configs.still_says(f, name, wanted)})
+    texts = texts_of(request)
+    if not plan.changes or not texts:
+        left = {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
+        wrote = {name for f in added for name in f.wrote}
+        return configs.Rewritten(files=added, left={name: why for name, why in left.items() if name not in wrote})
     last = plan.changes[-1].data
     now = plan.now.choice.data if plan.now is not None else last
     workers = last.workers if last.workers != now.workers else None
     files = configs.rewrite(texts, configs.Changes(before=plan.start, after=plan.end, workers=workers))
-    return replace(files, files=(*files.files, *added))
+    wrote = {name for f in added for name in f.wrote}
+    _refuse({name: why for name, why in files.left.items() if name not in wrote})
+    return configs.Rewritten(files=(*files.files, *added), left={})
+
+
+def _refuse(left: dict[str, str]) -> None:
+    if left:
+        which = "; ".join(f"{name} ({why})" for name, why in left.items())
+        raise Misuse(
+            f"nothing was written, for no file can hold the plan's {which}.",
+            "Keep that as it is with `keep`, name the file that states it with `config`, or leave `write` out.",
+        )
 
 
 def save_all(files: Rewritten) -> dict[str, str]:

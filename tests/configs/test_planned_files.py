@@ -1,0 +1,91 @@
+"""Random plans written into every format: what the files say is what was planned, or the writer refuses."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
+from config_loading import LIBRARIES, differing, loaded  # noqa: E402
+from config_plans import FILES, planned  # noqa: E402
+
+from trainpace.configs import lacking, settings_of  # noqa: E402
+from trainpace.execution import Execution  # noqa: E402
+from trainpace.verbs.limits import limits_of  # noqa: E402
+
+NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+COMPARED = ("micro_batch", "accumulation", "global_batch", "precision", "zero_stage", "offload_optimizer",
+            "offload_parameters", "nnodes", "nproc_per_node", "tp", "pp", "cp")  # fmt: skip
+
+
+def held(kind, count):
+    """The plans that the writer did not refuse. What the limits leave to be refused are rare combinations."""
+    done = list(planned(kind, count))
+    rounds = [one for one, refused in done if not refused]
+    assert len(rounds) >= 0.97 * count
+    moved = sum(settings_of(one.before)[name] != settings_of(one.wanted)[name] for one in rounds for name in COMPARED)
+    assert moved > count / 4
+    return rounds
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_the_files_say_the_plan(kind):
+    for one in held(kind, 90):
+        assert one.written.left == {}
+        assert one.wrong() == {}, one.written.diff
+
+
+@NEEDS_ENGINES
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_500_plans_and_the_libraries_say_the_same(kind, tmp_path):
+    rounds = held(kind, 500)
+    assert {i: one.wrong() for i, one in enumerate(rounds) if one.wrong()} == {}
+    if kind in LIBRARIES:
+        reports = loaded(kind, rounds, tmp_path)
+        pairs = zip(rounds, reports, strict=True)
+        assert {i: found for i, (one, report) in enumerate(pairs) if (found := differing(one, report))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "fields"),
+    [
+        (FILES["Lightning CLI"]["lightning.yaml"], "l.yaml", {"tp", "pp", "cp"}),
+        (
+            "trainer: {strategy: {class_path: ModelParallelStrategy, init_args: {tensor_parallel_size: 2}}}",
+            "l.yaml",
+            {"pp", "cp"},
+        ),
+        ("trainer = Trainer(devices=2, max_epochs=1)", "train.py", {"tp", "pp", "cp"}),
+        (FILES["accelerate"]["accelerate.yaml"], "a.yaml", {"pp"}),
+        (FILES["Hugging Face TrainingArguments"]["args.json"], "args.json", {"pp"}),
+        ("accelerate launch train.py\n", "run.sh", {"pp"}),
+        ("torchrun train.py --per_device_train_batch_size 4\n", "run.sh", {"pp"}),
+        ("torchrun train.py\n", "run.sh", set()),
+        (FILES["DeepSpeed"]["ds.json"], "ds.json", set()),
+    ],
+)
+def test_what_an_engine_lacks_is_known(text, file, fields):
+    assert lacking(text, file).keys() == fields
+
+
+def test_without_write_only_what_the_engine_lacks_is_left_out():
+    texts = {"run.sh": "torchrun --nproc-per-node 8 train.py\n"}
+    start = Execution(micro_batch=4, nproc_per_node=8)
+    assert limits_of(texts, {}, start, write=False) == ((), "")
+    limits, workers = limits_of(texts, {}, start, write=True)
+    fixed = {limit.field for limit in limits}
+    assert {"micro_batch", "accumulation", "precision", "tp", "pp", "cp"} <= fixed
+    assert not fixed & {"nnodes", "nproc_per_node"}
+    assert "no flag" in workers
+
+
+def test_new_files_beside_old_ones_take_what_those_cannot():
+    texts = {"args.yaml": FILES["Hugging Face TrainingArguments"]["args.yaml"]}
+    start = Execution(nproc_per_node=8)
+    alone, _ = limits_of(texts, {}, start, write=True)
+    beside, _ = limits_of(texts, {"job.sbatch": "sbatch"}, start, write=True)
+    assert {limit.field for limit in alone} - {limit.field for limit in beside} == {"nnodes", "nproc_per_node"}
+    new, _ = limits_of({}, {"accelerate.yaml": "accelerate"}, start, write=True)
+    assert {(limit.field, limit.title) for limit in new} >= {("pp", "pipeline parallelism"), ("precision", "tf32")}
