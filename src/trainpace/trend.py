@@ -43,17 +43,23 @@ class Trend(Record):
     knee_batch: int
     knee_samples_per_second: float
     uneven: tuple[tuple[int, float], ...]
+    noise: float = 0.0
+    """Relative standard deviation of a step time."""
 
     @property
     def shape(self) -> Shape:
-        """The simplest polynomial that the step time follows."""
+        """The simplest polynomial that the step time follows, as far as its noise lets it."""
         shapes: tuple[Shape, ...] = ("linear", "quadratic", "cubic")
-        close = (shape for shape, error in zip(shapes, self.mean_errors, strict=True) if error <= CLOSE)
+        limit = max(CLOSE, self.noise)
+        close = (shape for shape, error in zip(shapes, self.mean_errors, strict=True) if error <= limit)
         return next(close, "none of these")
 
 
 def trend_of(
-    batches: Sequence[int], step_ms: Sequence[float] | Floats, samples_per_second: Sequence[float] | Floats
+    batches: Sequence[int],
+    step_ms: Sequence[float] | Floats,
+    samples_per_second: Sequence[float] | Floats,
+    noise: float = 0.0,
 ) -> Trend | None:
     """The trend over ascending batch sizes; None over fewer than FEWEST_BATCHES."""
     if len(batches) < FEWEST_BATCHES:
@@ -74,6 +80,7 @@ def trend_of(
         worst_error=float(errors[0][worst]), worst_batch=batches[worst],
         best_batch=batches[best], best_samples_per_second=float(rate[best]),
         knee_batch=batches[knee], knee_samples_per_second=float(rate[knee]),
+        noise=noise,
         uneven=tuple((batches[i], float(share[i])) for i in sorted(np.argsort(-share)[:MOST_UNEVEN].tolist()) if share[i] > 0),
     )  # fmt: skip
 

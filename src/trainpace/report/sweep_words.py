@@ -51,19 +51,23 @@ def no_jumps(batches: Sequence[int], trend: Trend | None) -> str:
 
 def trend_in_words(t: Trend) -> list[str]:
     """Is the step time linear, how well does a line fit, and where does throughput stop growing?"""
+    best = f"Throughput is best at batch {t.best_batch:,} ({number(t.best_samples_per_second)} samples/s)"
+    if t.knee_batch == t.best_batch:
+        return [shape_in_words(t), f"{best}; every smaller batch has over {100 * KNEE:.0f} % less."]
+    return [shape_in_words(t), f"{best} and hardly grows from batch {t.knee_batch:,} on, {knee(t)}."]
+
+
+def shape_in_words(t: Trend) -> str:
+    """Is the step time linear, and how well does a line fit?"""
     line, parabola, cubic = (f"{100 * error:.1f} %" for error in t.mean_errors)
     shape = {"none of these": "neither linear nor quadratic nor cubic"}.get(t.shape, t.shape)
     r_squared = f"{t.r_squared:.4f}" if t.r_squared < ROUNDS_TO_1 else "over 0.9999"
-    fitted = (
+    return (
         f"Step time over batch {t.first_batch:,} to {t.last_batch:,} is {shape}. Fitted line: {number(t.fixed_ms)} ms +"
         f" {number(t.ms_per_sample)} ms a sample (R² {r_squared}), {line} off on average and"
         f" {100 * abs(t.worst_error):.0f} % at most, at batch {t.worst_batch:,}; a quadratic curve is {parabola} off, a cubic"
         f" one {cubic}."
     )
-    best = f"Throughput is best at batch {t.best_batch:,} ({number(t.best_samples_per_second)} samples/s)"
-    if t.knee_batch == t.best_batch:
-        return [fitted, f"{best}; every smaller batch has over {100 * KNEE:.0f} % less."]
-    return [fitted, f"{best} and hardly grows from batch {t.knee_batch:,} on, {knee(t)}."]
 
 
 def knee(t: Trend) -> str:
