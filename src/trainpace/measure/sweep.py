@@ -152,14 +152,15 @@ def next_for_largest(
 
 
 def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:
-    """The batch size to measure next, None when all is done. Raises where the user's code fails at MOST_CRASHES sizes and works
-    at none."""
+    """The batch size to measure next, None when all is done. Raises where the user's code fails at all sizes, or at
+    MOST_CRASHES, and works at none."""
     medians = medians_of(outcomes)
     failures = [o for o in outcomes if isinstance(o, FailedProbe)]
     crashes = [o for o in failures if o.failure == "crashed"]
     crashed = {o.execution.micro_batch for o in crashes}
     failed = {o.execution.micro_batch for o in failures} - crashed
-    if len(crashed) >= MOST_CRASHES and not medians:
+    most = MOST_CRASHES if plan.until_oom else max(2, min(MOST_CRASHES, len(plan.batches)))
+    if len(crashed) >= most and not medians:
         raise UserCodeError(crashes[-1].reason)
     too_large = {o.execution.micro_batch for o in failures if o.failure == "out_of_memory"}
     limit = min(too_large, default=None)

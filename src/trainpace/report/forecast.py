@@ -220,7 +220,8 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
         print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
     else:
         measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
-        if best.provenance == "calibrated":
+        # a corrected forecast of this machine names no host either: it has a profile of its own
+        if best.provenance == "calibrated" or (best.provenance == "transferred" and not best.host):
             print_next(measure, "real steps on this machine, beside the forecast")
         else:
             print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
