@@ -1,7 +1,5 @@
 """Jumps that were planted are found, with their size; lines, kinks, curves and lone points have none."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -217,6 +215,6 @@ def test_the_least_size_grows_with_the_noise_until_nothing_can_be_told():
     least = [
         find_changes(BATCHES, (20 + BATCHES) * np.exp(noise * z), noise).least_jump for noise in (0.005, 0.02, 0.1, 0.6)
     ]
-    assert least == sorted(least)
-    assert least[-1] == math.inf
+    assert least[:3] == sorted(least[:3])
+    assert least[3] is None
     assert find_changes(BATCHES[:5], 20.0 + BATCHES[:5]).least_jump is None

@@ -93,7 +93,7 @@ class StepCurve(Record):
     """Step time over the batch size. `noise` is relative (a standard deviation at the median step); `odd_extra_ms` is
     what an odd batch costs beyond the curve, and in `fitted_ms`; `disturbed` are batches whose measurement fits neither
     neighbour and was left out. `least_jump`: the share of the step that a jump needs to be seen in 9 of 10 sweeps like this
-    one, at most places; None with too few batch sizes.
+    one, at most places; None with too few batch sizes, and where noise would hide a jump of any size.
     """
 
     batches: tuple[int, ...]
@@ -323,8 +323,8 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
 
 def _least_jump(fit: _Fit) -> float | None:
     """The relative size from which on a level change is worth its price and LEAST_Z deviations whatever chance takes from it, at
-    most places where one could be. Noise grows with the step, so behind the jump it is larger by as much; infinite where a jump
-    of any size would be lost in its own noise."""
+    most places where one could be. Noise grows with the step, so behind the jump it is larger by as much; None where a jump of
+    any size would be lost in its own noise."""
     places, least = fit.search.least_levels(fit.terms)
     sizes = (np.maximum(least, LEAST_Z * fit.scale) + CHANCE * fit.scale) * places
     shares = sizes[1:] / fit.fitted[:-1]
@@ -334,7 +334,7 @@ def _least_jump(fit: _Fit) -> float | None:
     even = float(np.quantile(shares, MOST_PLACES))
     # the root of share = even x sqrt((1 + (1 + share)^2) / 2), the mean variance of the points before and behind it
     half = even**2 / 2
-    return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else math.inf
+    return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
 
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:

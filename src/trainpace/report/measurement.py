@@ -178,7 +178,7 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
     )
     cause = cause_of(jump, causes)
     if cause is not None:
-        sentence += f" The forecast attributes it to {', '.join(cause.causes)}."
+        sentence += f" Its cause by the forecast: {'; '.join(cause.causes)}."
     pairs = zip(a.best.before_jumps, a.best.after_jumps, strict=True)
     for choice, behind in pairs:
         if choice.batch == jump.before and jump.size_ms > 0:

@@ -29,11 +29,14 @@ def _jump(jump: Jump, rates: Mapping[int, float | None]) -> str:
     causes = "".join(f" {'Also' if i else 'Cause'}: {cause}." for i, cause in enumerate(jump.causes))
     good = jump.next_good
     onward = f"the next good batch size is {good or 0:,}" if good else "no larger size of the sweep does as well"
+    # where a step hardly grows at all, the size behind a jump may still be the better one
+    pays = jump.before / jump.before_ms > jump.batch / jump.after_ms
+    before, after = f"batch {jump.before:,}{rate(jump.before, ' samples/s')}", f"{jump.batch:,}{rate(jump.batch)}"
+    advice = f"Better than {after}: {before}" if pays else f"Throughput at {after} is still that of {before}"
     return (
         f"Jump after batch {jump.before:,}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms at batch {jump.batch:,},"
         f" {number(jump.excess_ms)} ms ({100 * jump.excess_ms / jump.before_ms:.1f} %) more than one more sample usually"
-        f" costs.{causes} Better than {jump.batch:,}{rate(jump.batch)}: batch {jump.before:,}{rate(jump.before, ' samples/s')};"
-        f" {onward}{rate(good or 0)}."
+        f" costs.{causes} {advice}; {onward}{rate(good or 0)}."
     )
 
 
