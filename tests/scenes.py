@@ -25,6 +25,7 @@ from trainpace.report.journal import print_validation
 from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
 from trainpace.schedule import Schedule
+from trainpace.trend import trend_of
 from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.equivalence import Equivalence, Facts, Tried, WayResult
@@ -66,12 +67,11 @@ def forecast_of_one_that_does_not_fit():
 
 def forecast_of_batches():
     rows = [foreseen("T4", b, step_ms(b)) for b in range(1, 33)]
-    jumps = {
-        "T4": [
-            Jump(batch=17, before_ms=37.0, after_ms=69.0, excess_ms=30.0, causes=("3 x conv of layer1, padded to 32",))
-        ]
-    }
-    forecast.print_forecasts(workload(), rows, jumps, spec="resnet50")
+    cause = "Winograd pads the batch to 32 in 3 convolutions, most in the 3x3 convolution layer1"
+    jump = Jump(before=16, batch=17, before_ms=37.0, after_ms=69.0, excess_ms=30.0, causes=(cause,), next_good=32)
+    steps = [step_ms(b) for b in range(1, 33)]
+    trend = trend_of(range(1, 33), steps, [1e3 * b / ms for b, ms in enumerate(steps, 1)])
+    forecast.print_forecasts(workload(), rows, {"T4": [jump]}, (), "resnet50", {"T4": trend})
 
 
 def measured_sweep():

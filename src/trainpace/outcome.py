@@ -167,14 +167,21 @@ class OperatorShare(Record):
 
 
 class Jump(Record):
-    """A batch size at which one more sample costs far more than usual: the first batch size after the jump, the steps
-    before and after it, the milliseconds beyond the usual slope, and the operators that cause it."""
+    """Where one more sample costs far more than usual, between two batch sizes (neighbours, where all are asked for).
 
+    before, batch: the last size before the jump and the first after it, with their steps. excess_ms: beyond the usual slope.
+    causes: in words, the weightiest first; `mechanism` says that one in two or three, empty where it is not known. next_good: the
+    first larger size with as much throughput as before the jump, None where none is known.
+    """
+
+    before: int
     batch: int
     before_ms: float
     after_ms: float
     excess_ms: float
     causes: tuple[str, ...]
+    mechanism: str = ""
+    next_good: int | None = None
 
 
 class Forecast(Record):

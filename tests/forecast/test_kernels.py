@@ -11,7 +11,7 @@ from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.tiles import TileModel, tiled_s
+from trainpace.forecast.tiles import TileModel, tiled
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
 from trainpace.workload import OTHER, Operators
@@ -22,7 +22,7 @@ RATE, SMS = np.array(14e12), np.array(80.0)
 
 
 def product(batch, m, n, k):
-    return float(tiled_s(*(np.array(float(x)) for x in (batch, m, n, k)), RATE, SMS, TILES))
+    return float(tiled(*(np.array(float(x)) for x in (batch, m, n, k)), RATE, SMS, TILES)[0])
 
 
 @given(st.integers(1, 64), sizes, sizes, sizes, st.integers(0, 3), st.integers(1, 512))

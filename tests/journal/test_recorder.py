@@ -10,10 +10,10 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Circumstances, foresight_of, record_sweep, workload_key
+from trainpace.journal import Circumstances, entry_of, foresight_of, record_sweep, workload_key
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
-from trainpace.outcome import FailedProbe
+from trainpace.outcome import FailedProbe, Interval
 
 DEVICE = "T4"
 HERE = Circumstances(device=DEVICE, command="trainpace measure /home/anna/net.py:task", notes="a note")
@@ -123,6 +123,34 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
         again = after.at(replace(run, micro_batch=batch))
         assert again.step.total_ms == pytest.approx(step_ms(batch), rel=0.05)
         assert again.step_time_interval_ms.low < step_ms(batch) < again.step_time_interval_ms.high
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.31])
+def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journal, spread):
+    before, run = foresight(journal), Execution(micro_batch=16, optimizer="sgd_momentum")
+    middle_ms = {batch: before.at(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)}
+    for i, way in enumerate((-1, 0, 1)):
+        for batch in (8, 16):
+            one_ms = middle_ms[batch] * math.exp(way * spread)
+            m = replace(measurement(), model="one layer", device=DEVICE, execution=replace(run, micro_batch=batch), median_ms=one_ms,
+                        interval_ms=Interval(low=0.99 * one_ms, high=1.01 * one_ms, coverage=0.9, basis="one process"))  # fmt: skip
+            journal.add(entry_of(m, sweep="a" * 32, created_at=f"2026-11-2{i}T00:00:00.000000Z"))
+    after = foresight(journal)
+    assert len(after.same_workload) == 2  # the repeats of a size are one
+    again = after.at(run)
+    interval = again.step_time_interval_ms
+    half = math.log(interval.high / interval.low) / 2
+    assert again.step.total_ms == pytest.approx(middle_ms[16], rel=0.05)
+    assert (half > 1.645 * spread) if spread else half < 0.1
+
+
+def test_the_same_card_under_another_name_is_the_same_card(journal):
+    run = Execution(micro_batch=16, optimizer="sgd_momentum")
+    m = replace(measurement(), model="one layer", device="Tesla T4", execution=run, median_ms=50.0)
+    journal.add(entry_of(m))
+    known = foresight(journal)
+    assert (len(known.same_workload), known.elsewhere) == (1, ())
+    assert "on this device at batch 16" in known.in_words()
 
 
 def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):

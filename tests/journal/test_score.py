@@ -1,5 +1,6 @@
 """Scores, neighbours and comparisons are arithmetic over entries."""
 
+import math
 import statistics
 
 import pytest
@@ -137,3 +138,18 @@ def test_comparing_sweeps():
     assert (c.samples_per_second.a, c.samples_per_second.b) == (pytest.approx(100), pytest.approx(200))
     assert "micro_batch" not in {d.name for d in c.conditions}
     assert compare(a, []).ratios == ()
+
+
+def test_sweeps_are_compared_by_what_their_repeats_differ():
+    """Steps within a process agree to 1 %, processes to 31 %: 10 % more says nothing."""
+
+    def side(factor, spread):
+        times = [(batch, factor * batch * 10 * math.exp(way * spread)) for batch in (8, 16) for way in (-1, 0, 1)]
+        return [with_interval(ms, 0.99 * ms, 1.01 * ms, execution=Execution(micro_batch=batch)) for batch, ms in times]
+
+    loud = compare(side(1.0, 0.31), side(1.1, 0.31))
+    assert [r.batch for r in loud.ratios] == [8, 16]
+    assert [r.ratio for r in loud.ratios] == pytest.approx([1.1, 1.1])
+    assert not any(r.beyond_noise for r in loud.ratios)
+    quiet = compare(side(1.0, 0.005), side(1.1, 0.005))
+    assert all(r.beyond_noise for r in quiet.ratios)

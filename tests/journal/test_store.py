@@ -95,6 +95,8 @@ def test_filters(journal):
     assert ids(model="vgg16", exact=True) == {other.id}
     assert ids(device="a10") == {old.id}
     assert ids(precision="bf16") == ids(optimizer="adamw") == ids(kind="import") == ids(sweep=other.sweep) == {other.id}
+    assert ids(sweep=other.sweep[:8]) == ids(sweep=other.sweep[:8].upper()) == {other.id}
+    assert ids(sweep="x" + other.sweep[:7]) == ids(sweep=other.sweep[:31] + "%") == set()
     assert ids(micro_batch=64) == {old.id}
     assert ids(outcome="out_of_memory") == ids(workload_key="w") == ids(text="TOO LARGE") == {failed.id}
     assert ids(since="2020-01-02") == {other.id, failed.id}

@@ -186,3 +186,35 @@ def test_the_best_batch_is_right_before_the_last_jump():
 def test_throughput_that_ties_goes_to_the_smaller_batch():
     flat_out = find_changes(BATCHES, noisy(np.maximum(20, 1.0 * BATCHES), 0.01, 0))
     assert best_batches(flat_out).best.batch <= 24
+
+
+@pytest.mark.parametrize(
+    ("count", "noise", "known"), [(20, 0.01, True), (40, 0.02, True), (40, 0.02, False), (70, 0.1, True)]
+)
+def test_a_jump_of_the_least_size_is_mostly_seen_and_one_of_a_third_is_not(count, noise, known):
+    rng, sizes = np.random.default_rng(7), np.arange(1, count + 1)
+    line, given = 10.0 + sizes, noise if known else None
+
+    def seen(share):
+        hits = 0
+        for _ in range(40):
+            at = int(rng.integers(count // 5, count - count // 5))
+            step_ms = np.where(sizes > at, line + share(at) * line[at - 1], line)
+            curve = find_changes(sizes, step_ms * np.exp(noise * rng.standard_normal(count)), given)
+            hits += any(abs(jump.before - at) <= 3 for jump in curve.jumps)
+        return hits / 40
+
+    least = find_changes(sizes, line * np.exp(noise * rng.standard_normal(count)), given).least_jump
+    assert seen(lambda at: least) >= 0.8
+    assert seen(lambda at: least / 3) <= 0.5
+
+
+def test_the_least_size_grows_with_the_noise_until_nothing_can_be_told():
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal(len(BATCHES))
+    least = [
+        find_changes(BATCHES, (20 + BATCHES) * np.exp(noise * z), noise).least_jump for noise in (0.005, 0.02, 0.1, 0.6)
+    ]
+    assert least[:3] == sorted(least[:3])
+    assert least[3] is None
+    assert find_changes(BATCHES[:5], 20.0 + BATCHES[:5]).least_jump is None

@@ -13,6 +13,7 @@ from trainpace.execution import Execution
 from trainpace.measure.analysis import analyse
 from trainpace.measure.sweep import SweepPlan, next_for_largest, next_probe, run_sweep
 from trainpace.outcome import FailedProbe
+from trainpace.report.measurement import sweep_verdict
 
 
 def measured(batch, ms=None, memory=None):
@@ -85,6 +86,41 @@ def test_code_that_fails_at_every_size_stops_the_sweep():
     assert len(carried_out(plan, lambda b: failed(b, "crashed", "one sample") if b == 1 else measured(b))) == 7
 
 
+def refusing(*sizes, limit=10**6):
+    """A model whose code raises at some sizes, and which runs out of memory above a limit."""
+    return lambda b: failed(b, "crashed", "no") if b in sizes else failed(b) if b > limit else measured(b)
+
+
+@given(st.sets(st.integers(1, 30), max_size=3), st.booleans())
+def test_sizes_at_which_the_code_fails_cost_only_themselves(bad, every):
+    plan = SweepPlan(batches=tuple(range(1, 31)), every=every)
+    outcomes = carried_out(plan, refusing(*bad))
+    measured_at = {o.execution.micro_batch for o in outcomes if not isinstance(o, FailedProbe)}
+    assert not measured_at & bad
+    failures = [o.execution.micro_batch for o in outcomes if isinstance(o, FailedProbe)]
+    assert len(failures) == len(set(failures))
+    assert {f.batch for f in analyse(outcomes, plan.batches).failures} == set(failures) <= bad
+    if every:
+        assert measured_at == set(plan.batches) - bad
+    else:
+        # the ends are looked at, as far as they can be
+        allowed = sorted(set(plan.batches) - bad)
+        assert {allowed[0], allowed[-1]} <= measured_at
+
+
+def test_the_largest_is_found_although_the_code_fails_at_the_smallest():
+    plan = SweepPlan(batches=(1000,), until_oom=True, also_batches=False, repeats=1)
+    outcomes = carried_out(plan, refusing(1, 2, limit=100))
+    a = analyse(outcomes)
+    assert 99 <= a.largest_that_fits <= 100
+    assert [f.batch for f in a.failures if f.failure == "crashed"] == [1, 2]
+    assert next_for_largest((), {4}, 100, {1, 2}) == 3
+    assert next_for_largest((), {4}, 100, {1, 2, 3}) is None
+    assert next_for_largest((), (), 3, {1, 2, 3}) is None
+    # above one that worked, a crash counts as the end
+    assert next_for_largest({1, 2, 4}, (), 100, {8}) == 6
+
+
 def test_a_long_range_is_chosen_from_a_short_one_is_not():
     assert not SweepPlan(batches=tuple(range(1, 13))).adaptive
     plan = SweepPlan(batches=tuple(range(1, 71)))
@@ -128,3 +164,37 @@ def test_an_analysis_says_what_was_measured():
     assert a.best.best.batch == 16
     assert a.failures[0].batch == 64
     assert analyse([measured(8)]).noise is None
+
+
+def test_what_is_not_resolved_is_said():
+    """Jumps after 16, 32, 48 and 64, of which the last ones were not narrowed down."""
+
+    def step(b):
+        return 20 + 0.4 * b + 0.6 * 16 * -(-b // 16)
+
+    sizes = (1, 4, 8, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 37, 41, 45, 48, 55, 58, 61, 64, 65, 67, 70)
+    outcomes = [measured(b, step(b) * (1 + 1e-4 * way)) for b in sizes for way in (-1, 1)]
+    asked = range(1, 71)
+    a = analyse(outcomes, asked)
+    assert a.unresolved == ((48, 55),)
+    assert "between batch 48 and 55" in " ".join(sweep_verdict(a))
+    assert analyse(outcomes, sizes).unresolved == ()
+    assert analyse([measured(b, step(b)) for b in asked], asked).unresolved == ()
+
+
+def test_noise_that_hides_everything_is_said():
+    noise = random.Random(3)
+    loud = [measured(b, (20 + b) * max(0.05, noise.gauss(1, 0.4))) for b in range(1, 31) for _ in range(2)]
+    a = analyse(loud, range(1, 31))
+    words = " ".join(sweep_verdict(a))
+    assert a.too_noisy
+    assert "No batch size can be called the best" in words
+    assert "costs about the same" not in words
+    assert "one more sample costs" not in words
+    quiet = [measured(b, (20 + b) * noise.gauss(1, 0.005)) for b in range(1, 31) for _ in range(2)]
+    a = analyse(quiet, range(1, 31))
+    assert not a.too_noisy
+    assert 0.005 < a.curve.least_jump < 0.05
+    assert f"No jumps of {100 * a.curve.least_jump:.1f} % of the step or more were found" in " ".join(sweep_verdict(a))
+    assert a.trend.shape == "linear"
+    assert a.trend.ms_per_sample == pytest.approx(1.0, rel=0.05)

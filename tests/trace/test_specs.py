@@ -37,6 +37,19 @@ def test_a_function_in_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [("SGD(model.parameters(), lr=0.1, momentum=0.9)", "sgd_momentum"), ("SGD(model.parameters(), momentum=0.0)", "sgd"),
+     ("AdamW(model.parameters())", "adamw"),
+     ("SGD([{'params': [model.weight], 'momentum': 0.9}, {'params': [model.bias]}], lr=0.1)", "sgd_momentum"),
+     ("RMSprop(model.parameters(), momentum=0.9)", "rmsprop")],
+)  # fmt: skip
+def test_an_optimizer_is_named_with_its_momentum(tmp_path, optimizer, name):
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD.replace("SGD(model.parameters(), lr=0.1)", optimizer))
+    assert load_workload(f"{file}:task", ("fp32",)).optimizer == name
+
+
+@pytest.mark.parametrize(
     ("change", "word"),
     [
         (("nn.Linear(4, 2)", "nn.Linear(3, 2)"), "raised RuntimeError"), (("def task", "def other"), "unknown function"),

@@ -46,13 +46,15 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
         shown_jumps = {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()}
         echo_json({
             "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
-            "jumps": shown_jumps,
+            "jumps": shown_jumps, "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
         })  # fmt: skip
     else:
-        report.print_forecasts(sweeps[0].forecaster.workload, rows, jumps, answer.notes, request.model_name)
+        workload = sweeps[0].forecaster.workload
+        report.print_forecasts(workload, rows, jumps, answer.notes, request.model_name, answer.trends)
     save_pictures(
-        view, lambda: report.forecast_page(sweeps, jumps, answer.notes), lambda: report.forecast_pictures(sweeps, jumps)
-    )
+        view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends),
+        lambda: report.forecast_pictures(sweeps, jumps),
+    )  # fmt: skip
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             click.echo(f"trainpace: not forecast: {reason}", err=True)

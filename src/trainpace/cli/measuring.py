@@ -26,6 +26,8 @@ def _parse_steps(text: str) -> range:
 
 
 STEPS = Unit("steps", _parse_steps)
+FEWEST_MEASURED = 2
+"""Sizes that a sweep must have measured to be a success where others failed."""
 JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go to stderr.")]
 
 
@@ -65,7 +67,8 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
         echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
     else:
         report.print_sweep(*shown, sweep.sweep, request.model)
-    return 0
+    crashed = any(failed.failure == "crashed" for failed in sweep.failed)
+    return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
 
 def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:

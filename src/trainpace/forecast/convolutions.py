@@ -4,9 +4,10 @@ batch that cuDNN pads."""
 import numpy as np
 
 from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.cuts import Algorithm, Cut
 from trainpace.forecast.operator_sizes import OperatorSizes, part
 from trainpace.forecast.rates import Rates
-from trainpace.forecast.tiles import TileModel, tile_model, tiled_s
+from trainpace.forecast.tiles import TileModel, tile_model, tiled
 from trainpace.workload import CONV, Flags, Floats
 
 FP32_BYTES = 4.0
@@ -29,10 +30,11 @@ def depthwise_s(
     return np.asarray(flops / (part(rates.plain, rows) * share))
 
 
-def convolution_s(
+def convolved(
     kind: str, sizes: OperatorSizes, rows: Flags, grouped: Flags, half: Flags, rates: Rates, c: KernelConstants
-) -> Floats:
-    """Implicit GEMM, or Winograd for 3x3 at stride 1 on CUDA cores where that is faster."""
+) -> tuple[Floats, Cut]:
+    """(seconds of arithmetic, how the work is cut): implicit GEMM, or Winograd for 3x3 at stride 1 on CUDA cores where that is
+    faster."""
     (images, groups, c_in, c_out, in_d, in_h, in_w, out_d, out_h, out_w, k_d, k_h, k_w, s_h, s_w, speed, units, sms) = (
         sizes.of(rows, *CONV[: CONV.channels_last])
     )
@@ -56,7 +58,7 @@ def convolution_s(
     if grouped.any():  # whose own shares were fitted beside the tiles of products
         pairs = zip(tile_model(share, units, c), model, strict=True)
         model = TileModel(*(np.where(grouped, products, dense) for products, dense in pairs))
-    direct = tiled_s(groups, m, n, k, speed, sms, model)
+    direct, waves = tiled(groups, m, n, k, speed, sms, model)
     if grouped.any():
         # cuDNN's fast NHWC kernels take groups in 32s, of as many inputs as outputs, a power of two
         odd = (np.mod(groups, 32) != 0) | (inputs != outputs) | (np.mod(np.log2(np.maximum(inputs, 1)), 1) != 0)
@@ -69,16 +71,23 @@ def convolution_s(
         direct = np.where(grouped, np.maximum(direct, in_groups), direct)
     square = (k_h == 3) & (k_w == 3) & (strides == 1) & ~grouped & (k_d == 1) & ~np.asarray(units, dtype=bool)
     if not square.any():
-        return direct
-    winograd = _winograd_s(kind, images, out_h, out_w, inputs, outputs, speed, sms, part(rates.bytes_per_s, rows), c)
-    return np.where(square, np.minimum(direct, winograd), direct)
+        return direct, Cut(np.asarray(Algorithm.GEMM), images, waves, np.asarray(8.0))
+    padded, in_one = _winograd_s(
+        kind, images, out_h, out_w, inputs, outputs, speed, sms, part(rates.bytes_per_s, rows), c
+    )
+    winograd = np.minimum(padded, in_one)
+    pads = (padded <= in_one) & (kind != "conv_wgrad")
+    by_winograd = np.where(pads, Algorithm.PADDED_WINOGRAD, Algorithm.WINOGRAD)
+    algorithm = np.where(square & (winograd < direct), by_winograd, Algorithm.GEMM)
+    waves = np.where(algorithm == Algorithm.GEMM, waves, 0.0)
+    return np.where(square, np.minimum(direct, winograd), direct), Cut(algorithm, images, waves, np.asarray(8.0))
 
 
 def _winograd_s(
     kind: str, images: Floats, h: Floats, w: Floats, inputs: Floats, outputs: Floats, speed: Floats, sms: Floats,
     bytes_per_s: Floats, c: KernelConstants,
-) -> Floats:  # fmt: skip
-    """The faster of cuDNN's two Winograd kernels for 3x3 at stride 1 (Lavin and Gray 2015).
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Seconds of cuDNN's two Winograd kernels for 3x3 at stride 1 (Lavin and Gray 2015), the separate ones and the fused one.
 
     F(4x4, 3x3) in separate kernels: 36 products of (tiles x inputs x outputs), whose tiles are those of a batch **padded to
     16 images**; F(2x2, 3x3) in one kernel, in blocks of a few images. docs/jumps.md has the evidence from kernel grids.
@@ -89,12 +98,12 @@ def _winograd_s(
     product = (outputs, inputs, tiles) if kind == "conv_wgrad" else (tiles, outputs, inputs)
     model = tile_model(np.asarray(getattr(c, f"winograd{suffix}")), np.asarray(False), c, "conv_tile")
     moved = 2.0 * FP32_BYTES * 36.0 * (tiles * (inputs + outputs) + inputs * outputs)
-    separate = tiled_s(np.asarray(36.0), *product, speed, sms, model) + moved / (bytes_per_s * c.traffic_matrix)
+    separate = tiled(np.asarray(36.0), *product, speed, sms, model)[0] + moved / (bytes_per_s * c.traffic_matrix)
     if kind == "conv_wgrad":
-        return separate
+        return separate, np.asarray(np.inf)
     positions = np.minimum.reduce([
         np.ceil(images / n) * n * np.ceil(h / rows) * rows * np.ceil(w / columns) * columns
         for n, rows, columns in WINOGRAD_FUSED_BLOCKS
     ])  # fmt: skip
     work = 2.0 * 9.0 / 2.25 * positions * inputs * np.ceil(outputs / 32) * 32
-    return np.minimum(separate, work / (speed * getattr(c, f"winograd_fused{suffix}")))
+    return separate, work / (speed * getattr(c, f"winograd_fused{suffix}"))

@@ -1,11 +1,7 @@
-"""What explains a forecast: its heaviest operators, jumps over the batch size, the roofline, memory over the course of a step.
-
-A step grows by about the same time with every sample. Where one more sample costs far more (another wave of thread
-blocks, another tile, another algorithm), there is a jump: the batch before it is the better choice. The roofline sets operators
+"""What explains a forecast: its heaviest operators, the roofline, memory over the course of a step. The roofline sets operators
 against the roofs of a device (Williams, Waterman and Patterson 2009): work per byte, and the rate it reaches.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,43 +14,10 @@ from trainpace.outcome import Memory, OperatorShare, StepTime
 from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Counts, Floats, Operators, TracedForm, at_batch
 
-LEAST_SHARE = 0.02
-"""The least share of the step that a jump adds."""
-LEAST_OVER_SLOPE = 3.0
-"""The least cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
-WINDOW = 8
-"""Samples on either side over which the usual cost is taken."""
-MOST_CAUSES = 3
 MOST_HEAVIEST = 10
 MOST_POINTS = 40
 AGREES = 0.02
 """Share of the forecast's peak by which a curve's highest moment may differ from it; beyond, the curve is not shown."""
-
-
-def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float]]:
-    """(index of the first batch after the jump, milliseconds beyond the usual slope), for ascending batch sizes."""
-    if len(batches) < 4:
-        return []
-    sizes = np.asarray(batches, dtype=float)
-    slope = np.diff(step_ms) / np.diff(sizes)
-    jumps = []
-    for i, here in enumerate(slope):
-        around = np.concatenate([slope[max(0, i - WINDOW) : i], slope[i + 1 : i + 1 + WINDOW]])
-        usual = max(float(np.median(around)), 0.0)
-        excess = (here - usual) * (sizes[i + 1] - sizes[i])
-        if excess > LEAST_SHARE * step_ms[i] and here > LEAST_OVER_SLOPE * max(usual, 1e-9):
-            jumps.append((i + 1, float(excess)))
-    return jumps
-
-
-def jump_causes(operators: Operators, growth: Floats) -> tuple[str, ...]:
-    """The rows that grow most, by the seconds of their `growth` beyond proportion."""
-    order = np.argsort(-growth)[:MOST_CAUSES]
-    return tuple(
-        f"{operators.module[j] or operators.kind[j]} ({operators.kind[j]}, {operators.phase[j]})"
-        for j in order
-        if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
-    )
 
 
 def heaviest(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[OperatorShare, ...]:

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
+from trainpace.forecast.cuts import Cut
 from trainpace.forecast.exchanges import KINDS, MissingLink
-from trainpace.forecast.explanations import Roofline, find_jumps, jump_causes, roofline_of
+from trainpace.forecast.explanations import Roofline, roofline_of
 from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Grid
+from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
+from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.shapes import clashes, doublings
@@ -29,7 +32,7 @@ from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
-from trainpace.workload import Flags, Floats, Workload, form_of
+from trainpace.workload import Flags, Floats, Operators, Workload, form_of
 
 
 class Forecaster:
@@ -130,14 +133,19 @@ class Forecaster:
         return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
 
     def jumps_in(self, execution: Execution, batches: Sequence[int], step_ms: Floats) -> tuple[Jump, ...]:
-        """The jumps of step times that are known, with the operators that are forecast to cause them."""
-        return tuple(
-            Jump(
-                batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess,
-                causes=self._causes(execution, batches[i - 1], batches[i]),
+        """The jumps of step times that are known, why they are forecast, and the next size with as much throughput as before."""
+        jumps = []
+        for i, excess in find_jumps(batches, step_ms):
+            before, why = batches[i - 1], self._explained(execution, batches[i - 1], batches[i])
+            stairs = self.over_batches(execution, [before, *why.stairs]).step_ms
+            good = next_good(before, why.stairs, stairs) or next_good(
+                before, batches[i + 1 :], np.delete(step_ms[i - 1 :], 1)
             )
-            for i, excess in find_jumps(batches, step_ms)
-        )  # fmt: skip
+            jumps.append(Jump(
+                before=before, batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess,
+                causes=why.causes, mechanism=why.mechanism, next_good=good,
+            ))  # fmt: skip
+        return tuple(jumps)
 
     def roofline(self, execution: Execution) -> Roofline | None:
         """The heaviest operators of one rank under the device's roofs; None where these are not known."""
@@ -189,12 +197,16 @@ class Forecaster:
         assert rows is not None
         return StageCosts.of(rows)
 
-    def _causes(self, execution: Execution, before: int, after: int) -> tuple[str, ...]:
-        key = kernel_key(execution, self.target.software)
+    def _explained(self, execution: Execution, before: int, after: int) -> Explained:
+        key, device = kernel_key(execution, self.target.software), self.target.cluster.device
         timed = self.tables.times(key, self.target, np.array([float(before), float(after)]))
         assert not isinstance(timed, str), "steps were forecast with these times"
-        device_s = timed.times.device_s
-        return jump_causes(self.tables.table(key.sharding).operators, device_s[1] - device_s[0] * after / before)
+
+        def cut_of(operators: Operators, sizes: Sequence[int]) -> Cut | None:
+            return self.target.kernels.cut(KernelTable(operators), np.asarray(sizes, dtype=float), device, key)
+
+        sms = None if device.sms is None else int(device.sms.value)
+        return explain(self.tables.table(key.sharding).operators, timed.times.device_s, before, after, sms, cut_of)
 
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:

@@ -14,10 +14,11 @@ import numpy as np
 
 from trainpace.forecast.attention import AttentionFigures, AttentionTimes, attention_s
 from trainpace.forecast.constants import KernelConstants
-from trainpace.forecast.convolutions import convolution_s, depthwise_s
+from trainpace.forecast.convolutions import convolved, depthwise_s
+from trainpace.forecast.cuts import Cut
 from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.operator_sizes import OperatorSizes, part
-from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, product_times
+from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, form_times, product_times
 from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import GATHERS, KINDS
@@ -135,16 +136,10 @@ class KernelTable:
 
         `products`: what `product_times` answers for the same batch and rates, where it is known already.
         """
-        table, channels_last, compiled = self.operators, np.asarray(channels_last), np.asarray(compiled)
+        table, compiled = self.operators, np.asarray(compiled)
+        sizes, dims = self._sizes(batch, rates, channels_last, compiled)
+        shape, tensor = sizes.shape, sizes.tensor
         batch = np.asarray(batch, dtype=np.float64)
-        shape = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(table),))
-        half = table.half
-        tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
-        dims = [size.at(batch) for size in self._dims]
-        # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
-        # GraphLowering.decide_layout_opt)
-        turned = channels_last | (self._is_convolution & ((dims[CONV.channels_last] > 0) | (compiled & ~self._grouped)))
-        sizes = OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned)
         classes = self._constants_of_classes(c)
         compute = self._compute_s(sizes, dims, self._flops.at(batch), classes, rates, c)
         read_bytes, written_bytes = self._read.at(batch), self._written.at(batch)
@@ -185,6 +180,58 @@ class KernelTable:
             )
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
 
+    def _sizes(
+        self, batch: Floats, rates: Rates, channels_last: Flags | bool, compiled: Flags | bool
+    ) -> tuple[OperatorSizes, list[Floats]]:
+        batch = np.asarray(batch, dtype=np.float64)
+        shape, half = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),)), self.operators.half
+        tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
+        dims = [size.at(batch) for size in self._dims]
+        # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
+        # GraphLowering.decide_layout_opt)
+        by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
+        turned = np.asarray(channels_last) | (self._is_convolution & by_itself)
+        return OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned), dims
+
+    def cut(
+        self,
+        batch: Floats,
+        rates: Rates,
+        c: KernelConstants,
+        channels_last: Flags | bool = False,
+        compiled: Flags | bool = False,
+    ) -> Cut:
+        """How the products and convolutions are cut, of all rows, which are those of `times`."""
+        sizes, _ = self._sizes(batch, rates, channels_last, compiled)
+        cut, half = Cut(*(np.zeros(sizes.shape) for _ in Cut._fields)), self.operators.half
+        cut.aligned[...] = 8.0
+        for kind, rows in self._rows_of_kind.items():
+            dense = rows & ~self._depthwise
+            if kind == "gemm":
+                cut.waves[..., rows] = products_s(sizes, rows, half[rows], rates, c)[1]
+            elif kind in CONVOLUTION_KINDS and dense.any():
+                some = convolved(kind, sizes, dense, self._grouped[dense], half[dense], rates, c)[1]
+                for whole, values in zip(cut, some, strict=True):
+                    whole[..., dense] = values
+        rows = self._products
+        if rows.any():
+            b, m, n, k, figures = self._product_sizes(np.asarray(batch, dtype=np.float64), rates)
+            waves = form_times(b, m, n, k, figures).waves
+            cut.waves[..., rows] = np.where(figures.known > 0, waves, cut.waves[..., rows])
+            multiples = [(n % number == 0) & (k % number == 0) for number in (8, 4, 2)]
+            in_pieces = part(rates.half_on_tensor_cores, rows) > 0
+            cut.aligned[..., rows] = np.where(in_pieces, np.select(multiples, [8.0, 4.0, 2.0], 1.0), 8.0)
+        return cut
+
+    def _product_sizes(self, batch: Floats, rates: Rates) -> tuple[Floats, Floats, Floats, Floats, ProductFigures]:
+        """Sizes and figures of the rows that multiply in 16 or 8 bits."""
+        rows, at = self._products, part(batch, self._products)
+        b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
+        has_weights = self._has_weights[rows]
+        pairs = zip(rates.weights, rates.batched, strict=True)
+        figures = (np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs)
+        return b, m, n, k, ProductFigures(*figures)
+
     def _compiled(
         self, columns: tuple[Floats, Floats, Floats], compiled: Flags, moved: Floats, cached: Floats, rates: Rates,
         c: KernelConstants,
@@ -201,11 +248,7 @@ class KernelTable:
 
     def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
-        rows, at = self._products, part(np.asarray(batch, dtype=np.float64), self._products)
-        b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
-        has_weights = self._has_weights[rows]
-        pairs = zip(rates.weights, rates.batched, strict=True)
-        figures = ProductFigures(*(np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs))
+        b, m, n, k, figures = self._product_sizes(np.asarray(batch, dtype=np.float64), rates)
         return product_times(b, m, n, k, figures, model)
 
     def _with_products(
@@ -244,11 +287,11 @@ class KernelTable:
         for kind, rows in self._rows_of_kind.items():
             own_form = KINDS[kind].compute_s
             if kind == "gemm":
-                compute[..., rows] = products_s(sizes, rows, half[rows], rates, c)
+                compute[..., rows] = products_s(sizes, rows, half[rows], rates, c)[0]
             elif kind in CONVOLUTION_KINDS:
                 dense, depthwise = rows & ~self._depthwise, rows & self._depthwise
                 if dense.any():
-                    compute[..., dense] = convolution_s(kind, sizes, dense, self._grouped[dense], half[dense], rates, c)
+                    compute[..., dense], _ = convolved(kind, sizes, dense, self._grouped[dense], half[dense], rates, c)
                 if depthwise.any():
                     compute[..., depthwise] = depthwise_s(kind, sizes, depthwise, part(flops, depthwise), rates, c)
             elif own_form is not None:

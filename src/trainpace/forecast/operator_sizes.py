@@ -13,6 +13,7 @@ class OperatorSizes:
     def __init__(
         self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
     ) -> None:
+        self.shape, self.tensor = shape, tensor
         self._dims, self._rates = dims, (rate, tensor, sms)
         self.channels_last = np.broadcast_to(channels_last, shape)
 

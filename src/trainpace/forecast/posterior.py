@@ -53,11 +53,12 @@ class Run(NamedTuple):
 
 class Observed(NamedTuple):
     """A run that was measured. log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
-    phase. noise_sd: of the measurement alone."""
+    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same, where repeats told it."""
 
     run: Run
     log_ratios: tuple[float, float, float, float]
     noise_sd: float = MEASURING_SD
+    repeat_sd: float = MEASURING_SD
 
 
 def run_of(plain: Forecast, shares: Floats) -> Run:
@@ -161,7 +162,9 @@ def posterior(run: Run, known: Sequence[Observed], r: Relatedness) -> tuple[Floa
     with_run = covariance(others, [run], r)[:, 0]
     weights = np.linalg.solve(between, with_run)
     own = covariance([run], [run], r)[0, 0]
-    left = max(own - float(weights @ with_run), 0.0) + run.log_sd**2 - own
+    # the forecast is of one more measurement, which is as noisy as those before
+    noisiest = max((o.repeat_sd for o, same in zip(known, is_same, strict=True) if same), default=MEASURING_SD)
+    left = max(own - float(weights @ with_run), 0.0) + run.log_sd**2 - own + max(noisiest**2 - MEASURING_SD**2, 0.0)
     return weights @ np.array([o.log_ratios for o in known]), math.sqrt(left)
 
 

@@ -15,11 +15,12 @@ from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.attention import implementation_on
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.cuts import Cut
 from trainpace.forecast.fusion import Fused
 from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
 from trainpace.forecast.product_model import ProductModel
-from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device, typical_host
 from trainpace.outcome import Provenance, StepTime
@@ -144,6 +145,10 @@ class KernelModel(ABC):
     def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         """Times of every row at some micro-batch sizes, or the reason why there are none."""
 
+    def cut(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> Cut | None:
+        """How the work of every row is cut at some micro-batch sizes (batches x rows); None where that is not modelled."""
+        return None
+
     @abstractmethod
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
         """The spread of a forecast whose rows take `device_s` (rows); `shares` says what the step is made of."""
@@ -172,21 +177,29 @@ class FittedKernels(KernelModel):
     def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        cards = measured_cards() if self._cards is None else self._cards
-        c, operators = cards.of(with_inductor(self.constants, key.software.has_old_inductor), device), table.operators
-        needs_half = bool(operators.half.any())
-        attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
-        needs_full = bool((~operators.half).any())
-        rates = sustained_rates(device, key.precision, needs_full, needs_half, c, self._products, attention)
+        c, rates, operators = *self._rates(table, device, key), table.operators
         if isinstance(rates, str):
             return rates
         at = batches[:, None]
-        products = table.product_times(at, rates, self._products) if needs_half else None
+        products = table.product_times(at, rates, self._products) if operators.half.any() else None
         times = table.times(at, rates, c, key.channels_last, key.compiled, products)
         factor = self.host_factor * software_host_factor(key.software, c)
         host_ms = fitted_host_us(operators, c, table.fused if key.compiled else None) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
+
+    def _rates(self, table: KernelTable, device: Device, key: KernelKey) -> tuple[KernelConstants, Rates | str]:
+        cards = measured_cards() if self._cards is None else self._cards
+        c, half = cards.of(with_inductor(self.constants, key.software.has_old_inductor), device), table.operators.half
+        attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
+        needs = bool((~half).any()), bool(half.any())
+        return c, sustained_rates(device, key.precision, *needs, c, self._products, attention)
+
+    def cut(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> Cut | None:
+        c, rates = self._rates(table, device, key)
+        return (
+            None if isinstance(rates, str) else table.cut(batches[:, None], rates, c, key.channels_last, key.compiled)
+        )
 
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
         return composed_spread(shares, device)

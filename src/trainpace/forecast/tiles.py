@@ -68,8 +68,3 @@ def tiled(
         best_waves = np.where(seconds < least_s, waves, best_waves)
         least_s = np.minimum(least_s, seconds)
     return np.asarray(least_s), np.asarray(best_waves)
-
-
-def tiled_s(batch: Floats, m: Floats, n: Floats, k: Floats, rate: Floats, sms: Floats, model: TileModel) -> Floats:
-    """The seconds of `tiled` alone."""
-    return tiled(batch, m, n, k, rate, sms, model)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.journal.entry import Entry
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.records import Record
 
@@ -65,10 +66,12 @@ class Comparison(Record):
 
 
 def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
-    """Compare two runs, or the runs of two sweeps (of each batch size the last one that succeeded)."""
+    """Compare two runs, or the runs of two sweeps: of each batch size the middle one, with the interval that its sweep's repeats
+    tell, where there are any."""
     single = len(a) == 1 and len(b) == 1
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
-    ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair)) is not None)
+    intervals = {} if single else _repeat_intervals(a) | _repeat_intervals(b)
+    ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair, intervals)) is not None)
     best = [max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)]
     return Comparison(
         a=tuple(entry.id for entry in a), b=tuple(entry.id for entry in b),
@@ -80,11 +83,12 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     )  # fmt: skip
 
 
-def ratio_of(a: Entry, b: Entry) -> Ratio | None:
-    """Step time of B divided by that of A; None where one of them has none."""
+def ratio_of(a: Entry, b: Entry, intervals: Mapping[str, Interval] | None = None) -> Ratio | None:
+    """Step time of B divided by that of A; None where one of them has none. `intervals`: by id, in place of the runs' own."""
     if not a.step_time_ms or not b.step_time_ms:
         return None
-    return ratio_between(a.step_time_ms, a.interval_ms, b.step_time_ms, b.interval_ms, b.execution.micro_batch)
+    one, other = ((intervals or {}).get(entry.id, entry.interval_ms) for entry in (a, b))
+    return ratio_between(a.step_time_ms, one, b.step_time_ms, other, b.execution.micro_batch)
 
 
 def ratio_between(
@@ -108,8 +112,30 @@ def _log(larger: float, smaller: float) -> float:
 
 
 def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
-    left, right = ({e.execution.micro_batch: e for e in side if e.outcome == "ok"} for side in (a, b))
+    left, right = ({batch: _middle(some) for batch, some in _by_batch(side).items()} for side in (a, b))
     return [(left[batch], right[batch]) for batch in sorted(left.keys() & right.keys())]
+
+
+def _by_batch(side: Sequence[Entry]) -> dict[int, list[Entry]]:
+    some: dict[int, list[Entry]] = {}
+    for entry in side:
+        if entry.outcome == "ok" and entry.step_time_ms:
+            some.setdefault(entry.execution.micro_batch, []).append(entry)
+    return some
+
+
+def _middle(entries: Sequence[Entry]) -> Entry:
+    return sorted(entries, key=lambda entry: entry.step_time_ms or 0.0)[len(entries) // 2]
+
+
+def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
+    """By the middle run of each batch size, where its repeats say that one more would fall."""
+    groups = _by_batch(side)
+    medians = {batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()}
+    noise = noise_of(medians)
+    if noise is None:
+        return {}
+    return {_middle(some).id: repeat_interval(medians[batch], noise) for batch, some in groups.items()}
 
 
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:

@@ -6,14 +6,28 @@ import hashlib
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import LARGEST_RATIO, PARTS, Forecaster, Observed, Run, Target, corrected, observe, run_of
+from trainpace.forecast import (
+    LARGEST_RATIO,
+    PARTS,
+    Z_95,
+    Forecaster,
+    Observed,
+    Run,
+    Target,
+    corrected,
+    observe,
+    run_of,
+    student_t_95,
+)  # fmt: skip
 from trainpace.hardware import find_device
+from trainpace.medians import noise_of
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
 
@@ -69,7 +83,8 @@ class Foresight(NamedTuple):
 
 class Neighbours(NamedTuple):
     """Runs of the journal near a workload and a device: of the same workload on this device and on others, the newest of each
-    batch size, in order of batch size; and of every other model on this device one, of the middle error."""
+    batch size, in order of batch size (on this device with its repeats, the others of its sweep); and of every other model on
+    this device one, of the middle error."""
 
     same: tuple[Entry, ...] = ()
     elsewhere: tuple[Entry, ...] = ()
@@ -99,7 +114,7 @@ def foresight_of(
     others = () if asked is None else (_observed(entry, asked) for entry in near.others)
     return Foresight(
         forecaster,
-        tuple(seen for entry in near.same if (seen := _observed_again(entry, forecaster)) is not None),
+        _observed_repeats(near.same, forecaster),
         tuple(
             seen
             for entry in near.elsewhere
@@ -109,6 +124,21 @@ def foresight_of(
         ),
         tuple(seen for seen in others if abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)),
     )
+
+
+def _observed_repeats(entries: Sequence[Entry], forecaster: Forecaster) -> tuple[Observed, ...]:
+    """The median run of each batch size beside its forecast of today, as sure as the repeats of all sizes agree."""
+    groups = {batch: list(some) for batch, some in groupby(entries, lambda entry: entry.execution.global_batch)}
+    noise = noise_of({batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()})
+    repeat_sd = 0.0 if noise is None else noise.relative * student_t_95(noise.degrees) / Z_95
+    observed = []
+    for some in groups.values():
+        middle = sorted(some, key=lambda entry: entry.step_time_ms or 0.0)[len(some) // 2]
+        seen = _observed_again(middle, forecaster)
+        if seen is not None:
+            own_sd = max(seen.noise_sd, repeat_sd / math.sqrt(len(some)))
+            observed.append(seen._replace(noise_sd=own_sd, repeat_sd=max(seen.repeat_sd, repeat_sd)))
+    return tuple(observed)
 
 
 def _observed_again(entry: Entry, forecaster: Forecaster) -> Observed | None:
@@ -162,14 +192,21 @@ def neighbours(
         return journal.find(Query(exact=True, outcome="ok", **filters), limit=MOST)
 
     candidates = newest_first(model=model) + (newest_first(workload_key=workload_key) if workload_key else [])
-    newest: dict[tuple[str, int], Entry] = {}
+    newest: dict[tuple[str, int], list[Entry]] = {}
     for entry in sorted(candidates, key=lambda e: (e.created_at, e.id), reverse=True):
         other = workload_key and entry.workload_key and entry.workload_key != workload_key
         shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
         if other or any(a and b and a != b for a, b in shapes) or entry.mode != "train":
             continue
         if replace(entry.execution, micro_batch=1, accumulation=1) == replace(execution, micro_batch=1, accumulation=1):
-            newest.setdefault((entry.device, entry.execution.global_batch), entry)
+            some = newest.setdefault((_catalogued(entry.device, device), entry.execution.global_batch), [entry])
+            if (
+                entry is not some[0]
+                and entry.sweep
+                and entry.sweep == some[0].sweep
+                and entry.id not in {e.id for e in some}
+            ):
+                some.append(entry)
     of_candidates = {entry.id for entry in candidates}
     others: dict[str, list[Entry]] = {}
     for entry in newest_first(device=device, with_forecast=True):
@@ -177,12 +214,20 @@ def neighbours(
             continue
         if entry.forecast_ms and entry.step_time_ms and entry.forecast_factor:
             others.setdefault(entry.model, []).append(entry)
-    in_order = [newest[key] for key in sorted(newest)]
+    in_order = sorted(newest.items(), key=lambda item: item[0])
     return Neighbours(
-        same=tuple(entry for entry in in_order if entry.device == device),
-        elsewhere=tuple(entry for entry in in_order if entry.device != device),
+        same=tuple(entry for (where, _), some in in_order if where == device for entry in some),
+        elsewhere=tuple(some[0] for (where, _), some in in_order if where != device),
         others=tuple(_middle(others[name]) for name in sorted(others)),
     )
+
+
+def _catalogued(name: str, device: str) -> str:
+    """`device` where the name is another of its names, as the driver's or a table's; else the name."""
+    try:
+        return device if name == device or find_device(name).name == device else name
+    except TrainpaceError:
+        return name
 
 
 def _middle(entries: list[Entry]) -> Entry:

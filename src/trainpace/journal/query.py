@@ -11,6 +11,7 @@ import base64
 import binascii
 import datetime
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -32,6 +33,9 @@ MOST_NAMES = 2000
 LARGEST = 1e308
 """More than any step time, and within the range of a database's numbers."""
 
+_BEGINNING = re.compile("[0-9A-Fa-f]{1,31}")
+"""The first digits of an id."""
+
 ORDERS: dict[str, tuple[str, ...]] = {
     "time": ("created_at", "id"),
     "model": ("model", "created_at", "id"),
@@ -44,7 +48,8 @@ INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_
 
 class Query(Record):
     """Filters that all must hold. `model` and `device` match a part of the name in any case, or with `exact` the whole
-    name; `text` is searched in names, notes, reason, command and source; `since` is a time in UTC."""
+    name; `sweep` is an id or its first digits; `text` is searched in names, notes, reason, command and source; `since` is a time
+    in UTC."""
 
     model: str = ""
     device: str = ""
@@ -84,7 +89,9 @@ def conditions(query: Query) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
     for name in ("model", "device", "precision", "optimizer", "kind", "outcome", "sweep", "workload_key"):
         column, wanted = runs.c[name], getattr(query, name)
-        if wanted:
+        if name == "sweep" and _BEGINNING.fullmatch(wanted):
+            filters += [column >= wanted.lower(), column < wanted.lower() + "g"]
+        elif wanted:
             is_part = name in ("model", "device") and not query.exact
             filters.append(column.icontains(wanted, autoescape=True) if is_part else column == wanted)
     if query.micro_batch is not None:

@@ -33,7 +33,7 @@ from trainpace.measure import DdpNoiseNorms, NoiseNorms
 from trainpace.process import end, failure_of
 from trainpace.records import load, save, write_whole
 from trainpace.schedule import noise_scale
-from trainpace.trace import Task, build_task, make_optimizer
+from trainpace.trace import Task, build_task, make_optimizer, optimizer_name
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
@@ -207,8 +207,8 @@ def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.de
 
 
 def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
-    own = None if task.optimizer is None else type(task.optimizer).__name__.lower()
-    if own is None or trial.execution.optimizer.partition("_")[0] == own:
+    own = None if task.optimizer is None else optimizer_name(task.optimizer)
+    if own is None or trial.execution.optimizer.partition("_")[0] == own.partition("_")[0]:
         return ()
     return (f"trained with the task's own {own}, not {trial.execution.optimizer}.",)
 

@@ -53,19 +53,20 @@ def next_batch(
     hints: Sequence[int] = (),
     failed: Collection[int] = (),
     seed: int = 0,
+    crashed: Collection[int] = (),
 ) -> int | None:
     """The batch size to probe next, one of `asked`, perhaps again; None when enough is known.
 
-    `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of
-    memory: nothing from the smallest of them on is asked for. `hints` are batch sizes at which a jump is expected,
-    each the first that costs more. `seed` is for the order.
+    `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of memory:
+    nothing from the smallest of them on is asked for. `crashed`: sizes that failed for a reason of their own. `hints` are batch
+    sizes at which a jump is expected, each the first that costs more. `seed` is for the order.
     """
-    sizes = sorted(set(asked))
+    sizes = sorted(set(asked) - set(crashed))
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
     limit = min(failed, default=math.inf)
     sizes = [batch for batch in sizes if batch < limit]
     budget = most_probes(len(set(asked)))
-    spent = sum(len(times) for times in measured.values()) + len(set(failed))
+    spent = sum(len(times) for times in measured.values()) + len({*failed, *crashed})
     if not sizes or spent >= budget:
         return None
     for wanted in _stages(sizes, measured, hints, limit):
@@ -186,10 +187,46 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
     return [sizes[(low + high) // 2]] if high - low > 1 else []
 
 
+def unresolved(asked: Sequence[int], measured: Mapping[int, Sequence[float]]) -> tuple[tuple[int, int], ...]:
+    """The gaps between measured sizes in which a jump is, or seems to be, while sizes between them were not measured."""
+    sizes, curve = sorted(set(asked)), fitted_curve(measured)
+    gaps = {(jump.before, jump.after) for jump in curve.jumps}
+    if len(curve.batches) > 2:
+        z = _surprises(measured, curve)
+        gaps |= {
+            (curve.batches[t], curve.batches[t + 1])
+            for t in range(len(z))
+            if z[t] >= SUSPICIOUS and not _lone(measured, z, t)
+        }
+    return tuple(sorted(gap for gap in gaps if _middle(sizes, *gap)))
+
+
 def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
     """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
-    nothing lies between. Few points hold too little for a model of the whole curve; this asks for one slope only.
+    nothing lies between.
     """
+    z = _surprises(measured, curve)
+    again: list[int] = []
+    for t in np.argsort(-np.abs(z)):
+        if abs(z[t]) < SUSPICIOUS:
+            break
+        before, after = curve.batches[t], curve.batches[t + 1]
+        if wanted := [curve.batches[p] for p in _lone(measured, z, t)] or _middle(sizes, before, after):
+            return wanted
+        if abs(z[t]) < SURE and not again:
+            again = [batch for batch in (before, after) if len(measured[batch]) == 1]
+    return again
+
+
+def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[int]:
+    """Ends of gap `t`, as places, from which the curve goes up and down again by as much: that is the point, not two jumps."""
+    repeats = [len(times) for _, times in sorted(measured.items()) if times]
+    return [p for p in (t, t + 1) if 0 < p < len(z) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])]
+
+
+def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Floats:
+    """Of every gap, by how many deviations it rises beyond the usual slope. Few points hold too little for a model of the whole
+    curve; this asks for one slope only."""
     batches = np.array(curve.batches)
     repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
     steps = np.array(curve.step_ms) - curve.odd_extra_ms * (batches % 2)
@@ -198,23 +235,7 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
     deviation = (
         noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
     )
-    z = np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
-    again: list[int] = []
-    for t in np.argsort(-np.abs(z)):
-        if abs(z[t]) < SUSPICIOUS:
-            break
-        before, after = curve.batches[t], curve.batches[t + 1]
-        # up and down again by as much: that is the point between, not two jumps
-        lone = [
-            curve.batches[p]
-            for p in (t, t + 1)
-            if 0 < p < len(gap) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])
-        ]
-        if wanted := lone or _middle(sizes, before, after):
-            return wanted
-        if abs(z[t]) < SURE and not again:
-            again = [batch for batch in (before, after) if len(measured[batch]) == 1]
-    return again
+    return np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
 
 
 def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:

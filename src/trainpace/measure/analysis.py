@@ -6,13 +6,16 @@ from itertools import takewhile
 
 import numpy as np
 
-from trainpace.measure.adaptive import fitted_curve
+from trainpace.measure.adaptive import fitted_curve, unresolved
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.measure.sweep import Outcome, medians_of
 from trainpace.medians import Noise, noise_of, repeat_interval
 from trainpace.outcome import FailedProbe, Interval, Measurement
 from trainpace.records import Record
+from trainpace.trend import Trend, trend_of
 
+TOO_NOISY = 0.25
+"""Scatter from which on no batch size is called the best."""
 LAUNCH_BOUND_COST = 1.1
 """A step is launch-bound as long as it costs less than this many times the smallest batch's step ..."""
 LAUNCH_BOUND_SPAN = 2.0
@@ -50,17 +53,21 @@ class BatchChoice(Record):
 
 class BestBatches(Record):
     """`best`: the smallest batch whose throughput cannot be told from the highest. `before_jumps`: the last measured
-    batch before each jump up, ascending. `launch_bound_until`: the largest measured batch of the flat region at the
+    batch before each jump up, ascending; `after_jumps`: for each the first measured one behind it that is as good, None where
+    there is none. `launch_bound_until`: the largest measured batch of the flat region at the
     start, None where there is none.
     """
 
     best: BatchChoice
     before_jumps: tuple[BatchChoice, ...]
+    after_jumps: tuple[BatchChoice | None, ...]
     launch_bound_until: int | None
 
 
 class SweepAnalysis(Record):
-    """What a sweep says. `largest_that_fits` is known only where a larger one ran out of memory."""
+    """What a sweep says. `largest_that_fits` is known only where a larger one ran out of memory. `unresolved`: gaps between
+    measured sizes with a jump in them, whose place among the sizes that were asked for is not known. `trend`: None with few.
+    """
 
     points: tuple[SweepPoint, ...]
     failures: tuple[Failure, ...]
@@ -68,10 +75,22 @@ class SweepAnalysis(Record):
     curve: StepCurve
     best: BestBatches
     largest_that_fits: int | None
+    unresolved: tuple[tuple[int, int], ...] = ()
+    trend: Trend | None = None
+
+    @property
+    def scatter(self) -> float:
+        """What repeats of one size differ by, or the sizes beyond their curve where that is more; relative."""
+        return max(self.curve.noise, 0.0 if self.noise is None else self.noise.relative)
+
+    @property
+    def too_noisy(self) -> bool:
+        """Do measurements differ too much to say anything of the sizes?"""
+        return len(self.points) > 1 and self.scatter > TOO_NOISY
 
 
-def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
-    """Read the outcomes of one sweep; at least one must be a measurement."""
+def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnalysis:
+    """Read the outcomes of one sweep; at least one must be a measurement. `asked`: the sizes that it was to cover."""
     medians = medians_of(outcomes)
     noise = noise_of(medians)
     measured: dict[int, list[Measurement]] = {}
@@ -98,7 +117,13 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
         curve=curve,
         best=best_batches(curve),
         largest_that_fits=max(fitting, default=None) if too_large else None,
-    )
+        unresolved=unresolved(sorted({*asked, *medians} - set(failures)), medians),
+        trend=trend_of(
+            curve.batches, curve.step_ms,
+            [p.samples_per_second * p.step_ms / ms for p, ms in zip(points, curve.fitted_ms, strict=True)],
+            0.0 if noise is None else noise.relative,
+        ),
+    )  # fmt: skip
 
 
 def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:
@@ -132,8 +157,10 @@ def best_batches(curve: StepCurve) -> BestBatches:
         undisturbed[:] = True
     good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
     before = [curve.batches.index(jump.before) for jump in curve.jumps if jump.size_ms > 0]
+    behind = [next((k for k in range(i + 1, len(batches)) if throughput[k] >= throughput[i]), None) for i in before]
     return BestBatches(
         best=_choice(curve, int(np.flatnonzero(good)[0])), before_jumps=tuple(_choice(curve, i) for i in before),
+        after_jumps=tuple(None if k is None else _choice(curve, k) for k in behind),
         launch_bound_until=_launch_bound(curve),
     )  # fmt: skip
 

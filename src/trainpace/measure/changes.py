@@ -38,6 +38,9 @@ ADDITIVE_EVIDENCE = 6.0
 (twice the log-likelihood)."""
 LEAST_NOISE = 1e-3
 """Relative. No step time is known better than this: below it, misfit of straight pieces would pass for jumps."""
+MOST_PLACES, CHANCE = 0.75, 2.8
+"""Of the places, and what chance may take from a jump in deviations: so set that 9 of 10 planted jumps of `least_jump` are seen
+(tests/measure/test_changes.py)."""
 _WINDOW = 9
 _TO_DEVIATION = 1.4826 * 1.05 / np.sqrt(2)
 """Median size of a difference of two points to their deviation; 5 % for what the local median slope takes away."""
@@ -89,7 +92,8 @@ class Bend(Record):
 class StepCurve(Record):
     """Step time over the batch size. `noise` is relative (a standard deviation at the median step); `odd_extra_ms` is
     what an odd batch costs beyond the curve, and in `fitted_ms`; `disturbed` are batches whose measurement fits neither
-    neighbour and was left out.
+    neighbour and was left out. `least_jump`: the share of the step that a jump needs to be seen in 9 of 10 sweeps like this
+    one, at most places; None with too few batch sizes, and where noise would hide a jump of any size.
     """
 
     batches: tuple[int, ...]
@@ -101,6 +105,7 @@ class StepCurve(Record):
     bends: tuple[Bend, ...]
     disturbed: tuple[int, ...] = ()
     odd_extra_ms: float = 0.0
+    least_jump: float | None = None
 
     def at(self, batch: int) -> float:
         """The fitted step in ms at any batch size: within the bracket of a jump as before it, of a bend as the two lines
@@ -312,8 +317,24 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
         batches=tuple(int(b) for b in batches), step_ms=tuple(float(t) for t in y),
         fitted_ms=tuple(float(t) for t in fit.fitted),
         noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]), segments=tuple(segments),
-        jumps=tuple(jumps), bends=tuple(bends), disturbed=tuple(disturbed), odd_extra_ms=odd_ms,
+        jumps=tuple(jumps), bends=tuple(bends), disturbed=tuple(disturbed), odd_extra_ms=odd_ms, least_jump=_least_jump(fit),
     )  # fmt: skip
+
+
+def _least_jump(fit: _Fit) -> float | None:
+    """The relative size from which on a level change is worth its price and LEAST_Z deviations whatever chance takes from it, at
+    most places where one could be. Noise grows with the step, so behind the jump it is larger by as much; None where a jump of
+    any size would be lost in its own noise."""
+    places, least = fit.search.least_levels(fit.terms)
+    sizes = (np.maximum(least, LEAST_Z * fit.scale) + CHANCE * fit.scale) * places
+    shares = sizes[1:] / fit.fitted[:-1]
+    shares = shares[np.isfinite(shares)]
+    if not len(shares):
+        return None
+    even = float(np.quantile(shares, MOST_PLACES))
+    # the root of share = even x sqrt((1 + (1 + share)^2) / 2), the mean variance of the points before and behind it
+    half = even**2 / 2
+    return (half + math.sqrt(half * (2 - half))) / (1 - half) if half < 1 else None
 
 
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:

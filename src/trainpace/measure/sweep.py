@@ -1,6 +1,7 @@
 """Batch sizes measured from outside, each in a fresh process, so that a crash or a hang costs only that probe: which comes next,
 and what to keep when something ends the sweep."""
 
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
@@ -19,6 +20,8 @@ R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
 """Batch sizes from which on some are left out: below it, measuring all is as cheap as choosing."""
+MOST_CRASHES = 4
+"""Sizes at which the code may fail before one is measured: more, and it fails at every size."""
 RESOLUTION = 1 / 64
 """Sizes closer than this share of the largest are the same answer."""
 
@@ -126,39 +129,48 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
     return dict(sorted(medians.items()))
 
 
-def next_for_largest(worked: Collection[int], failed: Collection[int], most: int) -> int | None:
+def next_for_largest(
+    worked: Collection[int], failed: Collection[int], most: int, crashed: Collection[int] = ()
+) -> int | None:
     """Double until a batch size fails, then bisect. None once the largest that works is known, or is `most`.
 
-    Where a smaller size failed than one that worked, sizes above the smallest failure are not trusted.
+    Where a smaller size failed than one that worked, sizes above the smallest failure are not trusted. `crashed`: sizes that
+    failed for a reason of their own, which say nothing of larger ones unless a smaller one worked.
     """
+    smallest = min(worked, default=math.inf)
+    failed = {*failed, *(n for n in crashed if n > smallest)}
     ceiling = min(failed, default=most + 1)
     floor = max((n for n in worked if n < ceiling), default=0)
     if floor >= most or ceiling <= 1:
         return None
     if not failed:
-        return min(2 * floor, most) if floor else 1
+        tried = max(floor, max(crashed, default=0))
+        return None if tried >= most else min(2 * tried, most) if tried else 1
     if ceiling - floor <= max(1, int(floor * RESOLUTION)):
         return None
-    return (floor + ceiling) // 2
+    return next((n for n in range((floor + ceiling) // 2, ceiling) if n not in crashed), None)
 
 
 def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:
-    """The batch size to measure next, None when all is done. Raises where the user's code fails at every size."""
+    """The batch size to measure next, None when all is done. Raises where the user's code fails at all sizes, or at
+    MOST_CRASHES, and works at none."""
     medians = medians_of(outcomes)
     failures = [o for o in outcomes if isinstance(o, FailedProbe)]
-    failed = {o.execution.micro_batch for o in failures}
-    crashed = [o for o in failures if o.failure == "crashed"]
-    if len(crashed) >= 2 and not medians:
-        raise UserCodeError(crashed[-1].reason)
+    crashes = [o for o in failures if o.failure == "crashed"]
+    crashed = {o.execution.micro_batch for o in crashes}
+    failed = {o.execution.micro_batch for o in failures} - crashed
+    most = MOST_CRASHES if plan.until_oom else max(2, min(MOST_CRASHES, len(plan.batches)))
+    if len(crashed) >= most and not medians:
+        raise UserCodeError(crashes[-1].reason)
     too_large = {o.execution.micro_batch for o in failures if o.failure == "out_of_memory"}
     limit = min(too_large, default=None)
     if plan.until_oom:
-        larger = next_for_largest(medians, failed, plan.batches[-1])
+        larger = next_for_largest(medians, failed, plan.batches[-1], crashed)
         if larger is not None or not plan.also_batches:
             return larger
-    wanted = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
+    wanted = [b for b in plan.batches if b not in failed | crashed and (limit is None or b < limit)]
     if plan.adaptive:
-        return next_batch(plan.batches, medians, hints, failed) if wanted else None
+        return next_batch(plan.batches, medians, hints, failed, crashed=crashed) if wanted else None
     rounds = {b: len(medians.get(b, ())) for b in wanted}
     now = min(rounds.values(), default=plan.repeats)
     if now >= plan.repeats:

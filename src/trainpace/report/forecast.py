@@ -14,7 +14,9 @@ from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, sentence, usd
 from trainpace.report.sweep_charts import best_of
+from trainpace.report.sweep_words import jumps_in_words, knee, no_jumps, trend_in_words
 from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
+from trainpace.trend import Trend
 from trainpace.units import format_count
 from trainpace.workload import Workload
 
@@ -38,19 +40,20 @@ HOST_MATTERS = 0.05
 
 def print_forecasts(
     workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
-    journal_notes: Sequence[str] = (), spec: str | None = None,
+    journal_notes: Sequence[str] = (), spec: str | None = None, trends: Mapping[str, Trend] | None = None,
 ) -> None:  # fmt: skip
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
-    `journal_notes`: what the journal knows beside it. `spec`: how the user named the model.
+    `journal_notes`: what the journal knows beside it. `spec`: how the user named the model. `trends`: of the sweeps, by device.
     """
+    trends = trends or {}
     e, trained = rows[0].execution, workload.trainable_parameters
     frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
     parameters = f"{format_count(workload.parameters)} parameters{frozen}"
     print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {e.optimizer}")
     done = [row for row in rows if row.step is not None]
-    print_verdict(*verdict(rows))
-    shown = _deciding(rows)
+    print_verdict(*verdict(rows, trends))
+    shown = _deciding(rows, trends)
     priced = any(row.training_time is not None for row in rows)
     # memory matters less where money is asked for, and utilisation least
     columns = [
@@ -62,7 +65,7 @@ def print_forecasts(
         print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
         _print_breakdown(done[0])
-    _print_jumps(rows, jumps or {})
+    _print_sweeps(rows, jumps or {}, trends)
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         print_lines(f"Not forecast: {reason}")
     if len(rows) <= MOST_WARNINGS:
@@ -77,8 +80,8 @@ def print_forecasts(
         _print_next(done, spec or workload.model)
 
 
-def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
-    """The answer in a sentence or two, and False where it is no."""
+def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None) -> tuple[str, bool | None]:
+    """The answer in a sentence or three, and False where it is no."""
     done = [row for row in rows if row.step is not None]
     fitting = [row for row in done if row.fits is not False]
     if not done:
@@ -92,8 +95,11 @@ def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
         fastest = "" if cheap is fast else f" Fastest: {_where(fast)}, {_job(fast)}."
         return f"Cheapest: {_where(cheap)}, {_job(cheap)}.{fastest}", None
     best = best_of(fitting) or fitting[0]
-    rate = number(best.samples_per_second)
-    return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.", None
+    rate, trend = number(best.samples_per_second), (trends or {}).get(best.device)
+    enough = ""
+    if trend is not None and trend.knee_batch < best.execution.micro_batch == trend.best_batch:
+        enough = f" Batch {trend.knee_batch:,} is {knee(trend)}."
+    return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.{enough}", None
 
 
 def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
@@ -175,8 +181,8 @@ def _seconds(f: Forecast) -> float:
     return 0.0 if f.training_time is None else f.training_time.total_s
 
 
-def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
-    """All of a few; of many the ends, the powers of two, the best and the largest that fits."""
+def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
+    """All of a few; of many the ends, the powers of two, the best, the smallest that is nearly as good, the largest that fits."""
     groups = [[row for row in rows if row.device == device] for device in dict.fromkeys(row.device for row in rows)]
     if max(map(len, groups)) <= MOST_ROWS:
         return list(rows)
@@ -185,6 +191,7 @@ def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
         sizes = {2**i for i in range(31)} | {swept[0].execution.micro_batch, swept[-1].execution.micro_batch}
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
         sizes |= {row.execution.micro_batch for row in (best_of(swept), *fitting[-1:]) if row is not None}
+        sizes |= {trends[swept[0].device].knee_batch} if swept[0].device in trends else set()
         shown += [row for row in swept if row.execution.micro_batch in sizes]
     return shown
 
@@ -220,7 +227,8 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
         print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
     else:
         measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
-        if best.provenance == "calibrated":
+        # a corrected forecast of this machine names no host either: it has a profile of its own
+        if best.provenance == "calibrated" or (best.provenance == "transferred" and not best.host):
             print_next(measure, "real steps on this machine, beside the forecast")
         else:
             print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
@@ -232,7 +240,9 @@ def _forecast_command(f: Forecast, spec: str) -> list[str]:
     return ["trainpace", "forecast", spec, "--gpu", f.device, *gpus, "--precision", e.precision]
 
 
-def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
+def _print_sweeps(
+    rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]], trends: Mapping[str, Trend]
+) -> None:  # fmt: skip
     for name, swept in sweep_charts.by_device(rows).items():
         points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
         if len(points) < sweep_charts.FEWEST_FOR_A_PLOT:
@@ -240,14 +250,14 @@ def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) 
         here = jumps.get(name, ())
         title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
         print_chart(points, {jump.batch for jump in here}, title)
-        if not here:
-            print_lines("No jumps: every sample costs about the same.")
-        for jump in here:
-            print_lines(
-                f"Jump at batch {jump.batch}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms,"
-                f" {number(jump.excess_ms)} ms more than one more sample usually costs."
-                f" Caused by {'; '.join(jump.causes)}."
-            )
+        if here:
+            print_lines(*jumps_in_words(here, {f.execution.micro_batch: f.samples_per_second for f in swept}))
+        elif name in jumps:
+            print_lines(no_jumps([f.execution.micro_batch for f in swept], trends.get(name)))
+        else:
+            print_lines("Jumps are not forecast here; trainpace measure finds those of this machine.")
+        if name in trends:
+            print_lines(*trend_in_words(trends[name]))
 
 
 def _cells(f: Forecast, priced: bool) -> list[str]:
@@ -328,21 +338,24 @@ def _print_training(f: Forecast) -> None:
 
 
 def forecast_page(
-    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = ()
-) -> str:
-    """The page as text. `journal_notes`: what the journal knows beside the forecast."""
+    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = (),
+    trends: Mapping[str, Trend] | None = None,
+) -> str:  # fmt: skip
+    """The page as text. `journal_notes`: what the journal knows beside the forecast. `trends`: of the sweeps, by device."""
     rows = [row for group in groups for row in group.rows]
     workload, first, best = groups[0].forecaster.workload, rows[0], best_of(rows)
     e = first.execution
     data = {
         "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
         "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
+        "trends": {name: to_jsonable(trend) for name, trend in (trends or {}).items()},
     }  # fmt: skip
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     priced = any(row.training_time is not None for row in rows)
     return page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
-        [verdict(rows)[0], *_trust(best), *journal_notes], forecast_pictures(groups, jumps), data, best is not None,
+        [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *journal_notes],
+        forecast_pictures(groups, jumps), data, best is not None,
         f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {e.optimizer}{accumulated}.",
         rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
         reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
@@ -380,6 +393,15 @@ def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     if group.forecaster.target.cluster.num_devices > 1:
         pictures.append(sweep_charts.scaling_chart(group.forecaster.fewer_devices(best.execution)))
     return pictures
+
+
+def _swept(
+    best: Forecast | None, jumps: Mapping[str, Sequence[Jump]], trends: Mapping[str, Trend]
+) -> list[str]:  # fmt: skip
+    """The jumps and the trend of the best device."""
+    if best is None or best.device not in trends:
+        return []
+    return [*jumps_in_words(jumps.get(best.device, ()), {}), *trend_in_words(trends[best.device])]
 
 
 def _trust(best: Forecast | None) -> list[str]:

@@ -12,8 +12,11 @@ from trainpace.report.pages import page
 from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, cause_of, measured_sweep, throughput
+from trainpace.report.sweep_words import shape_in_words
 from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
 
+MOST_LIMIT = 2.0
+"""Steps, of which a jump would have to be larger to be seen: from here on that is no answer."""
 WORTH_SAYING = 0.03
 """A batch whose throughput is this much better than the largest's is worth a sentence."""
 
@@ -30,7 +33,7 @@ def print_sweep(
     threads = int(first.environment.get("threads", 0)) if "gpu" not in first.environment else 0
     where = f"{first.device}, {plural(threads, 'thread')}" if threads else first.device
     print_lines(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
-    answer, *others = verdict(a, causes)
+    answer, *others = sweep_verdict(a, causes)
     print_verdict(answer)
     columns = [
         words("batch", least=6), Column("step ms"), Column("90 % of repeats", 1), Column("samples/s"), Column("memory GiB", 3),
@@ -38,7 +41,7 @@ def print_sweep(
     ]  # fmt: skip
     columns += [Column("forecast ms", 2), Column("error", 2)] if foreseen else []
     marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
-    marks[a.best.best.batch] += " best" if len(a.points) > 1 else ""
+    marks[a.best.best.batch] += " best" if len(a.points) > 1 and not a.too_noisy else ""
     print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points])
     for failure in a.failures:
         what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
@@ -59,11 +62,17 @@ def print_sweep(
         print_next([*command, "--precision", e.precision], "the same on a GPU that you do not have")
 
 
-def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
+def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     """What the sweep says, in sentences, the most important first."""
     lines = []
     best, last = a.best.best, a.points[-1]
-    if len(a.points) == 1:
+    plotted = len(a.points) >= FEWEST_FOR_A_PLOT
+    if a.too_noisy:
+        lines.append(
+            f"No batch size can be called the best: the measurements scatter by {100 * a.scatter:.0f} %. Nothing else should run"
+            " here meanwhile; longer probes (--seconds 10s) and more of them (--every --repeats 5) help."
+        )
+    elif len(a.points) == 1:
         lines.append(
             f"A step of batch {last.batch} takes {number(last.step_ms)} ms ({interval(last.interval_ms)}):"
             f" {number(last.samples_per_second)} samples/s."
@@ -80,10 +89,10 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     if a.largest_that_fits is not None:
         lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
     lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
-    if not a.curve.jumps and len(a.points) >= FEWEST_FOR_A_PLOT:
-        lines.append("No jumps: every sample costs about the same as the one before.")
+    lines += [_unresolved_in_words(*gap) for gap in a.unresolved]
+    lines += [_limit_in_words(a)] if plotted else []
     slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
-    if slopes and len(a.points) >= FEWEST_FOR_A_PLOT:
+    if slopes and plotted and not a.too_noisy:
         widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
         low, high = widest.slope_low, widest.slope_high
         bounds = "" if low is None or high is None else f" ({span(low, high)})"
@@ -91,7 +100,11 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
             f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
             f" {number(widest.slope_ms_per_sample)} ms{bounds}."
         )
-    if a.best.launch_bound_until is not None:
+    if a.trend is not None and plotted and not a.too_noisy:
+        lines.append(shape_in_words(a.trend))
+        if a.trend.knee_batch < best.batch:
+            lines.append(f"Batch {a.trend.knee_batch} already reaches 95 % of the best throughput.")
+    if a.best.launch_bound_until is not None and not a.too_noisy:
         lines.append(
             f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the limit is the host, which launches"
             " the operators, not the device."
@@ -122,7 +135,8 @@ def sweep_json(
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
-        "analysis": msgspec.to_builtins(a), "noise_scale": msgspec.to_builtins(measured[-1].noise_scale), "verdict": verdict(a),
+        "analysis": msgspec.to_builtins(a), "noise_scale": msgspec.to_builtins(measured[-1].noise_scale),
+        "verdict": sweep_verdict(a),
         "forecasts": [forecast_row(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
 
@@ -139,6 +153,22 @@ def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[s
     return [*cells, "", ""] if foreseen else cells
 
 
+def _limit_in_words(a: SweepAnalysis) -> str:
+    """What jumps the sweep could not have seen."""
+    limit, other = a.curve.least_jump, "other " if a.curve.jumps else ""
+    if limit is None or limit > MOST_LIMIT:
+        return f"No {other}jump could be told from the noise of these measurements, whatever its size."
+    seen = f"No {other}jumps of {100 * limit:.1f} % of the step or more were found"
+    return f"{seen}; smaller ones would be lost in the noise."
+
+
+def _unresolved_in_words(before: int, after: int) -> str:
+    return (
+        f"Not resolved: somewhere between batch {before} and {after} the step rises by more than usual, but not all sizes there"
+        f" were measured; --batch {before}:{after} --every does that."
+    )
+
+
 def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
     where = f"After batch {jump.before}" if jump.tight else f"Between batch {jump.before} and {jump.after}"
     low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
@@ -148,10 +178,12 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
     )
     cause = cause_of(jump, causes)
     if cause is not None:
-        sentence += f" The forecast attributes it to {', '.join(cause.causes)}."
-    choice = next((c for c in a.best.before_jumps if c.batch == jump.before), None)
-    if choice is not None and jump.size_ms > 0:
-        sentence += f" Batch {jump.before} gives {number(choice.measured_samples_per_second)} samples/s."
+        sentence += f" Its cause by the forecast: {'; '.join(cause.causes)}."
+    pairs = zip(a.best.before_jumps, a.best.after_jumps, strict=True)
+    for choice, behind in pairs:
+        if choice.batch == jump.before and jump.size_ms > 0:
+            sentence += f" Batch {jump.before} gives {number(choice.measured_samples_per_second)} samples/s"
+            sentence += "." if behind is None else f"; the next size that does as well is {behind.batch}."
     return sentence
 
 
@@ -162,7 +194,7 @@ def sweep_page(
     e, probes = first.execution, sum(p.probes for p in a.points)
     steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
     return page(
-        "sweep.html", f"{first.model} on {first.device}: step time over the batch size", verdict(a, causes),
+        "sweep.html", f"{first.model} on {first.device}: step time over the batch size", sweep_verdict(a, causes),
         sweep_pictures(measured, a, foreseen, causes), sweep_json(measured, a, foreseen, None),
         subtitle=f"Measured with {e.precision} and {e.optimizer}, {probes} probes, each in a process of its own.",
         points=[(p, steps.get(p.batch)) for p in a.points], best=a.best.best.batch, failures=a.failures,

@@ -48,8 +48,8 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
         if largest is not None and largest < some[-1].execution.micro_batch:
             marks.append(_out_of_memory(largest, prefix))
         if alone:
-            marks += [_jump(jump, some) for jump in jumps.get(name, ())]
-            jumped = [jump.batch - 1 for jump in jumps.get(name, ())]
+            marks += [_jump(jump) for jump in jumps.get(name, ())]
+            jumped = [jump.before for jump in jumps.get(name, ())]
     return Chart(
         title="Step time against the batch size",
         finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"),
@@ -173,20 +173,14 @@ def _out_of_memory(largest: int, prefix: str = "") -> Mark:
     return Mark(axis="x", at=largest + 0.5, text=f"{prefix}out of memory after {largest}", tone="limit")
 
 
-def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
-    sizes = [f.execution.micro_batch for f in rows]
-    before = max((size for size in sizes if size < jump.batch), default=jump.batch - 1)
-    text = f"{before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{_cause(jump)}"
-    return Mark(axis="x", at=(before + jump.batch) / 2, text=text, tone="jump")
+def _jump(jump: Jump) -> Mark:
+    text = f"{jump.before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{_cause(jump)}"
+    return Mark(axis="x", at=(jump.before + jump.batch) / 2, text=text, tone="jump")
 
 
 def _cause(jump: Jump | None) -> str:
-    """The first operator in short: "features.0 (conv, forward)" becomes ", conv of features.0"."""
-    if jump is None or not jump.causes:
-        return ""
-    module, _, rest = jump.causes[0].partition(" (")
-    kind = rest.partition(",")[0]
-    return f", {kind} of {module}" if kind else f", {module}"
+    """Its cause in two or three words, behind a comma."""
+    return f", {jump.mechanism}" if jump is not None and jump.mechanism else ""
 
 
 def _jumps_in_words(batches: Sequence[int]) -> str:

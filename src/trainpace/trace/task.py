@@ -267,6 +267,13 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     return OPTIMIZERS[name](parameters)
 
 
+def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
+    """The name of an optimizer as this package uses it: its class in small letters, and sgd_momentum for SGD with momentum."""
+    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    name = type(optimizer).__name__.lower()
+    return "sgd_momentum" if name == "sgd" and has_momentum else name
+
+
 def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)

@@ -26,7 +26,7 @@ from trainpace.trace.cuda_mapping import (
 )
 from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
-from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
+from trainpace.trace.task import Task, build_task, make_optimizer, optimizer_name, recompute_activations
 from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
@@ -49,7 +49,7 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    own = "sgd_momentum" if task.optimizer is None else type(task.optimizer).__name__.lower()
+    own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
     parameters = list(task.model.parameters())
     return Workload(
         model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=_sample_bytes(task),

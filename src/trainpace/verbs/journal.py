@@ -47,7 +47,7 @@ class FilteredRequest(JournalRequest, kw_only=True):
     optimizer: Annotated[str, Field("sgd, sgd_momentum, adam, adamw, ...")] = ""
     kind: Annotated[str, Field("measure, watch, run or import.")] = ""
     outcome: Annotated[str, Field("ok, out_of_memory, timeout or crashed.")] = ""
-    sweep: Annotated[str, Field("Runs of this sweep.", metavar="ID")] = ""
+    sweep: Annotated[str, Field("Runs of this sweep; the first digits of its id are enough.", metavar="ID")] = ""
     since: Annotated[str, Field("Runs from this time on (UTC): 2026-11-21.", metavar="DATE")] = ""
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
 

@@ -140,7 +140,7 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
         largest = measured[-1].execution.micro_batch
         progress.note(f"gathering gradients at batch {largest}")
         measured[-1] = replace(measured[-1], noise_scale=measure_noise_scale(conditions, largest))
-    analysis = analyse(recorded.outcomes)
+    analysis = analyse(recorded.outcomes, () if r.batch is None else batches)
     forecasts: dict[int, Forecast] = {}
     if foresight is not None:
         at_points = (foresight.at(replace(execution, micro_batch=point.batch)) for point in analysis.points)

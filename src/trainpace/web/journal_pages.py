@@ -139,6 +139,7 @@ class SweepPage(Record):
     reason: str
     runs: tuple[RunLine, ...]
     chart: report.Chart | None
+    verdict: tuple[str, ...]
 
 
 class ScoreQuestion(Record):
@@ -233,6 +234,7 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
     return SweepPage(
         question=q, sweep=sweep, analysis=analysis, reason=reason, runs=tuple(map(line_of, entries)),
         chart=None if analysis is None else _sweep_chart(analysis, entries),
+        verdict=() if analysis is None else tuple(report.sweep_verdict(analysis)),
     )  # fmt: skip
 
 

@@ -131,7 +131,10 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
     assert forecast.step is not None
     sizes, table, execution = curve.sizes, curve.forecasts, forecast.execution
     marks = [
-        Mark(axis="x", at=jump.batch - 0.5, text=f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", tone="jump")
+        Mark(
+            axis="x", at=jump.batch - 0.5, tone="jump",
+            text=", ".join(filter(None, (f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", jump.mechanism))),
+        )
         for jump in curve.jumps
     ]  # fmt: skip
     fitting = int(table.fits.sum())
