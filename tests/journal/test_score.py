@@ -85,7 +85,13 @@ def test_neighbours(journal):
     assert [e.execution.micro_batch for e in same_workload] == [8, 16, 32]
     assert same_workload[0].forecast_ms == 5.0  # the newest of its batch
     assert same_workload[2] == keyed
-    assert [e.device for e in elsewhere] == ["cpu 2"]
+    # other settings on this device, and another device
+    differing = {(e.device, e.execution.precision, e.execution.optimizer, e.execution.compile) for e in elsewhere}
+    assert differing == {
+        ("cpu", "fp32", "adamw", False), ("cpu", "amp_bf16", "sgd", False), ("cpu", "amp_bf16", "adamw", True),
+        ("cpu 2", "amp_bf16", "adamw", False),
+    }  # fmt: skip
+    assert len(elsewhere) == len(differing)
     assert [(e.model, e.step_time_ms) for e in others] == [("vgg", 12.0)]
     same_workload, elsewhere, others = neighbours(journal, "net", "gpu", run)
     assert (same_workload, {e.device for e in elsewhere}, others) == ((), {"cpu", "cpu 2"}, ())

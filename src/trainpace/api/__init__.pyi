@@ -135,6 +135,8 @@ def match(
     only_machines: bool = ...,
     hardware: str | os.PathLike[str] | None = ...,
     host: str | os.PathLike[str] | None = ...,
+    journal: str | os.PathLike[str] | None = ...,
+    no_journal: bool = ...,
     channels_last: bool = ...,
     compile: bool = ...,
     checkpointing: bool = ...,

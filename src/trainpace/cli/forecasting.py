@@ -93,7 +93,9 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     if view.json:
         echo_json(report.ranking_json(workload, ranking, job, close, today))
     else:
-        report.print_ranking(workload, ranking, job, close, request.by, view.top, today, request.model_name)
+        report.print_ranking(
+            workload, ranking, job, close, request.by, view.top, today, request.model_name, answer.journal_note
+        )
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_pictures(
         view,

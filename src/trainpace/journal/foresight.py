@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +26,7 @@ from trainpace.forecast import (
     run_of,
     student_t_95,
 )  # fmt: skip
-from trainpace.hardware import find_device
+from trainpace.hardware import Cluster, find_device
 from trainpace.medians import noise_of
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
@@ -42,8 +42,8 @@ MOST = 2000
 class Foresight(NamedTuple):
     """A forecaster, and what the journal's runs were beside their forecasts.
 
-    `same_workload`: runs of this workload on this device, by batch size; `elsewhere`: on other devices; `others`: runs of other
-    models on this device.
+    `same_workload`: runs of this workload on this device, by batch size; `elsewhere`: on other devices, or executed otherwise;
+    `others`: runs of other models on this device.
     """
 
     forecaster: Forecaster
@@ -75,16 +75,16 @@ class Foresight(NamedTuple):
         n = len(self.others)
         words = (
             f"this workload measured on this device at batch {sizes}" if sizes else "",
-            f"this workload measured on {', '.join(devices)}" if devices else "",
+            f"this workload measured {'otherwise ' if sizes else ''}on {', '.join(devices)}" if devices else "",
             f"{n} other model{'s' if n > 1 else ''} measured on this device" if n else "",
         )
         return "; ".join(word for word in words if word)
 
 
 class Neighbours(NamedTuple):
-    """Runs of the journal near a workload and a device: of the same workload on this device and on others, the newest of each
-    batch size, in order of batch size (on this device with its repeats, the others of its sweep); and of every other model on
-    this device one, of the middle error."""
+    """Runs of the journal near a workload and a device: of the same workload on this device, and on others or executed otherwise,
+    the newest of each batch size, in order of batch size (on this device with its repeats, the others of its sweep); and of
+    every other model on this device one, of the middle error."""
 
     same: tuple[Entry, ...] = ()
     elsewhere: tuple[Entry, ...] = ()
@@ -111,15 +111,14 @@ def foresight_of(
     table = forecaster.at([execution])
     plain = table.brief(0)
     asked = None if plain.step is None else run_of(plain, table.shares()[0])
-    others = () if asked is None else (_observed(entry, asked) for entry in near.others)
+    others = () if asked is None else (observed_beside(entry, asked) for entry in near.others)
     return Foresight(
         forecaster,
         _observed_repeats(near.same, forecaster),
         tuple(
             seen
             for entry in near.elsewhere
-            if (there := _on_device(forecaster, entry.device)) is not None
-            and (seen := _observed_again(entry, there)) is not None
+            if (seen := observed_elsewhere(entry, forecaster)) is not None
             and abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)
         ),
         tuple(seen for seen in others if abs(seen.log_ratios[0]) <= math.log(LARGEST_RATIO)),
@@ -134,20 +133,20 @@ def _observed_repeats(entries: Sequence[Entry], forecaster: Forecaster) -> tuple
     observed = []
     for some in groups.values():
         middle = sorted(some, key=lambda entry: entry.step_time_ms or 0.0)[len(some) // 2]
-        seen = _observed_again(middle, forecaster)
+        seen = observed_again(middle, forecaster)
         if seen is not None:
             own_sd = max(seen.noise_sd, repeat_sd / math.sqrt(len(some)))
             observed.append(seen._replace(noise_sd=own_sd, repeat_sd=max(seen.repeat_sd, repeat_sd)))
     return tuple(observed)
 
 
-def _observed_again(entry: Entry, forecaster: Forecaster) -> Observed | None:
+def observed_again(entry: Entry, forecaster: Forecaster) -> Observed | None:
     """A run beside its forecast of today."""
     assert entry.step_time_ms is not None
     return observe(forecaster, entry.execution, entry.step_time_ms, entry.step, entry.interval_ms)
 
 
-def _observed(entry: Entry, asked: Run) -> Observed:
+def observed_beside(entry: Entry, asked: Run) -> Observed:
     """A run of another model beside the forecast of its own time, which is taken to be as unsure as the one asked for."""
     assert entry.step_time_ms is not None
     assert entry.forecast_ms is not None
@@ -160,16 +159,18 @@ def _observed(entry: Entry, asked: Run) -> Observed:
     return Observed(run, (ratio,) * 4)
 
 
-def _on_device(forecaster: Forecaster, device: str) -> Forecaster | None:
-    """The forecaster of the same workload on one GPU of the catalogue; None for a CPU, whose operators are others."""
-    target = forecaster.target
-    if target.kernels.traces_cpu:
+def observed_elsewhere(entry: Entry, forecaster: Forecaster) -> Observed | None:
+    """A run beside the forecast of its own execution on its own card; None for one that cannot be forecast here: on a CPU, on
+    several nodes whose network nobody knows, or in a number format that was not traced."""
+    target, e = forecaster.target, entry.execution
+    if target.kernels.traces_cpu or e.nnodes > 1:
         return None
     try:
-        found = find_device(device)
+        cluster = Cluster(device=find_device(entry.device), devices_per_node=e.nproc_per_node)
+        there = forecaster.on(Target(cluster, software=target.software))
+        return observed_again(replace(entry, device=cluster.device.name), there)
     except TrainpaceError:
         return None
-    return forecaster.on(Target(replace(target.cluster, device=found, host=None), software=target.software))
 
 
 def neighbours(
@@ -181,45 +182,68 @@ def neighbours(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Neighbours:
-    """Runs of the same workload, with otherwise the same execution, and of other models on the same device.
+    """Runs of the same workload, and of other models on the same device. Those with otherwise the same execution on this device
+    are its own runs; others were measured elsewhere.
 
     Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
     the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
     """
-    from trainpace.journal.query import Query
+    newest: dict[tuple[str, str, int], list[Entry]] = {}
+    variant = _variant(execution)
+    candidates = of_workload(journal, model, (workload_key,) if workload_key else (), sequence_length, image_size)
+    for entry in candidates:
+        where = (_catalogued(entry.device, device), _variant(entry.execution), entry.execution.global_batch)
+        some = newest.setdefault(where, [entry])
+        if entry is not some[0] and entry.sweep and entry.sweep == some[0].sweep:
+            some.append(entry)
+    in_order = sorted(newest.items(), key=lambda item: item[0])
+    return Neighbours(
+        same=tuple(entry for where, some in in_order if where[:2] == (device, variant) for entry in some),
+        elsewhere=tuple(some[0] for where, some in in_order if where[:2] != (device, variant)),
+        others=other_models(journal, model, device, {entry.id for entry in candidates}),
+    )
 
-    def newest_first(**filters: Any) -> list[Entry]:
-        return journal.find(Query(exact=True, outcome="ok", **filters), limit=MOST)
 
-    candidates = newest_first(model=model) + (newest_first(workload_key=workload_key) if workload_key else [])
-    newest: dict[tuple[str, int], list[Entry]] = {}
-    for entry in sorted(candidates, key=lambda e: (e.created_at, e.id), reverse=True):
-        other = workload_key and entry.workload_key and entry.workload_key != workload_key
+def of_workload(
+    journal: Journal,
+    model: str,
+    keys: Collection[str] = (),
+    sequence_length: int | None = None,
+    image_size: int | None = None,
+) -> list[Entry]:
+    """Trainings of a workload, the newest first: of that model, or with one of the `keys` (see `workload_key`)."""
+    candidates = {entry.id: entry for entry in _newest_first(journal, model=model)}
+    for key in keys:
+        candidates |= {entry.id: entry for entry in _newest_first(journal, workload_key=key)}
+
+    def belongs(entry: Entry) -> bool:
         shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
-        if other or any(a and b and a != b for a, b in shapes) or entry.mode != "train":
-            continue
-        if replace(entry.execution, micro_batch=1, accumulation=1) == replace(execution, micro_batch=1, accumulation=1):
-            some = newest.setdefault((_catalogued(entry.device, device), entry.execution.global_batch), [entry])
-            if (
-                entry is not some[0]
-                and entry.sweep
-                and entry.sweep == some[0].sweep
-                and entry.id not in {e.id for e in some}
-            ):
-                some.append(entry)
-    of_candidates = {entry.id for entry in candidates}
+        other = keys and entry.workload_key and entry.workload_key not in keys
+        return entry.mode == "train" and not other and not any(a and b and a != b for a, b in shapes)
+
+    return sorted(filter(belongs, candidates.values()), key=lambda e: (e.created_at, e.id), reverse=True)
+
+
+def other_models(journal: Journal, model: str, device: str, without: Collection[str] = ()) -> tuple[Entry, ...]:
+    """Of every other model that was measured on a device beside its forecast one run, of the middle error. `without`: ids."""
     others: dict[str, list[Entry]] = {}
-    for entry in newest_first(device=device, with_forecast=True):
-        if entry.model == model or entry.id in of_candidates or entry.mode != "train":
+    for entry in _newest_first(journal, device=device, with_forecast=True):
+        if entry.model == model or entry.id in without or entry.mode != "train":
             continue
         if entry.forecast_ms and entry.step_time_ms and entry.forecast_factor:
             others.setdefault(entry.model, []).append(entry)
-    in_order = sorted(newest.items(), key=lambda item: item[0])
-    return Neighbours(
-        same=tuple(entry for (where, _), some in in_order if where == device for entry in some),
-        elsewhere=tuple(some[0] for (where, _), some in in_order if where != device),
-        others=tuple(_middle(others[name]) for name in sorted(others)),
-    )
+    return tuple(_middle(others[name]) for name in sorted(others))
+
+
+def _newest_first(journal: Journal, **filters: Any) -> list[Entry]:
+    from trainpace.journal.query import Query
+
+    return journal.find(Query(exact=True, outcome="ok", **filters), limit=MOST)
+
+
+def _variant(execution: Execution) -> str:
+    """What makes it the same run but for the batch."""
+    return repr(replace(execution, micro_batch=1, accumulation=1))
 
 
 def _catalogued(name: str, device: str) -> str:

@@ -8,7 +8,7 @@ share a shape (device, count, nodes, network, host): each shape is forecast once
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -100,6 +100,9 @@ class Rejected(Record):
     short_gib: float | None = None
 
 
+Correct = Callable[[Forecaster, Forecast], Forecast]
+
+
 class Ranking(NamedTuple):
     """The matches that meet deadline and budget, those that do not, and what cannot be done at all."""
 
@@ -110,9 +113,11 @@ class Ranking(NamedTuple):
 
 def rank(
     workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd",
+    correct: Correct | None = None,
 ) -> Ranking:  # fmt: skip
-    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
-    shapes = _Shapes(workload, job)
+    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name. `correct`: what
+    measured runs make of a forecast of a shape's best execution."""
+    shapes = _Shapes(workload, job, correct)
     able: list[_Servers] = []
     rejected = []
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
@@ -181,8 +186,8 @@ class _Servers(NamedTuple):
 class _Shapes:
     """What each shape can do, found once."""
 
-    def __init__(self, workload: Workload, job: Job) -> None:
-        self._workload, self._job = workload, job
+    def __init__(self, workload: Workload, job: Job, correct: Correct | None) -> None:
+        self._workload, self._job, self._correct = workload, job, correct
         self._sizes = np.array(divisors(job.global_batch))
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
@@ -262,7 +267,8 @@ class _Shapes:
         by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
         near = by_sharding.min(axis=1) <= by_sharding.min() * (1 + NEARLY)
         simplest = int(np.argmax(near))  # the first
-        return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
+        fastest = forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
+        return fastest if self._correct is None else self._correct(self._forecaster.on(cluster), fastest)
 
     def _base(self, precision: Precision) -> Execution:
         recomputed, software = self._workload.checkpointed or self._job.checkpointing, self._job.software

@@ -37,8 +37,9 @@ Nearest = tuple[Binding, str, Match | Rejected]
 
 def print_ranking(
     workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, by: str, top: int, today: datetime.date,
-    spec: str | None = None,
+    spec: str | None = None, journal_note: str = "",
 ) -> None:  # fmt: skip
+    """The servers as a table. `spec`: how the user named the model; `journal_note`: what the journal did to the forecasts."""
     if not ranking.matches:
         _print_none(workload, ranking, close, job)
         return
@@ -59,6 +60,7 @@ def print_ranking(
     if ranking.rejected:
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
         print_lines(f"Not listed: {counted} (--json says which and why).")
+    print_lines(*[journal_note] * bool(journal_note))
     _print_notes([m for _, m in shown], job.conditions, today)
     e = first.forecast.execution
     # a saved workload cannot be trained, but the model that it was traced from

@@ -1,20 +1,27 @@
 """`match`: servers ranked by what a whole training costs or how long it takes."""
 
-from typing import Annotated, Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
 from trainpace.execution import Precision
+from trainpace.forecast import Forecaster, Target
+from trainpace.hardware import Cluster, catalogue
 from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.places import HardwareFile, named_host, own_devices
+from trainpace.verbs.places import HardwareFile, JournalPlace, named_host, opened_journal, own_devices
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.software import software_of
 from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
 from trainpace.workload import Form, Workload, form_of
+
+if TYPE_CHECKING:
+    from trainpace.journal import Journal, Knowledge
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
@@ -47,6 +54,8 @@ class MatchRequest(TrainingRequest, kw_only=True):
         str | None,
         Field("The CPU of servers whose own is not published.  [default: one typical of their cards]", metavar="CPU"),
     ] = None
+    journal: JournalPlace = None
+    no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile.")] = False
     checkpointing: Annotated[bool, Field("Recompute the activations of repeated blocks, block by block.")] = False
@@ -71,6 +80,7 @@ class Matches(Record):
     job: Job
     ranking: Ranking
     nearest: tuple[Binding, str, Match | Rejected] | None
+    journal_note: str = ""
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
@@ -100,7 +110,20 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
         )  # fmt: skip
         workload = traced()
-    ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours")
+    from trainpace.journal import may_know
+
+    has_journal = not r.no_journal and may_know(r.journal, {offer.device for offer in offers}, {workload.model})
+    with opened_journal(r.journal, not has_journal, create=False) as journal:
+        knowledge = None if journal is None else _knowledge(journal, workload, job)
+        correct = None if knowledge is None else knowledge.corrected
+        ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", correct)
     return Matches(
-        workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job)
-    )
+        workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
+        journal_note="" if knowledge is None else knowledge.in_words(),
+    )  # fmt: skip
+
+
+def _knowledge(journal: Journal, workload: Workload, job: Job) -> Knowledge:
+    from trainpace.journal import Knowledge
+
+    return Knowledge(journal, Forecaster(workload, Target(Cluster(device=catalogue()[0]), software=job.software)))

@@ -1,0 +1,76 @@
+"""What was measured corrects the forecasts of every cluster, in forecast and in match alike."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.execution import Execution
+from trainpace.forecast import Forecaster, Target
+from trainpace.hardware import Cluster, find_device
+from trainpace.journal import Journal, Knowledge, foresight_of
+from trainpace.journal.entry import Entry, new_id, now_utc
+from trainpace.records import save
+
+SLOWER = 1.4
+
+
+def on(device, count=1):
+    return Forecaster(workload(), Target(Cluster(device=find_device(device), devices_per_node=count)))
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """T4 takes 1.4 times what is forecast."""
+    with Journal.open(str(tmp_path / "runs.db")) as runs:
+        for batch in (16, 32, 64):
+            e = Execution(micro_batch=batch, optimizer=workload().optimizer)
+            ms = SLOWER * on("T4").forecast(e).step.total_ms
+            run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
+            runs.add(Entry(id=new_id(), created_at=now_utc(), step_time_ms=ms, **run))
+        yield runs
+
+
+@pytest.mark.parametrize(("device", "count", "least"), [("T4", 1, 1.3), ("T4", 2, 1.05), ("A100", 1, 1.02)])
+def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
+    """All of it on the same card, less on two of them, least on another; what was measured narrows the interval."""
+    there = on(device, count)
+    e = Execution(micro_batch=32, nproc_per_node=count, optimizer=workload().optimizer)
+    plain = there.at([e]).brief(0)
+    in_match = Knowledge(journal, on("A100")).corrected(there, plain)
+    in_forecast = foresight_of(there, e, journal).at(e)
+    assert in_match.step.total_ms == pytest.approx(in_forecast.step.total_ms, rel=1e-9)
+    assert least < in_match.step.total_ms / plain.step.total_ms < 1.45
+    widths = [f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (in_match, plain)]
+    assert widths[0] < widths[1]
+
+
+def test_a_journal_of_other_workloads_changes_nothing(journal):
+    other = Forecaster(replace(workload(), model="another"), Target(Cluster(device=find_device("A100"))))
+    plain = other.at([Execution(micro_batch=32)]).brief(0)
+    knowledge = Knowledge(journal, other)
+    assert knowledge.corrected(other, plain) == plain
+    assert knowledge.in_words() == ""
+
+
+def test_match_says_that_it_used_the_journal(journal, tmp_path):
+    save(workload(), tmp_path / "model.json")
+    ask = [
+        sys.executable, "-m", "trainpace", "match", str(tmp_path / "model.json"), "--samples", "1M", "--epochs", "1", "--gpu", "T4",
+        "--precision", "fp32", "--provider", "gcp",
+    ]  # fmt: skip
+
+    def answer(*more):
+        done = subprocess.run([*ask, *more], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = ("--journal", str(tmp_path / "runs.db"))
+    assert "Corrected by the journal" in answer(*said)
+    assert "Corrected by the journal" not in answer("--no-journal")
+    corrected, plain = (json.loads(answer(*way, "--json"))["rows"][0] for way in (said, ("--no-journal",)))
+    assert (corrected["provenance"], plain["provenance"]) == ("transferred", "fitted")
+    assert corrected["usd"] > plain["usd"]
