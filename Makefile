@@ -170,7 +170,7 @@ docs-generate: $(VENV)/installed
 	$(BIN)/python tools/api_stub.py
 
 docs-refresh: docs-generate
-	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
+	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/sources.md docs/recipes/*.md docs/verbs/*.md
 
 zoo-workloads: $(VENV)/installed
 	$(BIN)/python tools/zoo_workloads.py

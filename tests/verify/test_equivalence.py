@@ -129,15 +129,10 @@ def test_a_planted_cause_is_found(folder, task, cause):
 
 
 @pytest.mark.slow
-def test_deepspeed_trains_the_same_and_unequal_parts_differ(folder, monkeypatch):
+def test_deepspeed_trains_the_same(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ENGINES))
     (way,) = ask(folder, "mine.py:plain", "--way", "deepspeed", code=0)["ways"]
     assert 0 < way["difference"] <= 1e-5 < way["moved"]
-    unequal, replicas = ask(
-        folder, "mine.py:plain", "--batch", "7", "--way", "deepspeed", "--way", "data_parallel", code=1
-    )["ways"]
-    assert (unequal["sizes"], unequal["cause"]) == ([4, 3], ["weight_by_samples"])
-    assert replicas["equal"]  # the loss is of all outputs at once
 
 
 def test_replicas_divide_as_torch_chunks():
@@ -149,6 +144,8 @@ def test_replicas_divide_as_torch_chunks():
 def test_parts_of_unequal_size_and_number_formats(folder):
     (way,) = ask(folder, "mine.py:plain", "--batch", "10", "--way", "accumulate", code=1)["ways"]
     assert (way["sizes"], way["cause"]) == ([3, 3, 2, 2], ["weight_by_samples"])
+    (replicas,) = ask(folder, "mine.py:plain", "--batch", "9", "--way", "data_parallel", code=0)["ways"]
+    assert replicas["sizes"] == [5, 4]  # and the loss is of all outputs at once
     (way,) = ask(folder, "mine.py:plain", "--precision", "bf16", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == ["fp32"]
 
