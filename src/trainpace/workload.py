@@ -4,6 +4,7 @@ A quantity is stored as two coefficients, constant and per sample: ``value(batch
 operators share a row with a `count`; so ResNet-50 is about 200 rows, and Llama-70B not many more.
 """
 
+import re
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -314,6 +315,12 @@ class Workload(Record):
     mode: Mode = "train"
     checkpointed: bool = False
     sample_bytes: float = 0.0
+
+    @property
+    def image_side(self) -> int | None:
+        """The side of the square images that it was traced with; None for other samples."""
+        square = re.search(r"\b(\d+) x \1 image$", self.sample)
+        return int(square[1]) if square else None
 
     def form(self, precision: Precision) -> TracedForm:
         """The traced form for a precision, or an error that says which were traced."""

@@ -231,6 +231,14 @@ def test_a_deadline_that_nothing_meets(schedule, sizes, clash):
         answer(Question(schedule=schedule, step_time_s=10.0, deadline_s=30.0, **sizes))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "more"), [(Schedule(samples=1000, max_steps=1000), {}), (RUN, {"solve_gpus": True})]
+)
+def test_a_batch_is_only_solved_for_where_it_decides(schedule, more):
+    with pytest.raises(TrainpaceError, match="batch size is not known"):
+        answer(Question(schedule=schedule, step_time_s=0.1, deadline_s=50.0, **more))
+
+
 def test_budget_gives_epochs():
     result = answer(
         Question(

@@ -56,6 +56,23 @@ def test_a_journal_of_other_workloads_changes_nothing(journal):
     assert knowledge.in_words() == ""
 
 
+def test_runs_of_another_image_size_say_nothing(tmp_path):
+    """A quarter of the pixels takes a quarter of the time; without a key only the stated size tells the runs apart."""
+    images = replace(workload(), model="resnet50", sample="3 x 224 x 224 image")
+    there = Forecaster(images, Target(Cluster(device=find_device("T4"))))
+    e = Execution(micro_batch=32, optimizer=images.optimizer)
+    plain = there.at([e]).brief(0)
+    run = {"kind": "import", "outcome": "ok", "device": "T4", "execution": e, "step_time_ms": plain.step.total_ms / 3.8}
+    run |= {"model": "torchvision:resnet50"}
+    with Journal.open(str(tmp_path / "sizes.db")) as runs:
+        runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=112, **run))
+        assert Knowledge(runs, there).corrected(there, plain) == plain
+        assert foresight_of(there, e, runs).at(e).step == plain.step
+        runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=224, **run))
+        assert Knowledge(runs, there).corrected(there, plain).step.total_ms < 0.5 * plain.step.total_ms
+        assert foresight_of(there, e, runs).at(e).step.total_ms < 0.5 * plain.step.total_ms
+
+
 def test_match_says_that_it_used_the_journal(journal, tmp_path):
     save(workload(), tmp_path / "model.json")
     ask = [

@@ -17,7 +17,7 @@ def test_the_size_before_a_jump_is_the_better_one_only_if_it_is():
     assert "Cause: a padded batch." in words
     (words,) = jumps_in_words([replace(JUMP, after_ms=38.0, next_good=None)], {})
     assert "Better than" not in words
-    assert "no larger size of the sweep does as well" in words
+    assert "no larger size of the sweep that fits does as well" in words
 
 
 def test_many_jumps_are_not_told_one_by_one():

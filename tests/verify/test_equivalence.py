@@ -69,6 +69,20 @@ def unseeded():
     return task(Noisy())
 def still():
     return task(lr=1e-12)
+class OwnLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+    def forward(self, batch):
+        return {"loss": F.cross_entropy(self.layer(batch["x"]), batch["y"])}
+def own_loss():
+    model = OwnLoss()
+    loss = lambda out, y: out["loss"]
+    class Pairs(Data):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return {"x": x, "y": y}, y
+    return model, loss, torch.optim.SGD(model.parameters(), lr=0.05), Pairs()
 def broken():
     return task(loss=lambda out, y: 1 / 0)
 """
@@ -146,6 +160,8 @@ def test_parts_of_unequal_size_and_number_formats(folder):
     assert (way["sizes"], way["cause"]) == ([3, 3, 2, 2], ["weight_by_samples"])
     (replicas,) = ask(folder, "mine.py:plain", "--batch", "9", "--way", "data_parallel", code=0)["ways"]
     assert replicas["sizes"] == [5, 4]  # and the loss is of all outputs at once
+    (replicas,) = ask(folder, "mine.py:own_loss", "--way", "data_parallel", code=0)["ways"]
+    assert replicas["equal"]  # a model's own losses come one a replica, and are averaged
     (way,) = ask(folder, "mine.py:plain", "--precision", "bf16", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == ["fp32"]
 

@@ -61,7 +61,7 @@ def read_python(text: str, file: str) -> PythonSettings:
     (one,) = found
     notes = (
         Note(file=file, key=key, severity="warning",
-             text=f"{key}: {ast.unparse(node)[:60]!r} (line {node.lineno}) is no literal, so that it is not read")
+             text=f"{key}: {ast.unparse(node)[:60]!r} (line {node.lineno}) is not a literal, so it is not read")
         for key, node in one.unread
     )  # fmt: skip
     return PythonSettings(checked(one.data, file), tuple(notes))

@@ -133,14 +133,15 @@ class Forecaster:
         return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
 
     def jumps_in(self, execution: Execution, batches: Sequence[int], step_ms: Floats) -> tuple[Jump, ...]:
-        """The jumps of step times that are known, why they are forecast, and the next size with as much throughput as before."""
-        jumps = []
+        """The jumps of step times that are known, why they are forecast, and the next size that fits with as much throughput."""
+        jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
             before, why = batches[i - 1], self._explained(execution, batches[i - 1], batches[i])
             stairs = self.over_batches(execution, [before, *why.stairs]).step_ms
             good = next_good(before, why.stairs, stairs) or next_good(
                 before, batches[i + 1 :], np.delete(step_ms[i - 1 :], 1)
             )
+            good = good if good is None or largest is None or good <= largest else None
             jumps.append(Jump(
                 before=before, batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess,
                 causes=why.causes, mechanism=why.mechanism, next_good=good,

@@ -254,7 +254,10 @@ def answer(question: Question) -> Answer:
     schedule = q.schedule
     shape = _shape(q)
     limit_s = _limit_s(q, shape.world_size)
-    if q.micro_batch is None and q.global_batch is None and limit_s is not None and q.step_time_s is not None:
+    unbatched = q.micro_batch is None and q.global_batch is None and not q.solve_gpus
+    # a number of steps takes as long whatever the batch
+    by_epochs = schedule.epochs is not None and schedule.max_steps is None
+    if unbatched and by_epochs and limit_s is not None and q.step_time_s is not None:
         micro = micro_batch_for_deadline(schedule, shape, q.conditions, q.step_time_s, limit_s)
         execution, solved = replace(shape, micro_batch=micro), ["micro_batch", "global_batch"]
         notes.append("assumes that a step takes as long with any batch size; a busy GPU takes longer for a larger one")

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # a forecast without a journal loads no database
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
+TORCHVISION = "torchvision:"
+"""The built-in models are torchvision's, layer by layer, so that runs of either name are of the same workload."""
 MOST = 2000
 """The number of runs examined, the newest first."""
 
@@ -75,7 +77,7 @@ class Foresight(NamedTuple):
         n = len(self.others)
         words = (
             f"this workload measured on this device at batch {sizes}" if sizes else "",
-            f"this workload measured {'otherwise ' if sizes else ''}on {', '.join(devices)}" if devices else "",
+            f"this workload measured with other settings or on other cards: {', '.join(devices)}" if devices else "",
             f"{n} other model{'s' if n > 1 else ''} measured on this device" if n else "",
         )
         return "; ".join(word for word in words if word)
@@ -106,7 +108,7 @@ def foresight_of(
     workload, device = forecaster.workload, forecaster.target.cluster.device
     near = neighbours(
         journal, anonymous(workload.model), device.name, execution, workload_key(workload, execution),
-        sequence_length or workload.sequence_length, image_size,
+        sequence_length or workload.sequence_length, image_size or workload.image_side,
     )  # fmt: skip
     table = forecaster.at([execution])
     plain = table.brief(0)
@@ -212,7 +214,9 @@ def of_workload(
     image_size: int | None = None,
 ) -> list[Entry]:
     """Trainings of a workload, the newest first: of that model, or with one of the `keys` (see `workload_key`)."""
-    candidates = {entry.id: entry for entry in _newest_first(journal, model=model)}
+    plain = model.removeprefix(TORCHVISION)
+    names = (plain, f"{TORCHVISION}{plain}")
+    candidates = {entry.id: entry for name in names for entry in _newest_first(journal, model=name)}
     for key in keys:
         candidates |= {entry.id: entry for entry in _newest_first(journal, workload_key=key)}
 

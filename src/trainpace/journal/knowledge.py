@@ -31,7 +31,8 @@ class Knowledge:
         self._model = anonymous(workload.model)
         of_form: dict[str, Precision] = {form_of(precision): precision for precision in PRECISIONS}
         keys = {workload_key(workload, Execution(precision=of_form[form])) for form in workload.forms}
-        runs = of_workload(journal, self._model, keys, workload.sequence_length)
+        runs = of_workload(journal, self._model, keys, workload.sequence_length, workload.image_side)
+        self._runs = frozenset(run.id for run in runs)
         seen = (observed_elsewhere(entry, forecaster) for entry in runs)
         self._same = tuple(s for s in seen if s is not None and abs(s.log_ratios[0]) <= math.log(LARGEST_RATIO))
 
@@ -54,4 +55,4 @@ class Knowledge:
 
     @functools.cache  # noqa: B019  # lives as long as the answer to one question
     def _others(self, device: str) -> tuple[Entry, ...]:
-        return other_models(self._journal, self._model, device)
+        return other_models(self._journal, self._model, device, self._runs)

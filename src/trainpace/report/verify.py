@@ -31,7 +31,7 @@ ADVICE: dict[Change, str] = {
     "fp64": "Not an error of accumulation or parallelism: the optimizer or the model magnifies rounding.",
 }
 WAY_IN_WORDS = {
-    "accumulate": "accumulation", "data_parallel": "DataParallel", "ddp": "DDP", "fsdp2": "FSDP2",
+    "accumulate": "accumulation", "data_parallel": "DataParallel (emulated)", "ddp": "DDP", "fsdp2": "FSDP2",
     "deepspeed": "DeepSpeed ZeRO-2",
 }  # fmt: skip
 

@@ -75,8 +75,8 @@ class ForecastRequest(ExecutedRequest):
 
 
 UNMEASURED = (
-    "no kernel of its generation was measured, and the jumps that were reported for VGG on a K80 after batch 16, 32, 48 and 64"
-    " are forecast too small to count (docs/jumps.md); trainpace measure finds them."
+    "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG on a K80 after batch 16, 32,"
+    " 48 and 64 are forecast, but too small to count (docs/jumps.md)."
 )
 
 

@@ -1,7 +1,6 @@
 """Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -147,10 +146,9 @@ def workload_started(
 
 def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
     """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
-    square = re.search(r"\b(\d+) x \1 image$", workload.sample)
     traced = {
         "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
-        "image_size": int(square[1]) if square else None,
+        "image_size": workload.image_side,
     }  # fmt: skip
     for setting, was in traced.items():
         value = getattr(request, setting, None)

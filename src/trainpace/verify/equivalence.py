@@ -183,7 +183,8 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
     """Changes that can matter for a way, by what was seen of the model, its batches and the question."""
-    divided = way != "data_parallel"  # whose loss is of the whole batch, and whose gradients come in one backward pass
+    # the loss of replicas is of the whole batch, unless the model computes its own, and gradients come in one backward pass
+    divided = way != "data_parallel"
     can: dict[Change, bool] = {
         "fp32": question.precision != "fp32", "weight_by_samples": divided and len(set(question.sizes(way))) > 1,
         "weight_by_targets": divided and facts.uneven_targets, "sum": divided, "no_hooks": divided and facts.hooks > 0,

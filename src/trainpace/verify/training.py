@@ -76,6 +76,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 weight = loss_weight(changes, i, sizes, targets)
                 with autocast:
                     loss = task.loss(model, parts[i])
+                    loss = loss.mean() if variant.way == "data_parallel" else loss  # a model's own comes once a replica
                 # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
                 share = loss * weight * (len(sizes) if on_ranks else 1)
                 model.backward(share) if variant.way == "deepspeed" else share.backward()
@@ -116,7 +117,7 @@ class _Replicas(nn.Module):
         self.model, self.replicas = model, replicas
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch = next(len(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        batch = next(_lengths((args, kwargs)))
         each = -(-batch // self.replicas)
         outputs = []
         for begin in range(0, batch, each):
@@ -124,6 +125,15 @@ class _Replicas(nn.Module):
             chunk_args, chunk_kwargs = map_tensors(operator.itemgetter(part), (args, kwargs))
             outputs.append(self.model(*chunk_args, **chunk_kwargs))
         return _gathered(outputs)
+
+
+def _lengths(values: Any) -> Iterator[int]:
+    """Of the tensors in nested values."""
+    if isinstance(values, torch.Tensor):
+        yield len(values)
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _lengths(value)
 
 
 def _gathered(outputs: Sequence[Any]) -> Any:
