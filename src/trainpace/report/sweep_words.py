@@ -28,7 +28,9 @@ def _jump(jump: Jump, rates: Mapping[int, float | None]) -> str:
 
     causes = "".join(f" {'Also' if i else 'Cause'}: {cause}." for i, cause in enumerate(jump.causes))
     good = jump.next_good
-    onward = f"the next good batch size is {good or 0:,}" if good else "no larger size of the sweep that fits does as well"
+    onward = (
+        f"the next good batch size is {good or 0:,}" if good else "no larger size of the sweep that fits does as well"
+    )
     # where a step hardly grows at all, the size behind a jump may still be the better one
     pays = jump.before / jump.before_ms > jump.batch / jump.after_ms
     before, after = f"batch {jump.before:,}{rate(jump.before, ' samples/s')}", f"{jump.batch:,}{rate(jump.batch)}"
