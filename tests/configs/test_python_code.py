@@ -34,7 +34,7 @@ def test_training_arguments():
     assert settings == {
         "micro_batch": 4, "accumulation": 8, "precision": "amp_bf16", "epochs": 3, "activation_checkpointing": True,
     }  # fmt: skip
-    assert unread == ["learning_rate: \"float(os.environ['LR'])\" (line 8) is no literal, so that it is not read"]
+    assert unread == ["learning_rate: \"float(os.environ['LR'])\" (line 8) is not a literal, so it is not read"]
 
 
 def test_lightnings_trainer():
