@@ -1,6 +1,7 @@
 """What was measured corrects the forecasts of every cluster, in forecast and in match alike."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -54,6 +55,22 @@ def test_a_journal_of_other_workloads_changes_nothing(journal):
     knowledge = Knowledge(journal, other)
     assert knowledge.corrected(other, plain) == plain
     assert knowledge.in_words() == ""
+
+
+def test_of_many_runs_alike_the_newest_counts(journal, monkeypatch):
+    """A thousand runs of three sizes are three measurements, or every server would solve for a thousand."""
+    e = Execution(micro_batch=16, optimizer=workload().optimizer)
+    run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
+    old = "2020-01-01T00:00:00.000000Z"
+    journal.add_many([Entry(id=new_id(), created_at=old, step_time_ms=9.0, **run) for _ in range(1000)])
+    known = []
+    monkeypatch.setattr(
+        "trainpace.journal.knowledge.corrected", lambda f, rows, seen, source: known.append(seen) or rows
+    )
+    there = on("A100")
+    Knowledge(journal, there).corrected(there, there.at([e]).brief(0))
+    assert sorted(seen.run.batch for seen in known[0]) == [16, 32, 64]
+    assert all(seen.log_ratios[0] == pytest.approx(math.log(SLOWER)) for seen in known[0])
 
 
 def test_runs_of_another_image_size_say_nothing(tmp_path):

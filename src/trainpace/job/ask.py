@@ -265,8 +265,8 @@ def answer(question: Question) -> Answer:
         execution, solved = _execution(q, shape)
     epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
     step_time_s = _step_time(q, execution, epoch)
-    unsized = schedule.samples_per_epoch is None and schedule.epochs is not None and schedule.max_steps is None
-    if unsized and limit_s is not None and step_time_s is not None and not q.solve_gpus:
+    unsized = schedule.samples_per_epoch is None and not q.solve_gpus
+    if unsized and by_epochs and limit_s is not None and step_time_s is not None:
         samples = samples_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
         schedule = replace(schedule, samples=samples)
         epoch = epoch_steps(schedule, execution)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -134,8 +134,7 @@ def _observed_repeats(entries: Sequence[Entry], forecaster: Forecaster) -> tuple
     repeat_sd = 0.0 if noise is None else noise.relative * student_t_95(noise.degrees) / Z_95
     observed = []
     for some in groups.values():
-        middle = sorted(some, key=lambda entry: entry.step_time_ms or 0.0)[len(some) // 2]
-        seen = observed_again(middle, forecaster)
+        seen = observed_again(middle_run(some), forecaster)
         if seen is not None:
             own_sd = max(seen.noise_sd, repeat_sd / math.sqrt(len(some)))
             observed.append(seen._replace(noise_sd=own_sd, repeat_sd=max(seen.repeat_sd, repeat_sd)))
@@ -190,20 +189,32 @@ def neighbours(
     Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
     the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
     """
-    newest: dict[tuple[str, str, int], list[Entry]] = {}
     variant = _variant(execution)
     candidates = of_workload(journal, model, (workload_key,) if workload_key else (), sequence_length, image_size)
-    for entry in candidates:
-        where = (_catalogued(entry.device, device), _variant(entry.execution), entry.execution.global_batch)
-        some = newest.setdefault(where, [entry])
-        if entry is not some[0] and entry.sweep and entry.sweep == some[0].sweep:
-            some.append(entry)
+    newest = newest_repeats(candidates, device)
     in_order = sorted(newest.items(), key=lambda item: item[0])
     return Neighbours(
         same=tuple(entry for where, some in in_order if where[:2] == (device, variant) for entry in some),
         elsewhere=tuple(some[0] for where, some in in_order if where[:2] != (device, variant)),
         others=other_models(journal, model, device, {entry.id for entry in candidates}),
     )
+
+
+def newest_repeats(newest_first: Iterable[Entry], device: str = "") -> dict[tuple[str, str, int], list[Entry]]:
+    """By device, execution and batch size the newest run, and its repeats: the others of its sweep. `device`: the name by which
+    that device goes, whatever a run calls it."""
+    groups: dict[tuple[str, str, int], list[Entry]] = {}
+    for entry in newest_first:
+        where = (_catalogued(entry.device, device), _variant(entry.execution), entry.execution.global_batch)
+        some = groups.setdefault(where, [entry])
+        if entry is not some[0] and entry.sweep and entry.sweep == some[0].sweep:
+            some.append(entry)
+    return groups
+
+
+def middle_run(repeats: Sequence[Entry]) -> Entry:
+    """The run of the median step time."""
+    return sorted(repeats, key=lambda entry: entry.step_time_ms or 0.0)[len(repeats) // 2]
 
 
 def of_workload(

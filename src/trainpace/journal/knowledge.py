@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from trainpace.execution import PRECISIONS, Execution, Precision
 from trainpace.forecast import LARGEST_RATIO, Forecaster, corrected, run_of
-from trainpace.journal.foresight import observed_beside, observed_elsewhere, of_workload, other_models, workload_key
+from trainpace.journal.foresight import (
+    middle_run,
+    newest_repeats,
+    observed_beside,
+    observed_elsewhere,
+    of_workload,
+    other_models,
+    workload_key,
+)
 from trainpace.journal.identity import anonymous
 from trainpace.outcome import Forecast
 from trainpace.workload import form_of
@@ -33,7 +41,7 @@ class Knowledge:
         keys = {workload_key(workload, Execution(precision=of_form[form])) for form in workload.forms}
         runs = of_workload(journal, self._model, keys, workload.sequence_length, workload.image_side)
         self._runs = frozenset(run.id for run in runs)
-        seen = (observed_elsewhere(entry, forecaster) for entry in runs)
+        seen = (observed_elsewhere(middle_run(repeats), forecaster) for repeats in newest_repeats(runs).values())
         self._same = tuple(s for s in seen if s is not None and abs(s.log_ratios[0]) <= math.log(LARGEST_RATIO))
 
     def corrected(self, forecaster: Forecaster, forecast: Forecast) -> Forecast:
