@@ -61,8 +61,8 @@ def test_of_many_runs_alike_the_newest_counts(journal, monkeypatch):
     """A thousand runs of three sizes are three measurements, or every server would solve for a thousand."""
     e = Execution(micro_batch=16, optimizer=workload().optimizer)
     run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
-    old = "2020-01-01T00:00:00.000000Z"
-    journal.add_many([Entry(id=new_id(), created_at=old, step_time_ms=9.0, **run) for _ in range(1000)])
+    old, ms = "2020-01-01T00:00:00.000000Z", on("T4").forecast(e).step.total_ms
+    journal.add_many([Entry(id=new_id(), created_at=old, step_time_ms=ms, **run) for _ in range(1000)])
     known = []
     monkeypatch.setattr(
         "trainpace.journal.knowledge.corrected", lambda f, rows, seen, source: known.append(seen) or rows
