@@ -12,10 +12,10 @@ import numpy as np
 from accuracy_tables import LEFT_OUT, figure
 from fitting.folds import HeldOut
 from fitting.relatedness import fit_relatedness
-from fitting.runs import Pair
+from fitting.runs import Pair, is_same_model
 
 from trainpace.forecast.intervals import Z_95, Relatedness, Spreads, card_deviation, deviation
-from trainpace.forecast.posterior import Observed, Run, posterior
+from trainpace.forecast.posterior import Observed, Posterior, Run
 from trainpace.validation import Case
 
 MOST_OF_A_COLLECTION = 60
@@ -77,7 +77,9 @@ def _observed(row: HeldOut, case: Case, spreads: Spreads) -> Observed:
     variant = repr((case.variant, e.precision, e.optimizer, e.channels_last, e.compile, case.software))
     model = f"{case.spec}, {case.variant.mode}"
     card_sd = 0.0 if row.seen else card_deviation(spreads, row.shares, "")
-    run = Run(model, case.cluster.device.name, variant, e.global_batch, tuple(row.shares), log_sd, card_sd)
+    run = Run(
+        model, case.cluster.device.name, variant, e.global_batch, tuple(row.shares), log_sd, card_sd, row.forecast_ms
+    )
     return Observed(run, (math.log(case.measured_ms / row.forecast_ms),) * 4)
 
 
@@ -87,8 +89,10 @@ def _sharpened(collections: Iterable[Sequence[Observed]], kin: Kin, law: Related
     for runs in collections:
         for asked in chance.sample(runs, min(MOST_OF_A_COLLECTION, len(runs))):
             if known := kin(asked, runs, chance):
-                means, log_sd = posterior(asked.run, known, law)
-                judged.append(Sharpened(asked.log_ratios[0], float(means[0]), asked.run.log_sd, log_sd))
+                told = Posterior(known, law)
+                run = told.runs_of([asked.run])
+                mean, log_sd = float(told.means(run)[0, 0]), float(told.log_sd(run)[0])
+                judged.append(Sharpened(asked.log_ratios[0], mean, asked.run.log_sd, log_sd))
     return judged
 
 
@@ -123,6 +127,58 @@ SCENARIOS: dict[str, Kin] = {
     "10 other models on this card": _of_other_models(10),
     "the same run at another batch size": _of_another_batch,
 }
+
+
+SIZES_MEASURED = {0: 12, 1: 8, 3: 6, 10: 4}
+"""Sizes measured on the second card, and the mean error in per cent that is asked."""
+DRAWS = 8
+
+
+def second_device(pairs: Mapping[int, Pair], rows: Sequence[HeldOut], spreads: Spreads) -> list[str]:
+    """A table: a model's times on a second card, from its sweep on the first, n sizes on the second, and with the other models'
+    sweeps on both or without. Forecasts, spreads and what errors have in common are of other collections."""
+    seen = [_observed(row, pairs[row.run][0], spreads) for row in rows if is_same_model(pairs[row.run][0])]
+    # one model whatever the size of its images, which `variant` tells apart
+    seen = [o._replace(run=o.run._replace(model=o.run.model.partition(",")[0])) for o in seen]
+    lines = [
+        "| known beside the sweep on the first card | sizes measured on the second | asked, % | mean error, % | median, % |"
+        " in the 90 % interval, % | half width, % | by second card, % |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for words, others in (("nothing", False), ("the other models' sweeps on both", True)):
+        for n, asked in SIZES_MEASURED.items():
+            judged = {
+                card: _carried_over(seen, card, n, others, spreads.relatedness)
+                for card in sorted({o.run.device for o in seen})
+            }
+            error, mean, _, sd = np.array([one for card in judged.values() for one in card]).T
+            off = 100 * np.abs(np.exp(mean - error) - 1)
+            by_card = [
+                f"{card} {np.mean([100 * abs(math.exp(o.mean - o.error) - 1) for o in some]):.1f}"
+                for card, some in judged.items()
+            ]
+            inside, width = 100 * (np.abs(error - mean) <= Z_95 * sd).mean(), 100 * float(np.median(np.sinh(Z_95 * sd)))
+            figures = " | ".join(figure(float(value)) for value in (off.mean(), np.median(off), inside, width))
+            lines.append(f"| {words} | {n} | {asked} | {figures} | {', '.join(by_card)} |")
+    return lines
+
+
+def _carried_over(seen: Sequence[Observed], card: str, n: int, others: bool, law: Relatedness) -> list[Sharpened]:
+    judged = []
+    for model in sorted({o.run.model for o in seen}):
+        first = [o for o in seen if o.run.model == model and o.run.device != card]
+        second = [o for o in seen if o.run.model == model and o.run.device == card]
+        beside = [o for o in seen if o.run.model != model] if others else []
+        for draw in range(DRAWS if n else 1):
+            measured = set(random.Random(f"{model} {card} {n} {draw}").sample(range(len(second)), n))
+            told = Posterior([*first, *(second[i] for i in sorted(measured)), *beside], law)
+            rest = [o for i, o in enumerate(second) if i not in measured]
+            runs = told.runs_of([o.run for o in rest])
+            means, sds = told.means(runs)[:, 0].tolist(), told.log_sd(runs).tolist()
+            judged += [
+                Sharpened(o.log_ratios[0], mean, o.run.log_sd, sd) for o, mean, sd in zip(rest, means, sds, strict=True)
+            ]
+    return judged
 
 
 def _line(name: str, left_out: str, judged: Sequence[Sharpened]) -> str:

@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trainpace.execution import Execution
-from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.forecast.posterior import corrected, observe
+from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe
 from trainpace.hardware import Cluster
 from trainpace.machine import calibrate
 from trainpace.measure import Conditions, measure
@@ -60,7 +59,7 @@ def ten_models() -> list[str]:
             inside += within
             there = []
             for n in more:
-                (sharp,) = corrected(forecaster, [foresee(n)], [known], "this run")
+                sharp = forecaster.knowing(Measured((known,), "this run")).forecast(Execution(micro_batch=n))
                 again = statistics.median(measure(conditions, n).median_ms for _ in range(PROBES))
                 off, held = _compare(sharp, again)
                 others.append(abs(1 / off - 1))

@@ -27,6 +27,8 @@ from trainpace.records import write_whole
 from trainpace.validation import case_table, family_of
 
 FAMILY_FOLDS = 5
+SECOND_DEVICE = "profet_aws"
+"""The collection of whole sweeps of the same models on two cards: 5 batch sizes x 5 image sizes of 8 networks on K80 and T4."""
 THINNING = 6
 """Of the thousands of forward passes, this part is fitted and forecast: a fold has to end in minutes."""
 ITERATIONS = 16
@@ -66,14 +68,16 @@ def family_fold(spec: str) -> int:
 
 
 def held_out(data: Path, traces: Path, kept: Path, workers: int = 2) -> dict[str, list[HeldOut]]:
-    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit.
+    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit; and
+    {"collection": ...}: those of SECOND_DEVICE, all of it left out.
 
     Each fold is written to the folder `kept` when it is done, and read from there the next time: a fold takes many minutes.
     """
     kept.mkdir(parents=True, exist_ok=True)
     jobs = [("device", fold, data, traces, kept) for fold in DEVICE_FOLDS]
     jobs += [("family", str(fold), data, traces, kept) for fold in range(FAMILY_FOLDS)]
-    found: dict[str, list[HeldOut]] = {"device": [], "family": []}
+    jobs += [("collection", SECOND_DEVICE, data, traces, kept)]
+    found: dict[str, list[HeldOut]] = {"device": [], "family": [], "collection": []}
     with ProcessPoolExecutor(workers) as pool:
         for (kind, fold, *_), results in zip(jobs, pool.map(_fold, jobs), strict=True):
             found[kind] += results
@@ -95,6 +99,8 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) 
     def is_out(pair: Pair) -> bool:
         if kind == "device":
             return device_fold(pair[0].cluster.device.name) == fold
+        if kind == "collection":
+            return pair[0].run.file == fold
         return str(family_fold(pair[0].spec)) == fold
 
     pairs = [pair for pair in pairs if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]

@@ -162,13 +162,17 @@ def relatedness() -> str:
     from trainpace.forecast.intervals import fitted_spreads
 
     r = fitted_spreads().relatedness
-    runs = f"{r.run:.0%}, at batch sizes a factor of two apart {r.run * 2 ** (-1 / r.batch_scale):.0%}"
-    shares = {
-        "all that one user measures": f"{r.user:.0%}", "runs on one device": f"{r.device:.0%}",
-        "runs of one model": f"{r.model:.0%}", "the same run": runs,
-    }  # fmt: skip
-    rows = "\n".join(f"| {name} | {share} |" for name, share in shares.items())
-    return f"| common to | share of the variance |\n|---|--:|\n{rows}"
+    rows = [
+        ("all that one user measures", r.user, r.user_near), ("runs on one device", r.device, r.device_near),
+        ("runs of one model", r.model, r.model_near),
+    ]  # fmt: skip
+    lines = ["| common to | made of the same parts | and about as long |", "|---|--:|--:|"]
+    lines += [f"| {name} | {share:.1%} | {near:.1%} |" for name, share, near in rows]
+    lines += [
+        f"| one run at all its batch sizes | {r.run:.1%} | |",
+        f"| the same on other devices | {r.run_elsewhere:.1%} | |",
+    ]
+    return "\n".join(lines)
 
 
 def cards() -> str:

@@ -11,14 +11,17 @@ from msgspec.structs import replace
 from nouns import measurement, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target, corrected, observe, observe_elsewhere
+from trainpace.forecast import Forecaster, Grid, Measured, Posterior, Target, observe, observe_elsewhere
 from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
-from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance, posterior
+from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance
 from trainpace.hardware import Cluster, find_device
 
 V100, A100 = (Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100"))
 RUN = Execution(micro_batch=64)
-KIN = Relatedness(user=0.2, device=0.3, model=0.2, run=0.3, batch_scale=3.0)
+KIN = Relatedness(
+    user=0.1, device=0.2, model=0.1, user_near=0.1, device_near=0.1, model_near=0.05, run=0.25, run_elsewhere=0.1,
+    batch_scale=3.0, time_scale=1.0, shares_scale=0.3,
+)  # fmt: skip
 
 
 def measured(factor, micro_batch=64):
@@ -35,6 +38,16 @@ def ratio(after, before):
     return after.step.total_ms / before.step.total_ms
 
 
+def corrected(forecaster, executions, known, words=""):
+    return forecaster.knowing(Measured(tuple(known), words)).at(executions).forecasts()
+
+
+def posterior(asked, known, law):
+    told = Posterior(known, law)
+    runs = told.runs_of([asked])
+    return told.means(runs)[0], float(told.log_sd(runs)[0])
+
+
 def run(model="a", device="x", variant="", batch=8, part=0, log_sd=0.2):
     shares = np.full(len(PARTS), 0.1)
     shares[part] = 1.0
@@ -49,7 +62,7 @@ def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
     seen = observe_elsewhere(measured(1.3), V100)
     assert seen.log_ratios[0] == pytest.approx(math.log(1.3))
     plain = A100.forecast(RUN)
-    (sharper,) = corrected(A100, [plain], [seen], "measured on V100")
+    (sharper,) = corrected(A100, [RUN], [seen], "measured on V100")
     assert 1.02 < ratio(sharper, plain) < 1.3
     assert sharper.provenance == "transferred"
     assert sharper.step_time_interval_ms.basis.endswith("; measured on V100")
@@ -60,11 +73,11 @@ def test_a_model_that_is_slower_than_forecast_is_somewhat_slower_elsewhere():
 def test_a_run_that_was_measured_is_forecast_as_measured():
     plain = V100.forecast(RUN)
     seen = observe(V100, RUN, 1.3 * plain.step.total_ms)
-    (again,) = corrected(V100, [plain], [seen], "measured here")
+    (again,) = corrected(V100, [RUN], [seen], "measured here")
     assert ratio(again, plain) == pytest.approx(1.3, rel=0.03)
     assert width(again) < 0.5 * width(plain)
     farther = V100.forecast(replace(RUN, micro_batch=8))
-    near, far = corrected(V100, [plain, farther], [seen], "measured here")
+    near, far = corrected(V100, [RUN, replace(RUN, micro_batch=8)], [seen], "measured here")
     assert near == again
     assert width(near) < width(far) < width(farther)
 
@@ -83,8 +96,6 @@ def test_the_closer_kin_says_more():
 def test_steps_of_other_parts_say_little():
     (alike, _), (unlike, _) = (posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3))
     assert 0 < unlike[0] < alike[0] / 2
-    unknown = Observed(run(model="b")._replace(shares=()), (0.3,) * 4)
-    assert posterior(run(), [unknown], KIN)[0][0] == pytest.approx(alike[0], rel=0.5)
 
 
 def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
@@ -127,7 +138,9 @@ def test_many_models_on_a_device_tell_of_the_device():
 )  # fmt: skip
 def test_errors_are_covariant_and_measuring_never_widens(places):
     runs = [run(*place) for place in places]
-    between = covariance(runs, runs, KIN)
+    told = Posterior([Observed(one, (0.1,) * 4) for one in runs], KIN)
+    arrays = told.runs_of(runs)
+    between = covariance(arrays, arrays, arrays.variances, arrays.variances, KIN)
     assert np.allclose(between, between.T)
     assert np.linalg.eigvalsh(between).min() > -1e-9
     assert np.allclose(np.diag(between), 0.2**2 - MEASURING_SD**2)
@@ -145,7 +158,7 @@ def test_phases_are_corrected_each_by_its_own():
     step = plain.step
     longer = replace(step, optimizer_ms=2 * step.optimizer_ms)
     seen = observe(V100, RUN, longer.total_ms, longer)
-    (again,) = corrected(V100, [plain], [seen], "")
+    (again,) = corrected(V100, [RUN], [seen], "")
     assert again.step.total_ms == pytest.approx(longer.total_ms, rel=0.02)
     assert again.step.optimizer_ms / step.optimizer_ms > 1.5 * again.step.forward_ms / step.forward_ms
 
@@ -159,5 +172,42 @@ def test_a_measurement_of_something_else_is_refused():
 
 def test_the_fitted_shares_add_up():
     r = fitted_spreads().relatedness
-    assert r.user + r.device + r.model + r.run == pytest.approx(1.0)
-    assert min(r.user, r.device, r.model, r.run) > 0
+    names = ("user", "device", "model", "user_near", "device_near", "model_near", "run", "run_elsewhere")
+    shares = [getattr(r, name) for name in names]
+    assert sum(shares) == pytest.approx(1.0)
+    assert min(shares) > 0
+
+
+def test_other_models_on_both_devices_tell_how_a_model_carries_over():
+    """Device y is slower than forecast by more than x, for every model; the asked one was measured on x alone."""
+    others = [observed(on, model=m, device=d) for m in "bcde" for d, on in (("x", 0.1), ("y", 0.5))]
+    (alone, _), (among, _) = (
+        posterior(run(device="y"), [observed(0.1, device="x"), *more], KIN) for more in ((), others)
+    )
+    assert alone[0] < 0.1
+    assert 0.2 < among[0] < 0.5
+
+
+def test_steps_that_take_about_as_long_tell_more():
+    near, far = (
+        posterior(run(), [Observed(run(model="b")._replace(step_ms=ms), (0.3,) * 4)], KIN)[0][0] for ms in (2.0, 200.0)
+    )
+    assert 0 < far < near
+
+
+def test_a_user_whose_forecasts_err_much_is_believed_much():
+    """Ten runs that are far off by far more than their deviations: the eleventh may be as far off."""
+    off = [observed(0.8 if i % 2 else -0.8, model=f"m{i}", log_sd=0.05) for i in range(10)]
+    assert posterior(run(log_sd=0.05), off, KIN)[1] > 0.3
+
+
+def test_many_executions_are_corrected_as_each_alone():
+    seen = observe_elsewhere(measured(1.3), V100)
+    knowing = A100.knowing(Measured((seen,), "measured"))
+    grid = Grid.vary(RUN, micro_batch=np.arange(1, 3001))
+    together = knowing.at(grid)
+    for i in (0, 63, 2047, 2048, 2999):
+        alone = knowing.at([grid.execution(i)])
+        assert together.step_ms[i] == pytest.approx(alone.step_ms[0], rel=1e-12)
+        assert together.low_ms[i] == pytest.approx(alone.low_ms[0], rel=1e-9)
+        assert alone.forecast(0).step.total_ms == pytest.approx(alone.step_ms[0], rel=1e-12)

@@ -10,11 +10,14 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target
+from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Journal, Knowledge, foresight_of
+from trainpace.journal import Journal, Knowledge, may_know
 from trainpace.journal.entry import Entry, new_id, now_utc
+from trainpace.plan import Setting, forecast_of
+from trainpace.plan.evaluate import evaluate
 from trainpace.records import save
+from trainpace.schedule import Schedule
 
 SLOWER = 1.4
 
@@ -41,36 +44,33 @@ def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
     there = on(device, count)
     e = Execution(micro_batch=32, nproc_per_node=count, optimizer=workload().optimizer)
     plain = there.at([e]).brief(0)
-    in_match = Knowledge(journal, on("A100")).corrected(there, plain)
-    in_forecast = foresight_of(there, e, journal).at(e)
-    assert in_match.step.total_ms == pytest.approx(in_forecast.step.total_ms, rel=1e-9)
-    assert least < in_match.step.total_ms / plain.step.total_ms < 1.45
-    widths = [f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (in_match, plain)]
+    knowledge = Knowledge(journal, workload())
+    corrected = there.knowing(knowledge).forecast(e)
+    from_elsewhere = on("A100").knowing(knowledge).on(there.target).forecast(e)  # as match and plan come to it
+    assert corrected.step == from_elsewhere.step
+    assert least < corrected.step.total_ms / plain.step.total_ms < 1.45
+    widths = [f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (corrected, plain)]
     assert widths[0] < widths[1]
 
 
 def test_a_journal_of_other_workloads_changes_nothing(journal):
     other = Forecaster(replace(workload(), model="another"), Target(Cluster(device=find_device("A100"))))
     plain = other.at([Execution(micro_batch=32)]).brief(0)
-    knowledge = Knowledge(journal, other)
-    assert knowledge.corrected(other, plain) == plain
-    assert knowledge.in_words() == ""
+    knowledge = Knowledge(journal, other.workload)
+    assert other.knowing(knowledge).at([Execution(micro_batch=32)]).brief(0) == plain
+    assert knowledge.in_words(other) == ""
 
 
-def test_of_many_runs_alike_the_newest_counts(journal, monkeypatch):
+def test_of_many_runs_alike_the_newest_counts(journal):
     """A thousand runs of three sizes are three measurements, or every server would solve for a thousand."""
     e = Execution(micro_batch=16, optimizer=workload().optimizer)
     run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
     old, ms = "2020-01-01T00:00:00.000000Z", on("T4").forecast(e).step.total_ms
     journal.add_many([Entry(id=new_id(), created_at=old, step_time_ms=ms, **run) for _ in range(1000)])
-    known = []
-    monkeypatch.setattr(
-        "trainpace.journal.knowledge.corrected", lambda f, rows, seen, source: known.append(seen) or rows
-    )
     there = on("A100")
-    Knowledge(journal, there).corrected(there, there.at([e]).brief(0))
-    assert sorted(seen.run.batch for seen in known[0]) == [16, 32, 64]
-    assert all(seen.log_ratios[0] == pytest.approx(math.log(SLOWER)) for seen in known[0])
+    known = Knowledge(journal, there.workload).posterior(there).known
+    assert sorted(seen.run.batch for seen in known) == [16, 32, 64]
+    assert all(seen.log_ratios[0] == pytest.approx(math.log(SLOWER)) for seen in known)
 
 
 def test_runs_of_another_image_size_say_nothing(tmp_path):
@@ -83,11 +83,9 @@ def test_runs_of_another_image_size_say_nothing(tmp_path):
     run |= {"model": "torchvision:resnet50"}
     with Journal.open(str(tmp_path / "sizes.db")) as runs:
         runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=112, **run))
-        assert Knowledge(runs, there).corrected(there, plain) == plain
-        assert foresight_of(there, e, runs).at(e).step == plain.step
+        assert there.knowing(Knowledge(runs, images)).at([e]).brief(0) == plain
         runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=224, **run))
-        assert Knowledge(runs, there).corrected(there, plain).step.total_ms < 0.5 * plain.step.total_ms
-        assert foresight_of(there, e, runs).at(e).step.total_ms < 0.5 * plain.step.total_ms
+        assert there.knowing(Knowledge(runs, images)).forecast(e).step.total_ms < 0.5 * plain.step.total_ms
 
 
 def test_match_says_that_it_used_the_journal(journal, tmp_path):
@@ -108,3 +106,80 @@ def test_match_says_that_it_used_the_journal(journal, tmp_path):
     corrected, plain = (json.loads(answer(*way, "--json"))["rows"][0] for way in (said, ("--no-journal",)))
     assert (corrected["provenance"], plain["provenance"]) == ("transferred", "fitted")
     assert corrected["usd"] > plain["usd"]
+
+
+def test_a_plan_is_of_the_corrected_forecasts(journal):
+    setting = Setting(
+        workload(), Cluster(device=find_device("T4"), devices_per_node=2), Schedule(samples=1000, epochs=1.0)
+    )
+    knowing = setting._replace(knowledge=Knowledge(journal, workload())).with_forecaster()
+    e = Execution(micro_batch=8, optimizer=workload().optimizer)
+    grid = Grid.vary(e, micro_batch=[8, 16, 32, 64], nproc_per_node=[1, 1, 2, 2])
+    found, plain = (evaluate(s, grid).step_ms for s in (knowing, setting))
+    for i in range(len(grid)):
+        assert found[i] == pytest.approx(forecast_of(knowing, grid.execution(i)).step.total_ms, rel=1e-9)
+    assert (found / plain > 1.05).all()
+
+
+def test_whole_sweeps_of_other_models_count_wherever_the_model_was_measured(journal):
+    """Other models on the asked card and on those of the workload; a few sizes of the newest sweep of each."""
+    shares = tuple(on("T4").at([Execution(optimizer=workload().optimizer)]).shares()[0].tolist())
+    for device, model, second in (
+        ("T4", "b", 1),
+        ("A100", "b", 1),
+        ("A100", "c", 1),
+        ("A100", "c", 2),
+        ("V100", "b", 1),
+    ):
+        for batch in range(1, 11):
+            e = Execution(micro_batch=batch, optimizer=workload().optimizer)
+            run = {
+                "kind": "measure",
+                "outcome": "ok",
+                "model": model,
+                "device": find_device(device).name,
+                "execution": e,
+            }
+            run |= {
+                "step_time_ms": 10.0 * second,
+                "forecast_ms": 10.0,
+                "forecast_low_ms": 5.0,
+                "forecast_high_ms": 20.0,
+            }
+            created = f"2026-01-01T00:00:{second:02}.000000Z"
+            journal.add(Entry(id=new_id(), created_at=created, forecast_shares=shares, sweep=f"{second}" * 32, **run))
+    there = on("A100")
+    known = Knowledge(journal, workload()).posterior(there).known
+    others = sorted({(o.run.model, o.run.device, o.run.batch) for o in known if o.run.model != workload().model})
+    sizes, a100 = (1, 4, 7, 10), there.target.cluster.device.name
+    assert others == [(m, d, b) for m, d in (("b", a100), ("b", "T4"), ("c", a100)) for b in sizes]
+    newest = [o.log_ratios[0] for o in known if o.run.model == "c"]
+    assert newest == pytest.approx([math.log(2.0)] * 4)
+
+
+def test_plan_says_that_it_used_the_journal(journal, tmp_path):
+    save(workload(), tmp_path / "model.json")
+    ask = [
+        sys.executable, "-m", "trainpace", "plan", str(tmp_path / "model.json"), "--gpu", "T4", "--batch", "32", "--samples", "1M",
+        "--epochs", "1", "--journal", str(tmp_path / "runs.db"),
+    ]  # fmt: skip
+
+    def answer(*more):
+        done = subprocess.run([*ask, *more], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "corrected by the journal" in answer().lower()
+    assert "corrected by the journal" not in answer("--no-journal").lower()
+    with_it, without = (json.loads(answer("--json", *more))["now"]["step_ms"] for more in ((), ("--no-journal",)))
+    assert with_it / without == pytest.approx(SLOWER, rel=0.05)
+
+
+def test_a_model_may_be_known_by_torchvisions_name(tmp_path):
+    e = Execution(micro_batch=32)
+    run = {"kind": "import", "outcome": "ok", "device": "T4", "execution": e, "step_time_ms": 10.0}
+    with Journal.open(str(tmp_path / "runs.db")) as runs:
+        runs.add(Entry(id=new_id(), created_at=now_utc(), model="torchvision:vgg16", **run))
+    assert may_know(str(tmp_path / "runs.db"), {"A100"}, {"vgg16"})
+    assert may_know(str(tmp_path / "runs.db"), {"A100"}, {"torchvision:vgg16"})
+    assert not may_know(str(tmp_path / "runs.db"), {"A100"}, {"vgg19"})

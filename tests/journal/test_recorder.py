@@ -10,7 +10,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Circumstances, entry_of, foresight_of, record_sweep, workload_key
+from trainpace.journal import Circumstances, Knowledge, entry_of, record_sweep, workload_key
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe, Interval
@@ -100,27 +100,26 @@ def test_fresh_begins_anew(journal, probes):
 
 def foresight(journal, name="one layer", **sizes):
     w = replace(workload(**sizes), model=name)
-    forecaster = Forecaster(w, Target(Cluster(device=find_device(DEVICE))))
-    return foresight_of(forecaster, Execution(optimizer="sgd_momentum"), journal)
+    return Forecaster(w, Target(Cluster(device=find_device(DEVICE))), knowledge=Knowledge(journal, w))
 
 
 def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, probes):
     before = foresight(journal)
-    assert before.in_words() == ""
+    assert before.knowledge.in_words(before) == ""
     record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before)
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = forecast(workload(), run, Cluster(device=find_device(DEVICE)))
     entry = next(e for e in journal.find() if e.execution.micro_batch == 8)
-    assert entry.forecast_ms == pytest.approx(before.at(replace(run, micro_batch=8)).step.total_ms)
-    assert entry.forecast_factor == 1.0
+    assert entry.forecast_ms == pytest.approx(before.forecast(replace(run, micro_batch=8)).step.total_ms)
+    assert entry.forecast_factor == pytest.approx(1.0)
     assert entry.workload_key == workload_key(workload(), run)
     after = foresight(journal)
-    assert "batch 8, 64" in after.in_words()
-    sharp = after.at(run)
+    assert "batch 8, 64" in after.knowledge.in_words(after)
+    sharp = after.forecast(run)
     assert sharp.provenance == "transferred"
     assert sharp.step.total_ms != pytest.approx(plain.step.total_ms)
     for batch in (8, 64):
-        again = after.at(replace(run, micro_batch=batch))
+        again = after.forecast(replace(run, micro_batch=batch))
         assert again.step.total_ms == pytest.approx(step_ms(batch), rel=0.05)
         assert again.step_time_interval_ms.low < step_ms(batch) < again.step_time_interval_ms.high
 
@@ -128,7 +127,7 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
 @pytest.mark.parametrize("spread", [0.0, 0.31])
 def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journal, spread):
     before, run = foresight(journal), Execution(micro_batch=16, optimizer="sgd_momentum")
-    middle_ms = {batch: before.at(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)}
+    middle_ms = {batch: before.forecast(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)}
     for i, way in enumerate((-1, 0, 1)):
         for batch in (8, 16):
             one_ms = middle_ms[batch] * math.exp(way * spread)
@@ -136,8 +135,8 @@ def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journa
                         interval_ms=Interval(low=0.99 * one_ms, high=1.01 * one_ms, coverage=0.9, basis="one process"))  # fmt: skip
             journal.add(entry_of(m, sweep="a" * 32, created_at=f"2026-11-2{i}T00:00:00.000000Z"))
     after = foresight(journal)
-    assert len(after.same_workload) == 2  # the repeats of a size are one
-    again = after.at(run)
+    assert len(after.knowledge.posterior(after).known) == 2  # the repeats of a size are one
+    again = after.forecast(run)
     interval = again.step_time_interval_ms
     half = math.log(interval.high / interval.low) / 2
     assert again.step.total_ms == pytest.approx(middle_ms[16], rel=0.05)
@@ -149,22 +148,23 @@ def test_the_same_card_under_another_name_is_the_same_card(journal):
     m = replace(measurement(), model="one layer", device="Tesla T4", execution=run, median_ms=50.0)
     journal.add(entry_of(m))
     known = foresight(journal)
-    assert (len(known.same_workload), known.elsewhere) == (1, ())
-    assert "on this device at batch 16" in known.in_words()
+    (seen,) = known.knowledge.posterior(known).known
+    assert seen.run.device == known.target.cluster.device.name
+    assert "on this device at batch 16" in known.knowledge.in_words(known)
 
 
 def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, foresight(journal))
     other = foresight(journal, "another layer", n=512)
-    assert "1 other model" in other.in_words()
+    assert "1 other model" in other.knowledge.in_words(other)
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
-    plain = other.forecaster.forecast(run)
-    (seen,) = other.others
-    of_itself = foresight(journal).forecaster.at([replace(run, micro_batch=8), replace(run, micro_batch=64)]).shares()
-    assert seen.run.shares in [tuple(shares.tolist()) for shares in of_itself]
-    shifted = other.at(run)
-    log_ratio = seen.log_ratios[0]
-    assert 0 < math.log(shifted.step.total_ms / plain.step.total_ms) / log_ratio < 1
+    plain = other.plain.forecast(run)
+    seen = other.knowledge.posterior(other).known
+    of_itself = foresight(journal).at([replace(run, micro_batch=8), replace(run, micro_batch=64)]).shares()
+    assert [one.run.shares for one in seen] == [tuple(shares.tolist()) for shares in of_itself]
+    shifted = other.forecast(run)
+    log_ratios = [one.log_ratios[0] for one in seen]
+    assert 0 < math.log(shifted.step.total_ms / plain.step.total_ms) / max(log_ratios, key=abs) < 1
     old, new = plain.step_time_interval_ms, shifted.step_time_interval_ms
     assert new.high / new.low < old.high / old.low
     # a forecast that was shifted does not count as a plain one later on

@@ -6,12 +6,13 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from entries import entry, whole_entry
 from trainpace.execution import Execution
 from trainpace.journal import LATELY, compare, scores
 from trainpace.journal.comparison import ratio_of
-from trainpace.journal.foresight import neighbours
+from trainpace.journal.knowledge import newest_repeats, of_workload, other_models
 from trainpace.outcome import Interval, StepTime
 
 
@@ -56,8 +57,7 @@ def test_running_errors_are_those_of_the_last_runs(pairs):
     )
 
 
-def test_neighbours(journal):
-    run = Execution(micro_batch=8, optimizer="adamw", precision="amp_bf16")
+def test_runs_of_a_workload_and_of_others(journal):
 
     def near(second, batch=8, model="net", **fields):
         execution = Execution(
@@ -79,22 +79,36 @@ def test_neighbours(journal):
         near(4, model="net2"), near(4, batch=64, workload_key="other"), near(4, step_time_ms=None), near(4, mode="inference"),
         near(4, batch=128, sequence_length=128), near(4, execution={"compile": True}),
     ]  # fmt: skip
-    others = [near(5 + i, model="vgg", step_time_ms=ms, forecast_ms=10.0) for i, ms in enumerate((11.0, 12.0, 30.0))]
+    others = [
+        near(5 + i, model="vgg", step_time_ms=ms, forecast_ms=10.0, forecast_shares=(0.125,) * 8)
+        for i, ms in enumerate((11.0, 12.0, 30.0))
+    ]
     journal.add_many([older, newer, larger, keyed, *away, *others, near(9, forecast_ms=5.0)])
-    same_workload, elsewhere, others = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
-    assert [e.execution.micro_batch for e in same_workload] == [8, 16, 32]
-    assert same_workload[0].forecast_ms == 5.0  # the newest of its batch
-    assert same_workload[2] == keyed
+    runs = newest_repeats(of_workload(journal, "net", ("w",), sequence_length=512))
+    newest = {where: some[0] for where, some in runs.items()}
+    same = {
+        batch: e
+        for (device, _, batch), e in newest.items()
+        if device == "cpu" and _but_for_the_batch(e) == _but_for_the_batch(keyed)
+    }
+    assert sorted(same) == [8, 16, 32]
+    assert same[8].forecast_ms == 5.0  # the newest of its batch
+    assert same[32] == keyed
     # other settings on this device, and another device
+    elsewhere = [e for e in newest.values() if e not in same.values()]
     differing = {(e.device, e.execution.precision, e.execution.optimizer, e.execution.compile) for e in elsewhere}
     assert differing == {
         ("cpu", "fp32", "adamw", False), ("cpu", "amp_bf16", "sgd", False), ("cpu", "amp_bf16", "adamw", True),
         ("cpu 2", "amp_bf16", "adamw", False),
     }  # fmt: skip
     assert len(elsewhere) == len(differing)
-    assert [(e.model, e.step_time_ms) for e in others] == [("vgg", 12.0)]
-    same_workload, elsewhere, others = neighbours(journal, "net", "gpu", run)
-    assert (same_workload, {e.device for e in elsewhere}, others) == ((), {"cpu", "cpu 2"}, ())
+    known = {e.id for e in of_workload(journal, "net", ("w",))}
+    assert [(e.model, e.step_time_ms) for e in other_models(journal, "cpu", known)] == [("vgg", 12.0)]
+    assert other_models(journal, "gpu") == ()
+
+
+def _but_for_the_batch(e):
+    return replace(e.execution, micro_batch=1, accumulation=1)
 
 
 def with_interval(ms, low, high, **fields):

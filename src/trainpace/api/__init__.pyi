@@ -207,6 +207,8 @@ def plan(
     allow_fp8: bool = ...,
     keep: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     simplest: bool = ...,
+    journal: str | os.PathLike[str] | None = ...,
+    no_journal: bool = ...,
     epochs: float | str | None = ...,
     startup: float | str | None = ...,
     evaluation_samples: int | str = ...,

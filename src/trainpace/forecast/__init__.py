@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from trainpace.forecast.posterior import (
         AT_A_MEASURED_BATCH_SD,
         LARGEST_RATIO,
+        Knowledge,
+        Measured,
         Observed,
+        Posterior,
         Run,
-        corrected,
+        Variant,
         observe,
         observe_elsewhere,
-        run_of,
+        run_beside,
     )
     from trainpace.forecast.product_model import ProductModel
     from trainpace.forecast.shapes import CLASHES, divisors, doublings

@@ -7,7 +7,8 @@ computed only for full records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -34,6 +35,9 @@ from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
 from trainpace.workload import Flags, Floats, Operators, Workload, form_of
 
+if TYPE_CHECKING:
+    from trainpace.forecast.posterior import Knowledge
+
 
 class Forecaster:
     """Forecasts of one workload on one target. Safe to share between threads.
@@ -41,15 +45,26 @@ class Forecaster:
     `workload` is the one that was traced, as the target's software runs it.
     """
 
-    def __init__(self, workload: Workload, target: Target, tables: Tables | None = None) -> None:
+    def __init__(
+        self, workload: Workload, target: Target, tables: Tables | None = None, knowledge: Knowledge | None = None
+    ) -> None:
         self.tables = (tables or Tables(workload)).under(target.software)
-        self.workload, self.target = self.tables.workload, target
+        self.workload, self.target, self.knowledge = self.tables.workload, target, knowledge
 
     def on(self, target: Target | Cluster) -> Forecaster:
         """The same workload on another target, or on another cluster whose devices the same kernel model answers for. The two
-        share what they have worked out."""
+        share what they have worked out, and what is known."""
         target = self.target._replace(cluster=target) if isinstance(target, Cluster) else target
-        return Forecaster(self.workload, target, self.tables)
+        return Forecaster(self.workload, target, self.tables, self.knowledge)
+
+    def knowing(self, knowledge: Knowledge | None) -> Forecaster:
+        """The same, its forecasts corrected by measurements."""
+        return Forecaster(self.workload, self.target, self.tables, knowledge)
+
+    @property
+    def plain(self) -> Forecaster:
+        """The same, its forecasts not corrected."""
+        return self if self.knowledge is None else self.knowing(None)
 
     def forecast(
         self, execution: Execution, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
@@ -63,7 +78,14 @@ class Forecaster:
 
     def at(self, executions: Sequence[Execution] | Grid) -> ForecastTable:
         """Every execution. Raises `TrainpaceError` where the workload lacks a precision's form."""
-        grid = executions if isinstance(executions, Grid) else Grid.of(executions)
+        plain = self._plain(executions if isinstance(executions, Grid) else Grid.of(executions))
+        if self.knowledge is None or (posterior := self.knowledge.posterior(self)) is None:
+            return plain
+        from trainpace.forecast.corrections import CorrectedTable  # most forecasts know of no measurement
+
+        return CorrectedTable(plain, posterior, self.knowledge.source(self))
+
+    def _plain(self, grid: Grid) -> ForecastTable:
         n, cluster, workload = len(grid), self.target.cluster, self.workload
         parts = {name: np.full(n, np.nan) for name in STEP_PARTS}
         exposed = {name: np.full(n, np.nan) for name in KINDS}
@@ -96,12 +118,12 @@ class Forecaster:
             if not able.any():
                 continue
             legal = some.at(able)
-            costs = self._costs(legal, precision)
+            costs = self._by_kernels(legal, precision, self.tables.costs)
             if isinstance(costs, str):
                 refuse(rows[able], costs)
                 continue
             try:
-                steps = Assembly(workload, form, legal, self.target).steps(costs)
+                steps = Assembly(workload, form, legal, self.target).steps(StageCosts.of(costs))
             except MissingLink as missing:
                 refuse(rows[able], str(missing))
                 continue
@@ -177,8 +199,21 @@ class Forecaster:
                 forecasts.append(one)
         return tuple(forecasts)
 
-    def _costs(self, grid: Grid, precision: Precision) -> StageCosts | str:
-        """The costs of every execution of one precision and memory format."""
+    def part_ms(self, grid: Grid) -> Floats:
+        """Device time by what it is spent on, of executions that have a time (n x the columns of `RankTable.parts`)."""
+        parts = None
+        kinds = grid.precision * 2 + grid.channels_last
+        for kind in sorted(set(kinds.tolist())):
+            rows = np.flatnonzero(kinds == kind)
+            of_kind = self._by_kernels(grid.at(rows), PRECISIONS[kind // 2], self.tables.parts)
+            assert not isinstance(of_kind, str), "steps were forecast with these times"
+            parts = np.empty((len(grid), of_kind.shape[1])) if parts is None else parts
+            parts[rows] = of_kind
+        assert parts is not None
+        return parts
+
+    def _by_kernels(self, grid: Grid, precision: Precision, of: Callable[..., Floats | str]) -> Floats | str:
+        """The rows that `of` has for every execution of one precision and memory format."""
         rows = None
         sequence = grid.sequence_parallel & (grid.tp > 1)
         codes = ((grid.tp * (int(grid.cp.max()) + 1) + grid.cp) * 2 + sequence) * 2 + grid.compile
@@ -189,14 +224,14 @@ class Forecaster:
             flags = bool(grid.channels_last[first]), bool(grid.compile[first])
             key = KernelKey(sharding, precision, *flags, self.target.software)
             batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
-            costs = self.tables.costs(key, self.target, batches.astype(np.float64))
-            if isinstance(costs, str):
-                return costs
+            found = of(key, self.target, batches.astype(np.float64))
+            if isinstance(found, str):
+                return found
             if rows is None:
-                rows = np.empty((len(grid), costs.shape[1]))
-            rows[at] = costs[batch_of]
+                rows = np.empty((len(grid), found.shape[1]))
+            rows[at] = found[batch_of]
         assert rows is not None
-        return StageCosts.of(rows)
+        return rows
 
     def _explained(self, execution: Execution, before: int, after: int) -> Explained:
         key, device = kernel_key(execution, self.target.software), self.target.cluster.device

@@ -171,8 +171,13 @@ class ForecastTable:
 
     def host_sd(self, i: int) -> float:
         """Standard deviation of the logarithm of step `i` from what is not known of the host."""
+        return float(self.host_sds[i])
+
+    @cached_property
+    def host_sds(self) -> Floats:
+        """`host_sd` of every row."""
         host = self.forecaster.target.host
-        return 0.0 if host is None else host_sensitivity(self._step(i)) * host.log_sd
+        return np.zeros(len(self)) if host is None else host_sensitivity(self.parts, self.step_ms) * host.log_sd
 
     def shares(self) -> list[Floats]:
         """What the step of every row is made of, the share of each of `intervals.PARTS`; all rows have a time."""
@@ -236,14 +241,18 @@ class ForecastTable:
         flops = _model_flops(traced.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
         efficiency, reference = self._scaling(execution, brief.step.total_ms)
-        cluster = self.forecaster.target.cluster
-        peak = peak_flop_per_s(cluster.device, form.operators, execution)
+        peak = peak_flop_per_s(self.forecaster.target.cluster.device, form.operators, execution)
         return replace(
-            brief, mfu=None if peak is None else flops / (brief.step.total_ms * 1e-3 * peak * cluster.num_devices),
+            brief, mfu=self._mfu(flops, peak, brief.step.total_ms),
             model_flops_per_step=flops, heaviest=heaviest(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
             warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
         )  # fmt: skip
+
+    def _mfu(self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float) -> float | None:
+        if peak_flop_per_s is None:
+            return None
+        return flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * self.forecaster.target.cluster.num_devices)
 
     def _largest(self, execution: Execution) -> int | None:
         """The largest micro-batch, worked out once for executions that differ in theirs alone."""

@@ -42,15 +42,26 @@ class PartSpread(Record):
 
 
 class Relatedness(Record):
-    """Which shares of the variance of a forecast's error are common to all that one user measures, to a device, to a model, and
-    to one run at several batch sizes; they add up to 1. batch_scale: the factors of e between two batch sizes over which the
-    last fades to 1 / e."""
+    """Which shares of the variance of a forecast's error are common to all that one user measures, to a device, to a model: as
+    far as two steps are made of the same parts, and once more (`_near`) as far as they also take about as long; and to one run
+    at several batch sizes, on its device and elsewhere. They add up to 1.
+
+    batch_scale: the factors of e between two batch sizes over which errors of one run fade to 1 / e. time_scale, shares_scale:
+    the factors of e between two step times, and the distance between two vectors of shares, at which `_near` has faded to
+    1 / sqrt(e).
+    """
 
     user: float
     device: float
     model: float
+    user_near: float
+    device_near: float
+    model_near: float
     run: float
+    run_elsewhere: float
     batch_scale: float
+    time_scale: float
+    shares_scale: float
 
 
 class Spreads(Record):
@@ -101,19 +112,36 @@ def shares_of(step: StepTime, part: np.ndarray, device_s: Floats) -> Floats:
     return np.concatenate([inside, outside])
 
 
-def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) -> float:
-    """Standard deviation of the logarithm of a step of such shares."""
+def deviations(spreads: Spreads, shares: Floats, seen: bool) -> Floats:
+    """Standard deviations of the logarithms of steps of such shares (n x parts)."""
     parts = [spreads.parts[name] for name in PARTS]
     sd = np.array([part.seen_card if seen else part.new_card for part in parts])
-    return math.sqrt(spreads.model_sd**2 + float(((np.asarray(shares) * sd) ** 2).sum()))
+    return np.asarray(np.sqrt(spreads.model_sd**2 + ((shares * sd) ** 2).sum(axis=-1)))
+
+
+def deviation(spreads: Spreads, shares: Floats | Sequence[float], seen: bool) -> float:
+    """Of one step."""
+    return float(deviations(spreads, np.asarray(shares), seen))
+
+
+def card_deviations(spreads: Spreads, shares: Floats, device: str) -> Floats:
+    """The standard deviations, of those which intervals stand for, that a card adds of which no run was fitted; else 0."""
+    if device in spreads.devices:
+        return np.zeros(shares.shape[:-1])
+    new, seen = (deviations(spreads, shares, known) for known in (False, True))
+    return np.asarray(np.sqrt(new**2 - seen**2) * spreads.high / Z_95)
 
 
 def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: str) -> float:
-    """The standard deviation, of that which an interval stands for, that a card adds of which no run was fitted; else 0."""
-    if device in spreads.devices:
-        return 0.0
-    new, seen = (deviation(spreads, shares, known) for known in (False, True))
-    return math.sqrt(new**2 - seen**2) * spreads.high / Z_95
+    """Of one step."""
+    return float(card_deviations(spreads, np.asarray(shares), device))
+
+
+def interval_deviations(spreads: Spreads, shares: Floats, device: str, host_sd: Floats | float = 0.0) -> Floats:
+    """The standard deviations that the fitted intervals of steps stand for, with what is not known of their hosts."""
+    sd = deviations(spreads, shares, device in spreads.devices)
+    ends = [np.hypot(end * sd, Z_95 * host_sd) for end in (spreads.low, spreads.high)]
+    return np.asarray((ends[0] + ends[1]) / (2 * Z_95))
 
 
 def composed_spread(shares: Floats, device: Device) -> Spread:

@@ -1,30 +1,34 @@
 """Forecasts corrected by measurements: of the same run, of others on the same device, of the same model elsewhere.
 
 log(measured / forecast) of a step is a sum of errors, each shared with other steps: with all of one user's measurements (the same
-software, the same way of timing), with those on the same device, with those of the same model, and with the same run at another
-batch size. `Relatedness` says which share of an error's variance each has; errors of one user, device or model are correlated as
-far as the two steps are made of the same parts. Given measurements, the correction and what stays unknown are those of a
-Gaussian process (Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little, and many
-narrow its interval. One model serves `--transfer-from`, the journal and `measure`.
+software, the same way of timing), with those on the same device, with those of the same model, and with the same run at other
+batch sizes, on its device and on others. `Relatedness` says which share of an error's variance each has; errors of one user,
+device or model are correlated as far as the two steps are made of the same parts, and those of steps that take about as long
+and are made of the same parts once more. Given measurements, the correction and what stays unknown are those of a Gaussian
+process (Rasmussen and Williams 2006, section 2.2): a loosely related measurement moves a forecast little, and many narrow its
+interval. One model serves `--transfer-from`, the journal and `measure`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.intervals import Z_95, Relatedness, card_deviation, fitted_spreads
-from trainpace.outcome import MFU_LIMIT, STEP_PARTS, Forecast, Interval, Measurement, StepTime
-from trainpace.workload import Floats
+from trainpace.execution import Execution
+from trainpace.forecast.intervals import Z_95, Relatedness, Spread, card_deviation, fitted_spreads
+from trainpace.outcome import Forecast, Interval, Measurement, StepTime
+from trainpace.workload import Counts, Flags, Floats, Workload
 
 if TYPE_CHECKING:
-    from trainpace.execution import Execution
     from trainpace.forecast.forecaster import Forecaster
+    from trainpace.forecast.target import KernelModel
+    from trainpace.hardware import Device
 
 LARGEST_RATIO = 5.0
 """Beyond this the measurement is of another workload."""
@@ -34,21 +38,36 @@ MEASURING_SD = AT_A_MEASURED_BATCH_SD / math.sqrt(2)
 """Of one measurement alone."""
 SURPRISE = 2.0
 """A measured error of more standard deviations than this says that the deviation is too small: it is taken to be so many."""
-_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+
+
+class Variant(NamedTuple):
+    """What is the same in runs of one workload at several batch sizes and on several devices: the execution, its batch aside,
+    and the size of a sample."""
+
+    execution: Execution
+    image_side: int | None = None
+    sequence_length: int | None = None
+
+    @classmethod
+    def of(cls, execution: Execution, workload: Workload) -> Variant:
+        alone = replace(execution, micro_batch=1, accumulation=1)
+        return cls(alone, workload.image_side, workload.sequence_length)
 
 
 class Run(NamedTuple):
-    """A step as far as others can be related to it. variant: what of the execution, but for the batch, makes it the same run.
-    shares: what the step is made of, by `intervals.PARTS`; empty where nobody knows. log_sd: the forecast's own standard
-    deviation, and card_sd what of it a card adds that has no run in the fit."""
+    """A step as far as others can be related to it. variant: what makes it the same run, but for model, device and batch.
+    shares: what the step is made of, by `intervals.PARTS`. log_sd: the forecast's own standard deviation, and card_sd what of
+    it a card adds that has no run in the fit. step_ms: as forecast."""
 
     model: str
     device: str
-    variant: str
+    variant: Hashable
     batch: int
     shares: tuple[float, ...]
     log_sd: float
     card_sd: float = 0.0
+    step_ms: float = 1.0
 
 
 class Observed(NamedTuple):
@@ -61,14 +80,169 @@ class Observed(NamedTuple):
     repeat_sd: float = MEASURING_SD
 
 
-def run_of(plain: Forecast, shares: Floats) -> Run:
+class Runs(NamedTuple):
+    """n runs as arrays of n, models, devices and variants as numbers; shares: n x parts."""
+
+    model: Counts
+    device: Counts
+    variant: Counts
+    batch: Floats
+    shares: Floats
+    log_sd: Floats
+    card_sd: Floats
+    step_ms: Floats
+
+    @property
+    def variances(self) -> Floats:
+        """Of the forecasts, without what a new card adds and without the noise of the measurement that they are compared with."""
+        known_card = self.log_sd**2 - self.card_sd**2
+        return np.maximum(np.maximum(known_card - MEASURING_SD**2, 0.25 * known_card), 1e-6)
+
+    def same_run(self, other: Runs) -> Flags:
+        """Which of these are the same run as which of others, but for the batch (n x m)."""
+        return _same(self.model, other.model) & _same(self.device, other.device) & _same(self.variant, other.variant)
+
+
+class Posterior:
+    """What measurements say of other runs."""
+
+    def __init__(self, known: Sequence[Observed], relatedness: Relatedness | None = None) -> None:
+        self._r = relatedness or fitted_spreads().relatedness
+        names = [name for o in known for name in o.run[:3]]
+        self._numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        self.known = known
+        self._runs = self.runs_of([o.run for o in known])
+        self._ratios = np.array([o.log_ratios for o in known])
+        self._noise, self._repeat_sd = (np.array([o[i] for o in known]) for i in (2, 3))
+        # the largest of a run's own errors says that its other batch sizes err as much
+        self._surprises = (self._ratios[:, 0] / SURPRISE) ** 2
+        self.least_variance = 0.0
+        self.least_variance = self._no_surprise()
+        between = self._between()
+        self._factor, self._weights = np.linalg.cholesky(between), np.linalg.solve(between, self._ratios)
+
+    def _between(self) -> Floats:
+        """The covariance of the measured errors (n x n)."""
+        variances = self._variances(self._runs)
+        return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(self._noise**2)
+
+    def _no_surprise(self) -> float:
+        """The least variance of a forecast at which all errors together are no surprise: a user's forecasts may err by more than
+        their deviations say."""
+        errors, most = self._ratios[:, 0], len(self.known) - 1 + SURPRISE**2
+        low, high = 0.0, max(float((errors**2).max()), 1e-6)
+
+        def surprises(least: float) -> bool:
+            self.least_variance = least
+            return float(errors @ np.linalg.solve(self._between(), errors)) > most
+
+        if not surprises(low):
+            return low
+        for _ in range(8):
+            middle = (low + high) / 2
+            low, high = (middle, high) if surprises(middle) else (low, middle)
+        return high
+
+    def _variances(self, runs: Runs) -> Floats:
+        own = np.where(self._runs.same_run(runs), self._surprises[:, None], 0.0).max(axis=0)
+        return np.maximum(np.maximum(runs.variances, own), self.least_variance)
+
+    @property
+    def variants(self) -> tuple[Hashable, ...]:
+        """Those of the measurements."""
+        return tuple(dict.fromkeys(o.run.variant for o in self.known))
+
+    def number(self, name: Hashable) -> int:
+        """The number of a model, device or variant in `Runs`; -1 for one of which nothing was measured."""
+        return self._numbers.get(name, -1)
+
+    def runs_of(self, runs: Sequence[Run]) -> Runs:
+        """Runs as arrays."""
+        model, device, variant, batch, shares, log_sd, card_sd, step_ms = zip(*runs, strict=True)
+        numbers = (np.array([self.number(name) for name in names]) for names in (model, device, variant))
+        floats = (np.array(column, dtype=np.float64) for column in (batch, shares, log_sd, card_sd, step_ms))
+        return Runs(*numbers, *floats)
+
+    def means(self, runs: Runs) -> Floats:
+        """The expected logarithms of measured / forecast of steps and of their phases (n x 4)."""
+        return np.asarray(self._with_known(runs, self._variances(runs)).T @ self._weights)
+
+    def _with_known(self, runs: Runs, variances: Floats) -> Floats:
+        return covariance(self._runs, runs, self._variances(self._runs), variances, self._r)
+
+    def log_sd(self, runs: Runs) -> Floats:
+        """The standard deviations of the logarithms of measured / corrected forecast (n)."""
+        variances = self._variances(runs)
+        told = np.linalg.solve(self._factor, self._with_known(runs, variances))
+        left = np.maximum(variances + runs.card_sd**2 - (told**2).sum(axis=0), 0.0)
+        # the forecast is of one more measurement, which is as noisy as those before
+        noise = np.where(self._runs.same_run(runs), self._repeat_sd[:, None], MEASURING_SD).max(axis=0)
+        return np.sqrt(left + np.maximum(noise, MEASURING_SD) ** 2)
+
+
+class Knowledge(Protocol):
+    """Measurements for forecasts on any target."""
+
+    def posterior(self, forecaster: Forecaster) -> Posterior | None:
+        """What is known for a forecaster's target; None where nothing is."""
+
+    def source(self, forecaster: Forecaster) -> str:
+        """In words, for the intervals' basis."""
+
+
+def covariance(a: Runs, b: Runs, of_a: Floats, of_b: Floats, r: Relatedness) -> Floats:
+    """The covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m, without the noise of measuring. of_a, of_b:
+    their variances, without that of new cards."""
+    # the smaller of two variances, so that no measurement moves a forecast by more than its own error
+    alike = _directions(a.shares) @ _directions(b.shares).T
+    device, model, variant = (
+        _same(x, y) for x, y in ((a.device, b.device), (a.model, b.model), (a.variant, b.variant))
+    )
+    times_apart = np.subtract.outer(np.log(a.step_ms), np.log(b.step_ms)) / r.time_scale
+    lengths = np.add.outer((a.shares**2).sum(axis=1), (b.shares**2).sum(axis=1))
+    parts_apart = np.maximum(lengths - 2 * a.shares @ b.shares.T, 0.0) / r.shares_scale**2
+    near = np.exp(-0.5 * (times_apart**2 + parts_apart))
+    batches = np.exp(-np.abs(np.subtract.outer(np.log(a.batch), np.log(b.batch))) / r.batch_scale)
+    shared = alike * (r.user + r.device * device + r.model * model)
+    shared += near * (r.user_near + r.device_near * device + r.model_near * model)
+    shared += (model & variant) * batches * (r.run_elsewhere + r.run * device)
+    cards = np.minimum.outer(a.card_sd, b.card_sd) ** 2
+    return np.asarray(np.minimum.outer(of_a, of_b) * shared + cards * alike * device)
+
+
+def run_of(plain: Forecast, shares: Floats, variant: Hashable) -> Run:
     """The run of a forecast that has a time, made of `shares`, and is not yet corrected."""
     interval = plain.step_time_interval_ms
     assert interval is not None
-    log_sd = math.log(interval.high / interval.low) / (2 * Z_95)
+    assert plain.step is not None
     e = plain.execution
     card_sd = card_deviation(fitted_spreads(), shares, plain.device) if plain.provenance == "fitted" else 0.0
-    return Run(plain.model, plain.device, _variant(e), e.global_batch, tuple(shares.tolist()), log_sd, card_sd)
+    return Run(
+        plain.model,
+        plain.device,
+        variant,
+        e.global_batch,
+        tuple(shares.tolist()),
+        _log_sd(interval),
+        card_sd,
+        plain.step.total_ms,
+    )
+
+
+def run_beside(
+    kernels: KernelModel,
+    device: Device,
+    model: str,
+    variant: Hashable,
+    batch: int,
+    shares: Sequence[float],
+    step_ms: float,
+) -> Run:
+    """The run of a forecast of which only its shares and its time were kept, as unsure as that kernel model is of such."""
+    made_of = np.asarray(shares)
+    spread = kernels.spread(made_of, device, np.zeros(1), np.zeros(1))
+    card_sd = card_deviation(fitted_spreads(), made_of, device.name) if kernels.provenance == "fitted" else 0.0
+    return Run(model, device.name, variant, batch, tuple(shares), _log_sd(spread), card_sd, step_ms)
 
 
 def observe(
@@ -77,14 +251,15 @@ def observe(
 ) -> Observed | None:  # fmt: skip
     """A measured step beside its forecast; None where either has no time. `step`: its measured parts; `interval`: how far its
     repeats differ."""
-    table = forecaster.at([execution])
+    table = forecaster.plain.at([execution])
     plain = table.brief(0)
     if plain.step is None or not 0 < measured_ms < math.inf:
         return None
     # of a log-normal with such a half width, also where the lower end is 0
     noise = 0.0 if interval is None else math.asinh((interval.high - interval.low) / (2 * measured_ms)) / Z_95
     ratios = _log_ratios(plain.step, measured_ms, step)
-    return Observed(run_of(plain, table.shares()[0]), ratios, max(noise, MEASURING_SD))
+    run = run_of(plain, table.shares()[0], Variant.of(execution, forecaster.workload))
+    return Observed(run, ratios, max(noise, MEASURING_SD))
 
 
 def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
@@ -114,121 +289,40 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
     return seen
 
 
-def corrected(
-    forecaster: Forecaster, forecasts: Sequence[Forecast], known: Sequence[Observed], source: str
-) -> list[Forecast]:
-    """The forecasts of `forecaster` given measurements, which `source` names; phase by phase, since an optimizer's time does not
-    grow with the batch and the others do."""
-    timed = [i for i, plain in enumerate(forecasts) if plain.step is not None]
-    answers = list(forecasts)
-    if not known or not timed:
-        return answers
-    shares = forecaster.at([forecasts[i].execution for i in timed]).shares()
-    for i, made_of in zip(timed, shares, strict=True):
-        answers[i] = _corrected(forecasts[i], run_of(forecasts[i], made_of), known, source)
-    return answers
+class Measured(NamedTuple):
+    """The same measurements for every target."""
+
+    observed: tuple[Observed, ...]
+    words: str
+
+    def posterior(self, forecaster: Forecaster) -> Posterior | None:  # a Knowledge
+        return Posterior(self.observed) if self.observed else None
+
+    def source(self, forecaster: Forecaster) -> str:  # a Knowledge
+        return self.words
 
 
-def _corrected(plain: Forecast, run: Run, known: Sequence[Observed], source: str) -> Forecast:
-    assert plain.step is not None
-    assert plain.step_time_interval_ms is not None
-    means, log_sd = posterior(run, known, fitted_spreads().relatedness)
-    step = _scaled(plain.step, means)
-    ratio = step.total_ms / plain.step.total_ms
-    mfu = None if plain.mfu is None or plain.mfu / ratio > MFU_LIMIT else plain.mfu / ratio
-    old_ms, new_ms = plain.step.communication_ms, step.communication_ms
-    old, narrower = plain.step_time_interval_ms, log_sd / run.log_sd
-    low, high = (step.total_ms * (end / plain.step.total_ms) ** narrower for end in (old.low, old.high))
-    return replace(
-        plain, step=step, provenance="transferred", mfu=mfu,
-        exposed_ms={kind: ms * new_ms / old_ms for kind, ms in plain.exposed_ms.items()} if old_ms else plain.exposed_ms,
-        step_time_interval_ms=Interval(low=low, high=high, coverage=old.coverage, basis=f"{old.basis}; {source}"),
-        heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in plain.heaviest),
-    )  # fmt: skip
+def _log_sd(ends: Interval | Spread) -> float:
+    return math.log(ends.high / ends.low) / (2 * Z_95)
 
 
-def posterior(run: Run, known: Sequence[Observed], r: Relatedness) -> tuple[Floats, float]:
-    """(expected logarithms of measured / forecast of the step and its phases, standard deviation of the step's)."""
-    is_same = [o.run[:3] == run[:3] for o in known]
-    least_sd = max((_surprising_sd(o) for o, same in zip(known, is_same, strict=True) if same), default=0.0)
-    run = run._replace(log_sd=max(run.log_sd, least_sd))
-    others = [
-        o.run._replace(
-            shares=o.run.shares or run.shares, log_sd=max(o.run.log_sd, least_sd if same else _surprising_sd(o))
-        )
-        for o, same in zip(known, is_same, strict=True)
-    ]
-    between = covariance(others, others, r) + np.diag([o.noise_sd**2 for o in known])
-    with_run = covariance(others, [run], r)[:, 0]
-    weights = np.linalg.solve(between, with_run)
-    own = covariance([run], [run], r)[0, 0]
-    # the forecast is of one more measurement, which is as noisy as those before
-    noisiest = max((o.repeat_sd for o, same in zip(known, is_same, strict=True) if same), default=MEASURING_SD)
-    left = max(own - float(weights @ with_run), 0.0) + run.log_sd**2 - own + max(noisiest**2 - MEASURING_SD**2, 0.0)
-    return weights @ np.array([o.log_ratios for o in known]), math.sqrt(left)
-
-
-def covariance(a: Sequence[Run], b: Sequence[Run], r: Relatedness) -> Floats:
-    """The covariance of the errors of runs `a` (n) with those of runs `b` (m), n x m, without the noise of measuring."""
-    # the smaller of two variances, so that no measurement moves a forecast by more than its own error
-    errors, of_cards = (
-        np.minimum.outer([of(run) for run in a], [of(run) for run in b]) for of in (_error, _card_error)
-    )
-    alike = _directions(a) @ _directions(b).T
-    device = _same([run.device for run in a], [run.device for run in b])
-    model = _same([run.model for run in a], [run.model for run in b])
-    same_run = device & model & _same([run.variant for run in a], [run.variant for run in b])
-    apart = np.abs(np.subtract.outer(np.log([run.batch for run in a]), np.log([run.batch for run in b])))
-    shared = alike * (r.user + r.device * device + r.model * model) + same_run * r.run * np.exp(-apart / r.batch_scale)
-    return np.asarray(errors * shared + of_cards * alike * device)
-
-
-def _surprising_sd(seen: Observed) -> float:
-    return abs(seen.log_ratios[0]) / SURPRISE
-
-
-def _error(run: Run) -> float:
-    """A forecast's variance without what a new card adds, and without the noise of the measurement that it is compared with."""
-    known_card = run.log_sd**2 - run.card_sd**2
-    return max(known_card - MEASURING_SD**2, 0.25 * known_card, 1e-6)
-
-
-def _card_error(run: Run) -> float:
-    return run.card_sd**2
-
-
-def _directions(runs: Sequence[Run]) -> Floats:
+def _directions(shares: Floats) -> Floats:
     """What each run is made of, as a vector of length 1."""
-    shares = np.array([run.shares for run in runs])
     return np.asarray(shares / np.linalg.norm(shares, axis=1)[:, None])
 
 
-def _same(a: Sequence[str], b: Sequence[str]) -> np.ndarray:
-    number = {word: i for i, word in enumerate({*a, *b})}
-    return np.equal.outer([number[word] for word in a], [number[word] for word in b])
-
-
-def _variant(execution: Execution) -> str:
-    return repr(replace(execution, micro_batch=1, accumulation=1))
+def _same(a: NDArray[np.int64], b: NDArray[np.int64]) -> Flags:
+    return np.equal.outer(a, b)
 
 
 def _log_ratios(forecast: StepTime, measured_ms: float, measured: StepTime | None) -> tuple[float, float, float, float]:
     """Of a step and its phases; a step's parts beside the phases count to each phase by its share."""
     ratio = measured_ms / forecast.total_ms
-    expected = [getattr(forecast, name) for name in _PHASES]
-    observed = [0.0] * 3 if measured is None else [getattr(measured, name) for name in _PHASES]
+    expected = [getattr(forecast, name) for name in PHASES]
+    observed = [0.0] * 3 if measured is None else [getattr(measured, name) for name in PHASES]
     if min(expected) <= 0 or min(observed) <= 0:
         return (math.log(ratio),) * 4
     # so that the phases add up to the median step, which is no sum of medians
     scale = (measured_ms / sum(observed)) * (sum(expected) / forecast.total_ms)
     forward, backward, optimizer = (math.log(scale * o / e) for o, e in zip(observed, expected, strict=True))
     return math.log(ratio), forward, backward, optimizer
-
-
-def _scaled(step: StepTime, log_ratios: Floats) -> StepTime:
-    """A step whose phases are scaled each by its own ratio, and its other parts as these together."""
-    old = np.array([getattr(step, name) for name in _PHASES])
-    new = old * np.exp(log_ratios[1:])
-    rest = new.sum() / old.sum() if old.sum() > 0 else math.exp(log_ratios[0])
-    parts = {name: float(rest * getattr(step, name)) for name in STEP_PARTS}
-    return StepTime(**(parts | dict(zip(_PHASES, new.tolist(), strict=True))))

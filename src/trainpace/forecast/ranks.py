@@ -20,7 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.forecast.intervals import parts_of
+from trainpace.forecast.intervals import OPERATOR_PARTS, parts_of
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import RankTimes
 from trainpace.workload import (
@@ -183,6 +183,14 @@ class RankTable:
             *(part * phase for part in parts for phase in (forward, backward)),
             self.updates, block * core, block * repeated_share(operators, blocks),
         ], dtype=np.float64)  # fmt: skip
+        of_part = np.equal.outer(self.part, np.arange(OPERATOR_PARTS))
+        where = (self.inside * ~self.updates, (1 - self.inside) * ~self.updates, self.updates)
+        self._by_part = np.concatenate([of_part * share[:, None] for share in where], axis=1)
+
+    def parts(self, timed: RankTimes) -> Floats:
+        """Milliseconds of the device by the first of `intervals.PARTS`: inside the blocks, outside of them, and in the optimizer
+        (batches x (3 x 6))."""
+        return np.asarray(1e3 * timed.times.device_s @ self._by_part)
 
     def costs(self, timed: RankTimes) -> Floats:
         """What `StageCosts.of` reads, a row a batch size. No row's numbers depend on the other rows'."""

@@ -131,13 +131,20 @@ class Tables:
 
     def costs(self, key: KernelKey, target: Target, batches: Floats) -> Floats | str:
         """The rows of `StageCosts.of` at ascending batch sizes."""
-        table = self.table(key.sharding)
+        return self._by_batch("costs", self.table(key.sharding).costs, key, target, batches)
 
+    def parts(self, key: KernelKey, target: Target, batches: Floats) -> Floats | str:
+        """The rows of `RankTable.parts` at ascending batch sizes."""
+        return self._by_batch("parts", self.table(key.sharding).parts, key, target, batches)
+
+    def _by_batch(
+        self, what: str, of: Callable[[RankTimes], Floats], key: KernelKey, target: Target, batches: Floats
+    ) -> Floats | str:
         def rows_at(some: Floats) -> Floats | str:
             timed = self.times(key, target, some)
-            return timed if isinstance(timed, str) else table.costs(timed)
+            return timed if isinstance(timed, str) else of(timed)
 
-        made_for = key, target.cluster.device, target.kernels, target.host_factor
+        made_for = what, key, target.cluster.device, target.kernels, target.host_factor
         return self._costs.get(made_for, lambda: ByBatch(rows_at)).at(batches)
 
     def memory_model(self, name: Form) -> MemoryModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from trainpace.forecast.product_model import ProductModel
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device, typical_host
-from trainpace.outcome import Provenance, StepTime
+from trainpace.outcome import Provenance
 from trainpace.software import TODAY, Software
 from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
@@ -88,15 +89,15 @@ def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
     return (device_ms**p + host_ms**p) ** (1 / p)
 
 
-def host_sensitivity(step: StepTime) -> float:
-    """By how many per cent a step grows where its host takes one per cent longer, from 0 to 1.
+def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
+    """By how many per cent steps grow where their host takes one per cent longer, from 0 to 1.
 
     With `together_ms` a phase of device time d takes t, and d ln t / d ln host = 1 - (d / t)^p. The phases are taken as one.
     """
-    together = step.computing_ms + step.host_overhead_ms
-    if not together:
-        return 0.0
-    return float(1 - (step.computing_ms / together) ** HOST_SHARPNESS) * together / step.total_ms
+    computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
+    together = computing + parts["host_overhead_ms"]
+    some, steps = (np.where(together > 0, ms, 1.0) for ms in (together, step_ms))
+    return np.where(together > 0, (1 - (computing / some) ** HOST_SHARPNESS) * together / steps, 0.0)
 
 
 def fitted_host_us(

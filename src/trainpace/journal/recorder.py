@@ -9,9 +9,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from trainpace.forecast import Forecaster
 from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
-from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
+from trainpace.journal.knowledge import workload_key
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 
@@ -49,14 +50,14 @@ def record_sweep(
     conditions: Conditions,
     plan: SweepPlan,
     circumstances: Circumstances,
-    foresight: Foresight | None = None,
+    forecaster: Forecaster | None = None,
     hints: Sequence[int] = (),
     tell: Callable[[int, int], None] = lambda batch, finished: None,
     fresh: bool = False,
 ) -> RecordedSweep:
     """Measure into the journal. An unfinished sweep of the same conditions is resumed, unless `fresh`."""
     c = circumstances
-    key = sweep_key(conditions, plan, c, foresight)
+    key = sweep_key(conditions, plan, c, forecaster)
     sweep = None if fresh else journal.open_sweep(key)
     if sweep is None:
         private = str if c.keep_identity else anonymous
@@ -72,7 +73,7 @@ def record_sweep(
             outcome, keep_identity=c.keep_identity, sweep=sweep.id, command=c.command, commit=c.commit, notes=c.notes,
             seed=conditions.seed, device=c.device,
         )  # fmt: skip
-        journal.add(entry if foresight is None else _foreseen(entry, foresight))
+        journal.add(entry if forecaster is None else _foreseen(entry, forecaster))
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
     journal.finish_sweep(sweep)
@@ -80,25 +81,24 @@ def record_sweep(
 
 
 def sweep_key(
-    conditions: Conditions, plan: SweepPlan, circumstances: Circumstances, foresight: Foresight | None
+    conditions: Conditions, plan: SweepPlan, circumstances: Circumstances, forecaster: Forecaster | None
 ) -> str:
     """Equal for sweeps whose probes belong to one curve: same conditions, machine, software and model code."""
     question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
-    workload = "" if foresight is None else workload_key(foresight.workload, conditions.execution(1))
+    workload = "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))
     return hashlib.sha256(question + workload.encode()).hexdigest()[:32]
 
 
-def _foreseen(entry: Entry, foresight: Foresight) -> Entry:
+def _foreseen(entry: Entry, forecaster: Forecaster) -> Entry:
     """The entry with the forecast that was made for it."""
-    entry = replace(entry, workload_key=workload_key(foresight.workload, entry.execution))
-    forecaster = foresight.forecaster
-    plain = forecaster.forecast(entry.execution)
-    (foreseen,) = foresight.corrected([plain])
-    if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
+    entry = replace(entry, workload_key=workload_key(forecaster.workload, entry.execution))
+    table = forecaster.at([entry.execution])
+    foreseen, plain = table.brief(0), forecaster.plain.at([entry.execution])
+    if foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry
     interval = foreseen.step_time_interval_ms
     return replace(
         entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
-        forecast_factor=foreseen.step.total_ms / plain.step.total_ms, forecast_basis=interval.basis,
-        forecast_shares=tuple(forecaster.at([entry.execution]).shares()[0].tolist()),
+        forecast_factor=foreseen.step.total_ms / float(plain.step_ms[0]), forecast_basis=interval.basis,
+        forecast_shares=tuple(table.shares()[0].tolist()),
     )  # fmt: skip

@@ -8,7 +8,7 @@ share a shape (device, count, nodes, network, host): each shape is forecast once
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
-from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
+from trainpace.forecast import Forecaster, Grid, Knowledge, Target, divisors, needed_gib, room_gib
 from trainpace.hardware import Cluster, Device, catalogue, find_host
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer, transfer_of
@@ -100,9 +100,6 @@ class Rejected(Record):
     short_gib: float | None = None
 
 
-Correct = Callable[[Forecaster, Forecast], Forecast]
-
-
 class Ranking(NamedTuple):
     """The matches that meet deadline and budget, those that do not, and what cannot be done at all."""
 
@@ -113,11 +110,11 @@ class Ranking(NamedTuple):
 
 def rank(
     workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd",
-    correct: Correct | None = None,
+    knowledge: Knowledge | None = None,
 ) -> Ranking:  # fmt: skip
-    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name. `correct`: what
-    measured runs make of a forecast of a shape's best execution."""
-    shapes = _Shapes(workload, job, correct)
+    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name. `knowledge`:
+    measured runs that correct the forecasts."""
+    shapes = _Shapes(workload, job, knowledge)
     able: list[_Servers] = []
     rejected = []
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
@@ -186,8 +183,8 @@ class _Servers(NamedTuple):
 class _Shapes:
     """What each shape can do, found once."""
 
-    def __init__(self, workload: Workload, job: Job, correct: Correct | None) -> None:
-        self._workload, self._job, self._correct = workload, job, correct
+    def __init__(self, workload: Workload, job: Job, knowledge: Knowledge | None) -> None:
+        self._workload, self._job = workload, job
         self._sizes = np.array(divisors(job.global_batch))
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
@@ -195,7 +192,8 @@ class _Shapes:
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         # for which device it is made does not matter
-        self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0]), software=job.software))
+        anywhere = Target(Cluster(device=catalogue()[0]), software=job.software)
+        self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
         self._precisions: dict[str, list[Precision] | str] = {}
 
     def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str) -> _Shape | Reason:
@@ -267,8 +265,7 @@ class _Shapes:
         by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
         near = by_sharding.min(axis=1) <= by_sharding.min() * (1 + NEARLY)
         simplest = int(np.argmax(near))  # the first
-        fastest = forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
-        return fastest if self._correct is None else self._correct(self._forecaster.on(cluster), fastest)
+        return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _base(self, precision: Precision) -> Execution:
         recomputed, software = self._workload.checkpointed or self._job.checkpointing, self._job.software

@@ -104,7 +104,8 @@ model on one GPU are not told apart more finely."""
 
 class Plan(Record):
     """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
-    is what nobody said of the job, in words; `job` and `conditions` are the whole training that its times are of."""
+    is what nobody said of the job, `corrected` which measured runs corrected the forecasts, in words; `job` and `conditions` are
+    the whole training that its times are of."""
 
     start: Execution
     changes: tuple[Change, ...]
@@ -121,6 +122,7 @@ class Plan(Record):
     nearest: str = ""
     model: str = ""
     assumed: tuple[str, ...] = ()
+    corrected: str = ""
     job: Schedule | None = None
     conditions: JobConditions = ASSUMED
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import CLASHES, FittedKernels, Forecaster, Grid, Target, needed_gib, room_gib
+from trainpace.forecast import CLASHES, FittedKernels, Forecaster, Grid, Knowledge, Target, needed_gib, room_gib
 from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
@@ -24,7 +24,8 @@ from trainpace.workload import Floats, Workload
 class Setting(NamedTuple):
     """What stays the same over a search. `host_factor` is how much slower than its CPU says a host launches kernels.
     `noise_scale`, in samples: with it the work is done when the loss is reached that the present training reaches, not when
-    its samples are seen. `forecaster`: whose evaluated kernels are shared."""
+    its samples are seen. `knowledge`: measured runs that correct the forecasts.
+    `forecaster`: whose evaluated kernels are shared."""
 
     workload: Workload
     cluster: Cluster
@@ -34,14 +35,14 @@ class Setting(NamedTuple):
     conditions: JobConditions = ASSUMED
     forecaster: Forecaster | None = None
     software: Software = TODAY
+    knowledge: Knowledge | None = None
 
     def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
         """The forecaster of the part of the cluster that executions of so many processes use."""
         cluster = part_of(self.cluster, nnodes, nproc_per_node)
         if self.forecaster is None:
-            return Forecaster(
-                self.workload, Target(cluster, FittedKernels(host_factor=self.host_factor), software=self.software)
-            )
+            target = Target(cluster, FittedKernels(host_factor=self.host_factor), software=self.software)
+            return Forecaster(self.workload, target, knowledge=self.knowledge)
         return self.forecaster.on(cluster)
 
     def with_forecaster(self) -> Setting:

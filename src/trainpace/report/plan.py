@@ -45,7 +45,10 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     _print_choices(plan, plan.best, plan.simplest)
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
-    print_lines(COMPARED.format(plan=plan), *([assumed_in_words(plan.assumed)] if plan.assumed else []))
+    print_lines(
+        COMPARED.format(plan=plan), *[plan.corrected] * bool(plan.corrected),
+        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
+    )  # fmt: skip
 
 
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.forecast import CalibratedKernels, Forecaster, Observed, Target, corrected, observe_elsewhere
+from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe_elsewhere
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
@@ -24,8 +24,9 @@ from trainpace.verbs.places import (
     HardwareFile,
     HostName,
     JournalPlace,
+    consulted_journal,
+    known_of,
     named_host,
-    opened_journal,
     own_devices,
     profile_or_brief,
 )
@@ -106,8 +107,6 @@ class Forecasts(Record, Rows[Forecast]):
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
-    from trainpace.journal import may_know
-
     r = request
     if (r.samples is None) != (r.epochs is None):
         raise Misuse("`samples` and `epochs` go together.")
@@ -131,22 +130,17 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     notes: list[str] = []
     devices = {target.cluster.device.name for target in targets}
     models = {workload.model for workload in workloads.values()}
-    has_journal = not r.no_journal and may_know(r.journal, devices, models)
-    with opened_journal(r.journal, not has_journal, create=False) as journal:
+    with consulted_journal(r.journal, r.no_journal, devices, models) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
-            rows = forecaster.over_batches(execution, r.batch).forecasts()
             device = target.cluster.device.name
             if measured:
-                known, source = _observed(measured, forecaster, own_devices(r.hardware))
-                rows = corrected(forecaster, rows, known, source)
-            elif journal is not None:
-                from trainpace.journal import foresight_of
-
-                foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
-                rows = foresight.corrected(rows)
-                notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
+                forecaster = forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))
+            elif (known := known_of(forecaster.workload, journal, r.sequence_length, r.image_size)) is not None:
+                notes += [f"{device}: {words}"] if (words := known.in_words(forecaster)) else []
+                forecaster = forecaster.knowing(known)
+            rows = forecaster.over_batches(execution, r.batch).forecasts()
             rows = [with_job(row, forecaster.workload, schedule, conditions, r.workers) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
@@ -221,10 +215,8 @@ def _measurements(path: str) -> list[Measurement]:
     return measurements
 
 
-def _observed(
-    measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
-) -> tuple[list[Observed], str]:
-    """Measurements of the same model beside their forecasts, and their source in words."""
+def _measured(measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]) -> Measured:
+    """Measurements of the same model beside their forecasts."""
     target, known = forecaster.target, []
     measurements = [m for m in measurements if m.model == forecaster.workload.model] or measurements
     for m in measurements:
@@ -239,4 +231,4 @@ def _observed(
         known.append(observe_elsewhere(m, there))
     sizes = ", ".join(str(m.execution.micro_batch) for m in measurements[:8])
     devices = ", ".join(sorted({seen.run.device for seen in known}))
-    return known, f"corrected by what was measured on {devices} at batch {sizes}"
+    return Measured(tuple(known), f"corrected by what was measured on {devices} at batch {sizes}")

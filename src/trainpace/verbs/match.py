@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec.structs import replace
 
 from trainpace.execution import Precision
-from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, catalogue
 from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.places import HardwareFile, JournalPlace, named_host, opened_journal, own_devices
+from trainpace.verbs.places import HardwareFile, JournalPlace, consulted_journal, known_of, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.software import software_of
 from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
 from trainpace.workload import Form, Workload, form_of
-
-if TYPE_CHECKING:
-    from trainpace.journal import Journal, Knowledge
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
@@ -110,20 +105,11 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
         )  # fmt: skip
         workload = traced()
-    from trainpace.journal import may_know
-
-    has_journal = not r.no_journal and may_know(r.journal, {offer.device for offer in offers}, {workload.model})
-    with opened_journal(r.journal, not has_journal, create=False) as journal:
-        knowledge = None if journal is None else _knowledge(journal, workload, job)
-        correct = None if knowledge is None else knowledge.corrected
-        ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", correct)
+    with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
+        knowledge = known_of(workload, journal)
+        ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
-        journal_note="" if knowledge is None else knowledge.in_words(),
+        journal_note="" if knowledge is None or not knowledge.devices else
+            f"Corrected by the journal: this workload measured on {', '.join(knowledge.devices)}.",
     )  # fmt: skip
-
-
-def _knowledge(journal: Journal, workload: Workload, job: Job) -> Knowledge:
-    from trainpace.journal import Knowledge
-
-    return Knowledge(journal, Forecaster(workload, Target(Cluster(device=catalogue()[0]), software=job.software)))

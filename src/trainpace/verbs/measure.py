@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
@@ -21,6 +20,7 @@ from trainpace.verbs.places import (
     KeepIdentity,
     detected,
     device_of,
+    known_of,
     opened_journal,
     own_devices,
     profile_here,
@@ -30,7 +30,8 @@ from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, Sequenc
 from trainpace.workload import Variant, form_of
 
 if TYPE_CHECKING:
-    from trainpace.journal import Foresight, Journal, RecordedSweep
+    from trainpace.forecast import Forecaster
+    from trainpace.journal import Journal, RecordedSweep
     from trainpace.measure import Conditions
 
 DEFAULT_BATCHES = (8, 16, 32)
@@ -125,10 +126,10 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
         batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
         also_batches=r.batch is not None,
     )  # fmt: skip
-    foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
-    execution = conditions.execution(plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
-    causes = () if foresight is None else _forecast_jumps(foresight, plan, execution)
-    recorded = _record(request, conditions, plan, device, journal, foresight, causes, progress)
+    forecaster = None if request.no_forecast else _forecaster(conditions, device, journal, progress)
+    execution = conditions.execution(plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer)
+    causes = () if forecaster is None else _forecast_jumps(forecaster, plan, execution)
+    recorded = _record(request, conditions, plan, device, journal, forecaster, causes, progress)
     measured = sorted(
         (o for o in recorded.outcomes if isinstance(o, Measurement)), key=lambda m: m.execution.micro_batch
     )
@@ -142,8 +143,8 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
         measured[-1] = replace(measured[-1], noise_scale=measure_noise_scale(conditions, largest))
     analysis = analyse(recorded.outcomes, () if r.batch is None else batches)
     forecasts: dict[int, Forecast] = {}
-    if foresight is not None:
-        at_points = (foresight.at(replace(execution, micro_batch=point.batch)) for point in analysis.points)
+    if forecaster is not None:
+        at_points = forecaster.over_batches(execution, [point.batch for point in analysis.points]).forecasts()
         forecasts = {forecast.execution.micro_batch: forecast for forecast in at_points if forecast.step is not None}
     return MeasuredSweep(
         measurements=tuple(measured), failed=failed, analysis=analysis, forecasts=forecasts, causes=causes,
@@ -176,10 +177,9 @@ def _conditions(r: MeasureRequest) -> Conditions:
     )  # fmt: skip
 
 
-def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Foresight | None:
+def _forecaster(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Forecaster | None:
     """What is forecast on this machine; None, with a note on why, where it cannot be."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
-    from trainpace.journal import foresight_of
     from trainpace.trace import load_workload
 
     try:
@@ -194,27 +194,23 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
         with progress.work(f"tracing {c.model}") as work:
             work.to(0)
             workload = load_workload(c.model, (form_of(c.precision),), variant, c.timeout_s)
-        execution = c.execution(1, workload.optimizer)
-        return foresight_of(Forecaster(workload, target), execution, journal, c.sequence_length, c.image_size)
+        known = known_of(workload, journal, c.sequence_length, c.image_size)
+        return Forecaster(workload, target, knowledge=known)
     except TrainpaceError as error:
         progress.note(f"note: no forecast beside the measurements: {error}")
         return None
 
 
-def _forecast_jumps(foresight: Foresight, plan: SweepPlan, execution: Execution) -> tuple[Jump, ...]:
+def _forecast_jumps(forecaster: Forecaster, plan: SweepPlan, execution: Execution) -> tuple[Jump, ...]:
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
-    if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
+    if not plan.adaptive or forecaster.target.kernels.traces_cpu:
         return ()
-    steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
-    step_ms = [step.total_ms for step in steps if step is not None]
-    if len(step_ms) != len(plan.batches):
-        return ()
-    return foresight.forecaster.jumps_in(execution, plan.batches, np.array(step_ms))
+    return forecaster.jumps(execution, plan.batches)
 
 
 def _record(
     request: MeasureRequest, conditions: Conditions, plan: SweepPlan, device: str, journal: Journal | None,
-    foresight: Foresight | None, causes: tuple[Jump, ...], progress: Progress,
+    forecaster: Forecaster | None, causes: tuple[Jump, ...], progress: Progress,
 ) -> RecordedSweep:  # fmt: skip
     from trainpace.journal import Circumstances, RecordedSweep, record_sweep
     from trainpace.measure import most_probes
@@ -230,7 +226,7 @@ def _record(
             versions=f"torch {version('torch')}, trainpace {version('trainpace')}", keep_identity=request.keep_identity,
         )  # fmt: skip
         try:
-            recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, request.fresh)
+            recorded = record_sweep(journal, conditions, plan, circumstances, forecaster, hints, tell, request.fresh)
         except KeyboardInterrupt:
             work.say("\nStopped. What was measured is in the journal; the same command takes it up again.")
             raise

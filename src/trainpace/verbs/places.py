@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +14,9 @@ from trainpace.records import load, read_text
 from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
-    from trainpace.journal import Journal
+    from trainpace.journal import Journal, Knowledge
     from trainpace.machine import Machine, MachineProfile
+    from trainpace.workload import Workload
 
 JournalPlace = Annotated[
     str | None,
@@ -46,6 +47,28 @@ def opened_journal(place: str | None, no_journal: bool, create: bool = True) -> 
 
     with Journal.open(place, create) as journal:
         yield journal
+
+
+@contextlib.contextmanager
+def consulted_journal(
+    place: str | None, no_journal: bool, devices: Collection[str], models: Collection[str]
+) -> Iterator[Journal | None]:
+    """The journal, if it may hold runs on one of the devices or of one of the models; else None, and nothing is opened."""
+    from trainpace.journal import may_know
+
+    with opened_journal(place, no_journal or not may_know(place, devices, models), create=False) as journal:
+        yield journal
+
+
+def known_of(
+    workload: Workload, journal: Journal | None, sequence_length: int | None = None, image_size: int | None = None
+) -> Knowledge | None:
+    """What a journal knows of a workload; None without one."""
+    if journal is None:
+        return None
+    from trainpace.journal import Knowledge
+
+    return Knowledge(journal, workload, sequence_length, image_size)
 
 
 def own_devices(path: str | None) -> tuple[Device, ...]:

@@ -24,7 +24,15 @@ from trainpace.schedule import Schedule, accumulation_for_global_batch, total_st
 from trainpace.software import TODAY
 from trainpace.units import parse_count
 from trainpace.verbs.limits import limits_of
-from trainpace.verbs.places import HardwareFile, HostName, named_host, own_devices
+from trainpace.verbs.places import (
+    HardwareFile,
+    HostName,
+    JournalPlace,
+    consulted_journal,
+    known_of,
+    named_host,
+    own_devices,
+)
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
@@ -104,6 +112,8 @@ class PlanRequest(TrainingRequest):
         Field("Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.", metavar="WHAT"),
     ] = ()  # fmt: skip
     simplest: Annotated[bool, Field("Order the changes to the simplest choice, not to the best.")] = False
+    journal: JournalPlace = None
+    no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
 
 
 class Planned(Record):
@@ -151,9 +161,14 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     known = [runs.words] if software != TODAY or ", " in runs.words else []
     for text in runs.idle:
         progress.note(f"note: without effect: {text}")
-    plan = plan_changes(setting, start, paths, freedom, to="simplest" if r.simplest else "best")
+    with consulted_journal(r.journal, r.no_journal, {cluster.device.name}, {workload.model}) as journal:
+        knowledge = known_of(workload, journal, schedule.sequence_length, r.image_size)
+        setting = setting._replace(knowledge=knowledge)
+        plan = plan_changes(setting, start, paths, freedom, to="simplest" if r.simplest else "best")
+        here = setting.on_part(cluster.nodes, cluster.devices_per_node)
+        corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
-        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known)), setting=setting,
+        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
     )  # fmt: skip
 
