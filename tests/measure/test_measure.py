@@ -58,6 +58,7 @@ def test_a_planted_delay_is_measured_where_it_is(task):
     assert m.step.forward_ms > max(m.step.backward_ms, m.step.optimizer_ms)
     assert m.interval_ms.low <= m.median_ms <= m.interval_ms.high
     assert len(m.warmup_ms) >= 2
+    assert m.loss == "CrossEntropyLoss"
     assert len(m.step_times_ms) >= 5
     assert m.samples_per_second == pytest.approx(4e3 / m.median_ms)
     assert not any("/" in value for value in m.environment.values())
