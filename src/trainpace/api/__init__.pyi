@@ -344,6 +344,7 @@ def loader(
     seconds: float | str = ...,
     repeats: int | str = ...,
     timeout: float | str = ...,
+    compare: str | os.PathLike[str] | None = ...,
 ) -> MeasuredLoader:
     """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
 
