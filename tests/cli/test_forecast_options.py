@@ -35,6 +35,7 @@ def forecast(*arguments):
         (("--keep-gathered",), "--zero 3"),
         (("--async-tp",), "--tp of 2"),
         (("--sequence-parallel",), "--tp of 2"),
+        (("--partition-activations", "--tp", "2"), "--checkpointing"),
         (("--price", "3"), "--samples and --epochs"),
         (("--startup", "1h"), "--startup does nothing without --samples and --epochs"),
         (("--mtbf", "9h"), "--mtbf does nothing"),

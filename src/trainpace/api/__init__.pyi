@@ -75,6 +75,7 @@ def forecast(
     pp: int | str = ...,
     cp: int | str = ...,
     sequence_parallel: bool = ...,
+    partition_activations: bool = ...,
     async_tp: bool = ...,
     pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
     virtual_stages: int | str = ...,
