@@ -101,6 +101,7 @@ class Execution(Record):
         False
     )
     async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
+    clip_gradients: Annotated[bool, _help("gradients scaled to a largest norm before the update")] = False
     pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
     virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
     compile: Annotated[bool, _help("torch.compile")] = False

@@ -77,6 +77,7 @@ def forecast(
     sequence_parallel: bool = ...,
     partition_activations: bool = ...,
     async_tp: bool = ...,
+    clip_gradients: bool = ...,
     pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
     virtual_stages: int | str = ...,
     engine: Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"] = ...,

@@ -18,7 +18,7 @@ from trainpace.forecast.target import Target, together_ms
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
-"""Share of the memory bandwidth at which gradients are added up."""
+"""Share of the memory bandwidth at which gradients are added up, and clipped."""
 COPY_START_US = 6.0
 """What one copy to the device costs before its first byte, whatever its size: 5 to 7 microseconds a cudaMemcpyAsync (Wu et al.
 2026, arXiv:2602.21548, section 5.2). A lower bound from pageable memory, which the driver copies to pinned memory first."""
@@ -93,7 +93,14 @@ class Assembly:
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
         added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
         moved = 3 * added * (m - 1)[:, None]  # read both, write one
-        accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
+        rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
+        accumulate = moved / rate
+        # torch.nn.utils.clip_grad_norm_: all gradients are read for their norm, then read and written; each rank its shard.
+        # Launches and the sum of the ranks' norms, one number, are not counted
+        norms = (
+            3 * gradients / np.where(grid.zero_stage >= 1, self.groups.shard, 1)[:, None] * grid.clip_gradients[:, None]
+        )
+        optimizer = optimizer + norms / rate
         # the work besides the passes ends when the stage where it takes longest has done it
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)

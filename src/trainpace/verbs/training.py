@@ -223,6 +223,9 @@ class ExecutedRequest(TrainingRequest):
     async_tp: Annotated[
         bool, Field("Hide part of tensor parallelism's exchanges under its products.", sets="async_tensor_parallel")
     ] = False  # fmt: skip
+    clip_gradients: Annotated[bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")] = (
+        False
+    )
     pipeline: Annotated[
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
