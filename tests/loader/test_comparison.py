@@ -68,7 +68,7 @@ def test_loaders_that_are_alike_are_said_to_be():
 
 def test_the_command_prints_both_and_the_difference(capsys):
     print_loader_comparison(compare_loaders(TRAINING, TESTING))
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"augment +3 +0 +-3", said)
     assert "A whole pass with no workers: mine.py:training 1,000 samples in 5 s, mine.py:testing 100" in said
     assert "trainpace loader mine.py:training" in said
