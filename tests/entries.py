@@ -66,5 +66,5 @@ def entries(draw):
         peak_memory_gib=draw(maybe(amounts)), reserved_memory_gib=draw(maybe(amounts)), sweep=draw(maybe(ids)),
         forecast_ms=draw(maybe(amounts)), forecast_basis=draw(words), seed=draw(maybe(st.integers(-(2**53), 2**53))),
         environment=draw(st.dictionaries(words, words, max_size=3)), commit=draw(maybe(words)), command=draw(words),
-        notes=draw(words), source=draw(words), workload_key=draw(maybe(words)),
+        notes=draw(words), source=draw(words), workload_key=draw(maybe(words)), loss=draw(maybe(words)),
     )  # fmt: skip

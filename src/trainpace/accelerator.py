@@ -27,8 +27,8 @@ def set_up_device(device: str, precision: Precision) -> None:
     device does not have the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
-    if device == "cpu" and precision in ("tf32", "amp_fp16", "fp16", "fp8"):
-        raise TrainpaceError(f"{precision} is for GPUs.", "On a CPU measure fp32, amp_bf16 or bf16.")
+    if device == "cpu" and precision in ("tf32", "fp8"):
+        raise TrainpaceError(f"{precision} is for GPUs.", "On a CPU measure fp32, or a format of 16 bits.")
     if precision == "fp8":
         raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -73,7 +73,9 @@ class Execution(Record):
     `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
     of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
     the forward to the backward pass (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence
-    over the tensor-parallel ranks; `async_tensor_parallel` splits products to hide their communication.
+    over the tensor-parallel ranks; `partition_activations` (DeepSpeed's, of ZeRO-R) divides what full activation checkpointing
+    keeps over them, and gathers it before each block is computed again;
+    `async_tensor_parallel` splits products to hide their communication.
     """
 
     micro_batch: Annotated[int, _help("samples that one data-parallel rank processes in a forward pass")] = 1
@@ -95,7 +97,11 @@ class Execution(Record):
         "none"
     )
     sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = False
+    partition_activations: Annotated[bool, _help("checkpointed activations divided over the tensor-parallel ranks")] = (
+        False
+    )
     async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
+    clip_gradients: Annotated[bool, _help("gradients scaled to a largest norm before the update")] = False
     pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
     virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
     compile: Annotated[bool, _help("torch.compile")] = False

@@ -254,7 +254,7 @@ class Measurement(Record, Table):
     `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
     the unscaled medians of the parts; the rest of the median step is in `idle_ms`. `peak_memory_gib`: the peak of live
     tensors, on a CPU the growth of the process since before training; `reserved_memory_gib`: memory held by the
-    framework's allocator, on a CPU the whole process.
+    framework's allocator, on a CPU the whole process. `loss`: the name of the loss, None where it is not known.
     """
 
     model: str
@@ -272,6 +272,7 @@ class Measurement(Record, Table):
     sequence_length: int | None = None
     image_size: int | None = None
     noise_scale: MeasuredNoiseScale | None = None
+    loss: str | None = None
 
     @property
     def samples_per_second(self) -> float:

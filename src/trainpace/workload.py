@@ -302,7 +302,8 @@ class TracedForm(Record):
 
 
 class Workload(Record):
-    """One model with its loss and optimizer, independent of any device."""
+    """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
+    labels, of `sample_bytes` a sample in all."""
 
     model: str
     parameters: int
@@ -315,6 +316,7 @@ class Workload(Record):
     mode: Mode = "train"
     checkpointed: bool = False
     sample_bytes: float = 0.0
+    batch_tensors: int = 2
 
     @property
     def image_side(self) -> int | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from entries import entry, sweep, whole_entry
 from nouns import measurement
@@ -35,7 +36,7 @@ def run(tmp_path):
 
 @pytest.mark.slow
 def test_the_life_of_a_journal(run, tmp_path):
-    (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(measurement())]))
+    (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(replace(measurement(), loss="CrossEntropyLoss"))]))
     facts = {"journal": str(run.place), "database": "sqlite", "database_version": 3, "runs": 0}
     assert run("path", "--json") == {"record": "JournalPlace", "schema_version": 1, **facts}
     assert "1 new" in run("import", "cnn.json")
@@ -45,7 +46,15 @@ def test_the_life_of_a_journal(run, tmp_path):
     assert re.search(rf"{id_[:8]}.*one layer.*cpu.*8.*fp32.*3.1.*3 to 3.2.*ok", run("list", "--model", "LAYER"))
     assert "No such runs" in run("list", "--model", "vgg")
     shown = run("show", id_[:6])
-    for word in (id_, "one layer", "forward 1, backward 2", "torch", "3 after 1 of warm-up", "cnn.json"):
+    for word in (
+        id_,
+        "one layer",
+        "forward 1, backward 2",
+        "torch",
+        "3 after 1 of warm-up",
+        "cnn.json",
+        "CrossEntropyLoss",
+    ):
         assert word in shown
     assert from_json(json.dumps(run("show", id_, "--json")), Entry).model == "one layer"
     assert "warm room [x] [/x]" in run("annotate", id_[:6], "warm room [x] [/x]")

@@ -16,7 +16,8 @@ from trainpace.errors import TrainpaceError
 FULL_HF = {**HF, "torch_compile": False, "dataloader_drop_last": True, "save_strategy": "steps", "optim": "sgd",
            "max_length": 512}  # fmt: skip
 FULL_DS = {**DS, "gradient_accumulation_steps": 2, "dataloader_drop_last": True, "tensor_parallel": {"autotp_size": 2},
-           "sequence_parallel_size": 2, "compile": {"deepcompile": True}}  # fmt: skip
+           "sequence_parallel_size": 2, "compile": {"deepcompile": True},
+           "activation_checkpointing": {"partition_activations": True}}  # fmt: skip
 FULL_LIGHTNING = {
     **yaml.safe_load(LIGHTNING),
     "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5}},
@@ -41,7 +42,7 @@ NUMBERS = {
 }
 FLAGS = {
     "hf.json": "torch_compile dataloader_drop_last gradient_checkpointing",
-    "ds.json": "dataloader_drop_last compile.deepcompile",
+    "ds.json": "dataloader_drop_last compile.deepcompile activation_checkpointing.partition_activations",
     "acc.yaml": "fsdp_config.fsdp_activation_checkpointing",
 }
 FILES = {"hf.json": FULL_HF, "ds.json": FULL_DS, "trainer.yaml": FULL_LIGHTNING, "acc.yaml": FULL_ACCELERATE}

@@ -92,7 +92,9 @@ def test_deepspeed_sections(changes, expected):
 def test_deepspeed_keys_that_stop_it():
     assert "stops at this key" in notes(ds(elasticity={"enabled": True}), "ds.json")
     assert "validation error" in notes(ds(zero_optimization={"stage": 3, "mics_shard_size": 8}), "ds.json")
-    assert "whether" in notes(ds(activation_checkpointing={"partition_activations": True}), "ds.json")
+    text = ds(activation_checkpointing={"partition_activations": True})
+    assert "whether" in notes(text, "ds.json")
+    assert [s.value for s in parse_config(text, "ds.json").settings if s.name == "partition_activations"] == [True]
 
 
 def test_notes_come_in_the_order_of_the_file():

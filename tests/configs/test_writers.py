@@ -253,6 +253,15 @@ def test_deepspeed_beside_a_trainer_has_the_trainers_number_format():
     assert combine([parse_config(text, file) for file, text in new.items()]).clashes == ()
 
 
+def test_partitioned_activations_are_deepspeeds():
+    written = changed(FILES["DeepSpeed"]["ds.json"], "ds.json", partition_activations=True)
+    assert '"partition_activations": true' in written.text
+    assert (written.wrote, written.left) == (("partition_activations",), {})
+    for kind in ("accelerate", "Lightning CLI", "Hugging Face TrainingArguments"):
+        (file, text), *_ = FILES[kind].items()
+        assert "DeepSpeed's own file" in changed(text, file, partition_activations=True).left["partition_activations"]
+
+
 def test_what_no_file_takes_is_said_once():
     done = rewrite(
         {"job.sh": "torchrun --nproc-per-node 8 t.py\n"}, Changes(before=START, after=replace(START, zero_stage=2))

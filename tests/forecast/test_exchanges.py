@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
 from trainpace.execution import Execution
+from trainpace.forecast.collectives import collective_ms
 from trainpace.forecast.exchanges import CONTENTION, KINDS, OVERLAP, exposed
 from trainpace.hardware import Cluster, find_device
 
@@ -137,3 +138,30 @@ def test_a_model_without_blocks_is_gathered_in_one_exposed_piece():
 def test_one_device_communicates_nothing():
     assert at(per_node=1).step.communication_ms == 0
     assert at(per_node=1).exposed_ms == {}
+
+
+def test_partitioned_activations_are_gathered_once_a_block_and_divide_what_is_kept():
+    def of(**changes):
+        e = {
+            "model": stacked(),
+            "precision": "bf16",
+            "tp": 4,
+            "per_node": 4,
+            "activation_checkpointing": "full",
+            "micro_batch": 4096,
+        }
+        return at(**e | changes)
+
+    whole, divided = of(), of(partition_activations=True)
+    extra = divided.exposed_ms["tensor_parallel"] - whole.exposed_ms["tensor_parallel"]
+    kept = stacked().forms["half"].blocks
+    payload = kept.input_bytes[0] + kept.input_bytes[1] * whole.execution.micro_batch
+    node = Cluster(device=find_device("A100"), devices_per_node=4)
+    gather = collective_ms("all_gather", np.array([payload]), np.array([4]), np.array([4]), node)
+    assert extra == pytest.approx(kept.count * float(gather[0]), rel=1e-6)
+    spared = kept.count * payload * (1 - 1 / 4) / 2**30
+    assert whole.memory.activations_gib - divided.memory.activations_gib <= spared * (1 + 1e-9)
+    assert divided.memory.activations_gib < whole.memory.activations_gib
+    kept_whole = of(activation_checkpointing="none")
+    assert of(activation_checkpointing="none", partition_activations=True).step == kept_whole.step
+    assert of(sequence_parallel=True, partition_activations=True).step == of(sequence_parallel=True).step

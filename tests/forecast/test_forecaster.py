@@ -12,6 +12,7 @@ from nouns import cpu, machine_model, stacked, workload
 from trainpace.errors import Contradiction
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, Grid, Target
+from trainpace.forecast.assembly import ACCUMULATE_SHARE, COPY_START_US
 from trainpace.forecast.tables import Bounded
 from trainpace.hardware import Cluster, find_device
 
@@ -84,7 +85,34 @@ def test_siblings_share_tables_but_not_answers():
     assert fast.on(first.target).forecast(run) == slow
     copied = first.on(first.target._replace(host_copy_gb_per_s=5.0))
     bytes_s = copied.workload.sample_bytes * 4 / 5e9
-    assert copied.forecast(run).step.host_to_device_ms == pytest.approx(1e3 * bytes_s)
+    assert copied.forecast(run).step.host_to_device_ms == pytest.approx(1e3 * bytes_s + 2e-3 * COPY_START_US)
+
+
+def test_clipping_reads_the_gradients_twice_and_writes_them_once():
+    forecaster = Forecaster(workload(), Target(FOUR))
+    bytes_ms = FOUR.device.memory_bandwidth_gb_per_s.value * 1e6 * ACCUMULATE_SHARE
+
+    def clipping_ms(**changes):
+        e = Execution(nproc_per_node=4, **changes)
+        clipped, free = forecaster.forecast(replace(e, clip_gradients=True)).step, forecaster.forecast(e).step
+        assert clipped.total_ms - free.total_ms == pytest.approx(clipped.optimizer_ms - free.optimizer_ms)
+        return clipped.optimizer_ms - free.optimizer_ms
+
+    assert clipping_ms() == pytest.approx(3 * 4 * workload().trainable_parameters / bytes_ms)
+    assert clipping_ms(zero_stage=1) == pytest.approx(clipping_ms() / 4)
+    assert clipping_ms(precision="bf16") == pytest.approx(clipping_ms() / 2)
+    assert clipping_ms(accumulation=8) == pytest.approx(clipping_ms())  # once an update
+
+
+def test_a_larger_batch_starts_fewer_copies():
+    small = replace(workload(), sample_bytes=100.0, batch_tensors=3)
+    forecaster = Forecaster(small, on("T4")._replace(host_copy_gb_per_s=12.0))
+    few, many = (forecaster.forecast(Execution(micro_batch=n)).step.host_to_device_ms for n in (64, 8))
+    assert 8 * many - few == pytest.approx(
+        7 * 3 * COPY_START_US * 1e-3
+    )  # as many bytes, seven times three copies fewer
+    accumulated = forecaster.forecast(Execution(micro_batch=8, accumulation=8)).step.host_to_device_ms
+    assert accumulated == pytest.approx(8 * many)
 
 
 def test_every_field_of_an_execution_is_a_column():

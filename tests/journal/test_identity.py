@@ -137,7 +137,7 @@ def test_whole_entries():
         model="/home/alice/m.py:task", device="gpu07 CPU", command="trainpace measure ~/m.py --journal postgresql://alice:hunter2@db/x",
         notes="by alice", source="/srv/projects/runs.csv", reason="/home/alice/m.py failed",
         environment={"hostname": "gpu07", "HOST": "x", "user": "alice", "cwd": "/srv", "gpu_uuid": "1", "torch": "2.13", "data": "/srv/projects/d"},
-        step_time_ms=None,
+        step_time_ms=None, loss="alice_loss",
     )  # fmt: skip
     found = anonymous_entry(one, NAMES)
     assert found.model == "m.py:task"

@@ -136,14 +136,16 @@ def test_comparing_runs():
         step=StepTime(forward_ms=40.0, backward_ms=60.0),
         peak_memory_gib=2.0,
         environment={"torch": "1"},
+        loss="MSELoss",
     )
     b = with_interval(
         50.0, 49.0, 51.0, execution=Execution(micro_batch=8, optimizer="sgd_momentum", precision="bf16"), peak_memory_gib=1.0,
-        step=StepTime(forward_ms=20.0, backward_ms=30.0), environment={"torch": "2", "new": "x"},
+        step=StepTime(forward_ms=20.0, backward_ms=30.0), environment={"torch": "2", "new": "x"}, loss="L1Loss",
     )  # fmt: skip
     c = compare([a], [b])
     assert {(d.name, d.a, d.b) for d in c.conditions} == {
         ("precision", "fp32", "bf16"), ("environment: torch", "1", "2"), ("environment: new", "", "x"),
+        ("loss", "MSELoss", "L1Loss"),
     }  # fmt: skip
     assert [(d.name, d.a, d.b) for d in c.parts_ms] == [("forward", 40.0, 20.0), ("backward", 60.0, 30.0)]
     assert [(d.name, d.a, d.b) for d in c.memory_gib] == [("peak", 2.0, 1.0)]

@@ -18,6 +18,7 @@ ENGINES = ROOT / ".engines"
 NEEDS_ENGINES = pytest.mark.skipif(not ENGINES.is_dir(), reason="make .engines/installed")
 EQUAL = 1e-5
 """Relative: sums over a batch in another order, in fp32."""
+FP16_ROUNDING = 5e-4
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,8 @@ def test_every_way_trains_the_same(way, plain, tmp_path):
     [
         ("plain", "amp_bf16", {"micro_batch": 8}),
         ("plain", "bf16", {"micro_batch": 8}),
+        ("plain", "amp_fp16", {"micro_batch": 8}),
+        ("plain", "fp16", {"micro_batch": 8}),
         ("fsdp2", "amp_bf16", {"micro_batch": 4, "zero_stage": 3, **TWO}),
         ("deepspeed", "bf16", {"micro_batch": 4, "zero_stage": 2, **TWO}),
     ],
@@ -106,6 +109,16 @@ def test_half_precision_trains_nearly_the_same(engine, precision, execution, pla
     assert isinstance(result, TrialResult), result.reason
     assert result.losses == pytest.approx(plain("sgd"), rel=0.05)
     assert result.losses != pytest.approx(plain("sgd"), rel=EQUAL)
+
+
+@NEEDS_ENGINES
+def test_fp16_under_ddp_on_a_cpu_is_fp16(plain, tmp_path):
+    """Fabric would put bf16 in its place there, whose losses are off by eight times as much. The scale, 2**16 at first, is too large
+    for the gradients of step 7, which the scaler leaves out."""
+    result = run(trial_of("ddp", "sgd", precision="amp_fp16", micro_batch=4, **TWO), tmp_path)
+    assert isinstance(result, TrialResult), result.reason
+    assert result.losses[:6] == pytest.approx(plain("sgd")[:6], rel=FP16_ROUNDING)
+    assert result.losses[:6] != pytest.approx(plain("sgd")[:6], rel=EQUAL)
 
 
 def test_shards_bring_the_samples_that_the_task_computes(tmp_path):

@@ -58,6 +58,7 @@ def test_a_planted_delay_is_measured_where_it_is(task):
     assert m.step.forward_ms > max(m.step.backward_ms, m.step.optimizer_ms)
     assert m.interval_ms.low <= m.median_ms <= m.interval_ms.high
     assert len(m.warmup_ms) >= 2
+    assert m.loss == "CrossEntropyLoss"
     assert len(m.step_times_ms) >= 5
     assert m.samples_per_second == pytest.approx(4e3 / m.median_ms)
     assert not any("/" in value for value in m.environment.values())
@@ -134,10 +135,18 @@ def test_conditions_that_make_no_sense(wrong):
         Conditions(model="resnet18", **wrong)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp8", "amp_fp16"])
+@pytest.mark.parametrize("precision", ["tf32", "fp8"])
 def test_a_format_that_a_cpu_has_not_is_said(task, precision):
     with pytest.raises(TrainpaceError, match=r"GPU|engine"):
         measure(Conditions(model=f"{task}:task", precision=precision), 4)
+
+
+@pytest.mark.parametrize("precision", ["amp_fp16", "fp16"])
+def test_a_cpu_trains_in_fp16(task, precision):
+    m = measure(Conditions(model=f"{task}:task", precision=precision, seconds=0.5), 4)
+    assert m.execution.precision == precision
+    assert len(m.losses) == len(m.step_times_ms) + len(m.warmup_ms)  # a scale that overflows would leave some out
+    assert m.losses[-1] < m.losses[0]
 
 
 def test_no_cuda_here_is_said(task):

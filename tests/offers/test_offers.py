@@ -7,7 +7,7 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.hardware import find_device, find_host
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
 from trainpace.offers.offer import (
@@ -133,6 +133,18 @@ def test_bought_machines_cost_their_share_of_the_years():
 def test_machines_that_cannot_be_are_one_sentence(text, said):
     with pytest.raises(TrainpaceError, match=said):
         parse_machines(text, "mine.toml")
+
+
+def test_what_an_idle_machine_costs_is_said():
+    text = '[[machine]]\nname = "pc"\ndevice = "GTX 1080 Ti"\nprice = 0.1\nidle_watts = 60\nelectricity_usd_per_kwh = 0.3\n'
+    (note,) = notes_on(parse_machines(text, "mine.toml"))
+    assert "machine pc: each one that waits for work draws 60 W: 1.44 kWh and 0.43 dollars a day." in note
+    assert "from 120 s (assumed; boot_s says it) of idleness on" in note
+    (note,) = notes_on(parse_machines(text + "boot_s = 45\n", "mine.toml"))
+    assert "from 45 s of idleness on" in note
+    for wrong in ("idle_watts = 0", "boot_s = -1"):
+        with pytest.raises(UnreadableInput, match=wrong.split()[0]):
+            parse_machines(text.replace("idle_watts = 60\n", "") + wrong, "mine.toml")
 
 
 def test_a_machine_in_short_words():

@@ -46,3 +46,10 @@ def test_a_trend_is_told_with_its_line_and_its_knee():
     steep = trend_of(sizes, [1.0] * 64, [float(b) for b in sizes])
     assert steep.knee_batch == 61
     assert "every smaller batch has over 5 % less" in trend_in_words(replace(steep, knee_batch=64))[1]
+
+
+def test_a_jump_between_sizes_with_a_gap_names_both():
+    (words,) = jumps_in_words([replace(JUMP, before=9, batch=16)], {})
+    assert words.startswith("Jump between batch 9 and 16: ")
+    assert "more than 7 more samples usually cost." in words
+    assert "one more sample" not in words

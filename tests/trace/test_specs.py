@@ -1,5 +1,6 @@
 """Model specs through the real child process."""
 
+import functools
 import json
 import os
 import subprocess
@@ -8,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from trainpace import records
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.trace import load_workload, workload_on_its_way
+from trainpace.trace import build_task, load_workload, workload_on_its_way
+from trainpace.trace.task import name_of_loss
 from trainpace.workload import Variant
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +27,26 @@ def task():
     data = [(torch.randn(4), 1)] * 8
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), data
 """
+
+
+def weighted(weight, out, target):
+    return weight * (out - target).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (nn.MSELoss(), "MSELoss"), (nn.functional.nll_loss, "nll_loss"), (functools.partial(weighted, 2.0), "weighted"),
+        (lambda out, target: out.sum(), None),
+    ],
+)  # fmt: skip
+def test_a_loss_has_the_name_of_its_class_or_function(loss, name):
+    assert name_of_loss(loss) == name
+
+
+@pytest.mark.parametrize(("spec", "name"), [("resnet18", "cross_entropy"), ("random:cnn:1", "cross_entropy")])
+def test_built_in_tasks_name_their_loss(spec, name):
+    assert build_task(spec).loss_name == name
 
 
 def test_a_function_in_a_file(tmp_path):

@@ -77,6 +77,7 @@ def test_an_image_of_another_size():
     small, large = (trace("resnet18", variant=Variant(image_size=side)) for side in (112, 224))
     assert flops(operators(large), "forward") == pytest.approx(4 * flops(operators(small), "forward"), rel=0.1)
     assert large.sample_bytes == 3 * 224 * 224 * 4 + 8
+    assert large.batch_tensors == 2  # images and labels
 
 
 def test_keras_vgg_grows_with_the_image():

@@ -75,7 +75,9 @@ def forecast(
     pp: int | str = ...,
     cp: int | str = ...,
     sequence_parallel: bool = ...,
+    partition_activations: bool = ...,
     async_tp: bool = ...,
+    clip_gradients: bool = ...,
     pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
     virtual_stages: int | str = ...,
     engine: Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"] = ...,
@@ -298,6 +300,7 @@ def schedule(
     mtbf: float | str | None = ...,
     restart_time: float | str = ...,
     repeats: int | str = ...,
+    halving: int | str | None = ...,
     deadline: float | str | None = ...,
     budget: float | str | None = ...,
     price: float | str | None = ...,
@@ -346,6 +349,7 @@ def loader(
     seconds: float | str = ...,
     repeats: int | str = ...,
     timeout: float | str = ...,
+    compare: str | os.PathLike[str] | None = ...,
 ) -> MeasuredLoader:
     """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
 

@@ -132,11 +132,17 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
     \b
     trainpace loader train.py:make_dataset --batch 64
     trainpace loader train.py:make_loader --compute-ms 40 --workers 0:8
+    trainpace loader train.py:train_loader --compare train.py:test_loader
     """
     answer = verbs.loader.run(request, report.TerminalProgress())
     if view.output:
         save(answer.measurement, view.output)
-    if view.json:
+    if answer.comparison is not None:
+        if view.json:
+            echo_json(to_jsonable(answer) | {"verdict": report.comparison_verdict(answer.comparison)})
+        else:
+            report.print_loader_comparison(answer.comparison)
+    elif view.json:
         echo_json(report.loader_json(answer.measurement, answer.advice))
     else:
         report.print_loader(answer.measurement, answer.advice)

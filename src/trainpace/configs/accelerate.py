@@ -4,7 +4,7 @@ over all machines."""
 import math
 from typing import Any
 
-from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
+from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, SHARDING, Draft
 from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, SettingName, names
 
 NAMES = frozenset(names("accelerate", "keys"))
@@ -27,6 +27,7 @@ _BACKEND = "dynamo_config.dynamo_backend"
 PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 LACKS = {"pp": "accelerate has no pipeline stages for PyTorch models"}
 _CANNOT = LACKS | {
+    "partition_activations": DEEPSPEEDS_OWN,
     "micro_batch": "accelerate's file has no batch size: the script or TrainingArguments state it",
     "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
 }

@@ -20,7 +20,16 @@ GROUPS = (
     frozenset(("precision",)),
     frozenset(SHARDING),
     BATCH,
-    *(frozenset((name,)) for name in ("activation_checkpointing", "compile", "dataloader_workers", "time_limit_s")),
+    *(
+        frozenset((name,))
+        for name in (
+            "activation_checkpointing",
+            "partition_activations",
+            "compile",
+            "dataloader_workers",
+            "time_limit_s",
+        )
+    ),
 )
 """Settings that are written together, in this order, because a tool checks them against each other."""
 DERIVED = frozenset(("global_batch", "world_size", "gpus_per_node"))
@@ -29,6 +38,7 @@ _FIELDS = tuple(name for name in EXECUTION_FIELDS if any(name in group for group
 UNWRITTEN = tuple(name for name in EXECUTION_FIELDS if name not in (*_FIELDS, "optimizer"))
 """Fields of an Execution that no settings file states; they stand in the training's own code."""
 ELSEWHERE = "another file states it"
+DEEPSPEEDS_OWN = "DeepSpeed's own file has it, in activation_checkpointing"
 
 
 class Changes(Record):

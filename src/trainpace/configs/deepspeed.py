@@ -22,6 +22,7 @@ _KEYS: dict[SettingName, str] = {
     "cp": "sequence_parallel_size",
     "compile": "compile.deepcompile",
     "zero_stage": "zero_optimization.stage",
+    "partition_activations": "activation_checkpointing.partition_activations",
     "learning_rate": "optimizer.params.lr",
 }
 _OFFLOADS: dict[SettingName, str] = {
@@ -112,6 +113,7 @@ def write_deepspeed(draft: Draft) -> None:
     draft.place("global_batch", _KEYS["global_batch"], adds=False)
     draft.place("tp", _TP, draft.want["tp"] if draft.want["tp"] != 1 else 0)
     draft.place("cp", _KEYS["cp"])
+    draft.place("partition_activations", _KEYS["partition_activations"])
     if "precision" in draft.names:
         _write_precision(draft)
     zero = draft.get("zero_optimization")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainpace.configs.changes import ELSEWHERE, Draft
+from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
 from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
 from trainpace.errors import TrainpaceError
 from trainpace.software import parse_attention
@@ -50,6 +50,7 @@ _MESH = "TrainingArguments take the device mesh from the code or from accelerate
 _OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
 LACKS = {"pp": "the Trainer has no pipeline parallelism"}
 _CANNOT = LACKS | {
+    "partition_activations": DEEPSPEEDS_OWN,
     "nnodes": "TrainingArguments take the number of nodes from the launch command",
     "nproc_per_node": "TrainingArguments take the processes of a node from the launch command",
     "tp": _MESH,

@@ -4,7 +4,7 @@ strategies/deepspeed.py."""
 import re
 from typing import Any
 
-from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
+from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, SHARDING, Draft
 from trainpace.configs.huggingface import is_training_arguments
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
 
@@ -24,6 +24,7 @@ LACKS = {
 }
 NO_TP = "Lightning shards products with ModelParallelStrategy alone, and by the model's own plan"
 _CANNOT = LACKS | {
+    "partition_activations": DEEPSPEEDS_OWN,
     "activation_checkpointing": "the model's code turns it on; Lightning has no argument for it",
     "compile": "the code compiles the model; Lightning has no argument for it",
 }

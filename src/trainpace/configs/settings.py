@@ -20,15 +20,17 @@ SettingName = Literal[
     "pp", "cp", "precision", "zero_stage", "sharding", "offload_optimizer", "offload_parameters",
     "activation_checkpointing", "compile", "optimizer", "learning_rate", "epochs", "max_steps", "drop_last",
     "evaluate_every_steps", "checkpoint_every_steps", "dataloader_workers", "sequence_length", "time_limit_s",
-    "attention", "optimizer_implementation", "cross_entropy",
+    "attention", "optimizer_implementation", "cross_entropy", "partition_activations",
 ]  # fmt: skip
-"""Names as in `trainpace.execution`; the last three are a request's, as in `trainpace.software`. gpus_per_node: GPUs that Slurm
-reserves. sharding: "fsdp" where FSDP is on."""
+"""Names as in `trainpace.execution`; attention, optimizer_implementation and cross_entropy are a request's, as in
+`trainpace.software`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
 AUTOCAST_OF = {"bf16": "amp_bf16", "fp16": "amp_fp16"}
 """Hugging Face and accelerate call autocast what DeepSpeed calls bf16 and fp16, so beside a DeepSpeed file both are one."""
 TOOLS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 LARGEST = 10**15
-_FLAGS = ("drop_last", "compile", "activation_checkpointing", "offload_optimizer", "offload_parameters")
+_FLAGS = (
+    "drop_last", "compile", "activation_checkpointing", "offload_optimizer", "offload_parameters", "partition_activations",
+)  # fmt: skip
 _NUMBERS = ("learning_rate", "epochs")
 _RANGES = {"zero_stage": (0, 3), "dataloader_workers": (0, LARGEST)}
 _LONGEST_NAME = 80

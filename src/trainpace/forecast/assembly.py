@@ -18,7 +18,10 @@ from trainpace.forecast.target import Target, together_ms
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
-"""Share of the memory bandwidth at which gradients are added up."""
+"""Share of the memory bandwidth at which gradients are added up, and clipped."""
+COPY_START_US = 6.0
+"""What one copy to the device costs before its first byte, whatever its size: 5 to 7 microseconds a cudaMemcpyAsync (Wu et al.
+2026, arXiv:2602.21548, section 5.2). A lower bound from pageable memory, which the driver copies to pinned memory first."""
 HOST_MEMORY_GB_PER_S = 250.0
 """Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
 which STREAM reaches about 80 %, and updates that read and write in turn about 60. A cluster's record does not describe hosts."""
@@ -90,7 +93,14 @@ class Assembly:
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
         added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
         moved = 3 * added * (m - 1)[:, None]  # read both, write one
-        accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
+        rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
+        accumulate = moved / rate
+        # torch.nn.utils.clip_grad_norm_: all gradients are read for their norm, then read and written; each rank its shard.
+        # Launches and the sum of the ranks' norms, one number, are not counted
+        norms = (
+            3 * gradients / np.where(grid.zero_stage >= 1, self.groups.shard, 1)[:, None] * grid.clip_gradients[:, None]
+        )
+        optimizer = optimizer + norms / rate
         # the work besides the passes ends when the stage where it takes longest has done it
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
@@ -114,10 +124,12 @@ class Assembly:
         return parts, exposed_ms
 
     def _host_copy_ms(self) -> Floats:
-        """Copying one micro-batch to the device; nn.DataParallel's one process copies those of all replicas."""
+        """Copying one micro-batch to the device, a tensor at a time: fewer and larger micro-batches start fewer copies.
+        nn.DataParallel's one process copies those of all replicas."""
         if math.isinf(self.target.host_copy_gb_per_s):
             return np.zeros(len(self.grid))
         copied = 1e3 * self.workload.sample_bytes * self.grid.micro_batch / (self.target.host_copy_gb_per_s * 1e9)
+        copied = copied + 1e-3 * COPY_START_US * self.workload.batch_tensors
         return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
 
     @property

@@ -105,6 +105,10 @@ class Exchanges(NamedTuple):
         hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
         passes = np.where(recomputes, 2.0, 1.0), 0.0 if self.mode == "inference" else 1.0
         tensor = zero if (grid.tp == 1).all() else self._tensor(hidden_bytes, *passes)
+        # what was kept divided is gathered before a block is computed again (Rajbhandari et al. 2020, section 8)
+        divided = recomputes & grid.partition_activations & ~grid.sequence_parallel
+        gathered = self.ms("all_gather", np.where(divided, hidden_bytes, 0.0), grid.tp, self.groups.tensor_inside)
+        tensor = tensor + stages.blocks * gathered[:, None]
         context = zero
         if (grid.cp > 1).any():
             context = self._context(hidden_bytes, attention_ms, *passes)[:, None] * stages.blocks

@@ -277,6 +277,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
     entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
+    partition = np.where(grid.partition_activations, grid.tp, sequence)  # Rajbhandari et al. 2020, section 6.1
     has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
     recomputes = has_backward and not checkpointed
     full, some = (grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective"))
@@ -285,7 +286,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         selective = whole_block - core / grid.tp
     else:
         selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
-    block = np.select([full, some], [entering / sequence, selective], whole_block)
+    block = np.select([full, some], [entering / partition, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)

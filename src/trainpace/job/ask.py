@@ -18,12 +18,14 @@ from trainpace.records import Record, check_fields
 from trainpace.schedule import (
     MAX_COUNT,
     EpochSteps,
+    HalvingRound,
     LearningRateAdvice,
     Schedule,
     SpeedUp,
     accumulation_for_global_batch,
     epoch_steps,
     learning_rate_advice,
+    successive_halving,
 )
 from trainpace.units import format_duration
 
@@ -222,10 +224,12 @@ class Question(Record):
     keep_global_batch: bool = False
     learning_rate: float | None = None
     base_global_batch: int | None = None
+    halving: int | None = None
 
 
 class Answer(Record):
-    """All numbers of the training. `solved` names those that were missing; `meets_limit` is None where no limit was given."""
+    """All numbers of the training. `solved` names those that were missing; `meets_limit` is None where no limit was given.
+    `halving`: the rounds of its repeats under successive halving, where that was asked for."""
 
     schedule: Schedule
     conditions: JobConditions
@@ -242,10 +246,22 @@ class Answer(Record):
     learning_rate: LearningRateAdvice | None = None
     speedups: tuple[SpeedUp, ...] = ()
     notes: tuple[str, ...] = ()
+    halving: tuple[HalvingRound, ...] = ()
 
 
 def answer(question: Question) -> Answer:
     """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
+    found = _answer(question)
+    if question.halving is None:
+        return found
+    if found.schedule.epochs is None or found.time is None:
+        raise TrainpaceError("rounds of a search are counted in epochs and time.", "Add `epochs` and a step time.")
+    return replace(
+        found, halving=successive_halving(question.conditions.repeats, found.schedule.epochs, question.halving)
+    )
+
+
+def _answer(question: Question) -> Answer:
     q = question
     _check_positive(q)
     notes: list[str] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 """Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
-_CONDITIONS = "model device num_devices sequence_length image_size mode seed commit workload_key".split()
+_CONDITIONS = "model device num_devices sequence_length image_size mode loss seed commit workload_key".split()
 _MEMORY = ("peak_memory_gib", "reserved_memory_gib")
 
 

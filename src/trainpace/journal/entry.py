@@ -33,7 +33,7 @@ class Entry(Record):
     `forecast_*` is the forecast for this very run, made before it was measured; `forecast_factor` is the correction
     that it already contains from earlier runs in the journal, and `forecast_shares` what the step is made of, by
     `forecast.intervals.PARTS` (empty where not kept). `workload_key` is equal for runs that compute the same.
-    `source` names the file that an import came from.
+    `source` names the file that an import came from, and `loss` the loss, where it is known.
     """
 
     id: str
@@ -70,6 +70,7 @@ class Entry(Record):
     notes: str = ""
     source: str = ""
     workload_key: str | None = None
+    loss: str | None = None
 
     def __post_init__(self) -> None:
         _check_head(self.id, self.created_at)

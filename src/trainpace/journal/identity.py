@@ -95,6 +95,7 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
     return replace(
         entry,
         model=entry.model if _PUBLIC_SPEC.fullmatch(entry.model) else clean(entry.model),
+        loss=None if entry.loss is None else clean(entry.loss),
         **{name: clean(getattr(entry, name)) for name in ("device", "reason", "command", "notes", "source")},
         environment={
             clean(key): clean(value) for key, value in entry.environment.items() if not _IDENTIFYING_KEYS.search(key)

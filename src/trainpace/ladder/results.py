@@ -35,6 +35,7 @@ class Measured(Record):
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
+    loss: str | None = None
 
     @property
     def median_ms(self) -> float:
@@ -54,7 +55,7 @@ def measured_of(result: TrialResult) -> Measured:
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
         data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=statistics.median(compute_ms),
         peak_memory_gib=result.peak_memory_gib, reserved_memory_gib=result.reserved_memory_gib, start_up_s=result.start_up_s,
-        notes=result.notes, environment=result.environment, noise_scale=result.noise_scale,
+        notes=result.notes, environment=result.environment, noise_scale=result.noise_scale, loss=result.loss,
     )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entr
         fields |= {
             "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
             "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib,
-            "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment,
+            "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment, "loss": measured.loss,
         }  # fmt: skip
     return Entry(
         id=new_id(), created_at=now_utc(), kind="run", model=model, device=device, execution=e,

@@ -41,13 +41,19 @@ class FabricEngine(abc.ABC):
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
         e = self._execution = execution
+        precision, plugins = self.precisions[e.precision], [TorchElasticEnvironment()]
+        if device == "cpu" and precision == "16-mixed" and not self.scales_loss_itself:
+            # asked for it by name, Fabric takes bf16 on a CPU (lightning 2.6), where torch has fp16 as well
+            from lightning.fabric.plugins.precision import MixedPrecision
+
+            precision, plugins = None, [*plugins, MixedPrecision("16-mixed", device)]
         if e.channels_last:
             model = model.to(memory_format=torch.channels_last)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of srun on the path, and of the number of loader workers
             self.fabric = Fabric(
                 accelerator=device, strategy=self._strategy(e, device), devices=e.nproc_per_node, num_nodes=e.nnodes,
-                precision=self.precisions[e.precision], plugins=[TorchElasticEnvironment()],
+                precision=precision, plugins=plugins,
             )  # fmt: skip
             self.fabric.launch()
         self.device = self.fabric.device

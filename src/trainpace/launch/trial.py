@@ -80,6 +80,7 @@ class TrialResult(Record):
     `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
     `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
     `peak_memory_gib`: the largest rank's, on a CPU what its process grew by. `reserved_memory_gib`: what the allocator held.
+    `loss`: the name of the loss, None where it is not known.
     """
 
     step_ms: tuple[float, ...]
@@ -95,6 +96,7 @@ class TrialResult(Record):
     noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reserved_memory_gib: float | None = None
+    loss: str | None = None
 
 
 def result_of(step_ms: Sequence[float], samples_per_step: float, run: str, **fields: Any) -> TrialResult:

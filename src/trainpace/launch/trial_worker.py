@@ -83,7 +83,7 @@ def train(trial: Trial) -> TrialResult:
         step_ms, e.global_batch, "trial", data_wait_ms=data_wait_ms, losses=curve,
         peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
         environment=environment(trial.device) | versions, noise_scale=noise,
-        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
+        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes), loss=task.loss_name,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.loader.comparison import LoaderComparison, compare_loaders
     from trainpace.loader.costs import (
         LoaderAdvice,
         LoaderConditions,

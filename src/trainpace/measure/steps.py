@@ -96,7 +96,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
         interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the timed steps of one process"),
         peak_memory_gib=peak_gib, reserved_memory_gib=reserved_gib,
         losses=tuple(loss for loss in curve if math.isfinite(loss)), environment=environment(c.device),
-        sequence_length=task.sequence_length, image_size=c.image_size,
+        sequence_length=task.sequence_length, image_size=c.image_size, loss=task.loss_name,
     )  # fmt: skip
 
 

@@ -37,12 +37,17 @@ EGRESS_USD_PER_GB = {"aws": 0.09, "gcp": 0.12, "azure": 0.087, "oci": 0.0085}
 Others charge nothing for it, or do not say."""
 
 
+BOOT_S = 120.0
+"""Assumed where nobody says how long a machine takes to start: two minutes."""
+
+
 class Offer(Record):
     """A server with its price. `device` is a name in the catalogue, `count` its devices.
 
     Prices are for the whole server and an hour. `network_gb_per_s` is the node's bandwidth in one direction to nodes of its
     kind; None: it stands alone. `host` is its CPU, empty where nobody says. `source` says where the price comes from, `as_of`
-    (YYYY-MM-DD) when it held; None: nobody said. `electricity_usd_per_kwh` is paid on top, for machines of one's own.
+    (YYYY-MM-DD) when it held; None: nobody said. `electricity_usd_per_kwh` is paid on top, for machines of one's own;
+    `idle_watts` is what one of those draws while it waits for work, `boot_s` how long it takes to start.
     """
 
     provider: str
@@ -61,6 +66,8 @@ class Offer(Record):
     host_source: str = ""
     most_nodes: int | None = None
     electricity_usd_per_kwh: float = 0.0
+    idle_watts: float | None = None
+    boot_s: float | None = None
     source: str = ""
     as_of: str | None = None
 
@@ -74,6 +81,10 @@ class Offer(Record):
                 raise TrainpaceError(f"{name}: {field} is {value}; it must be from 0 to 1e6 dollars.")
         if self.network_gb_per_s is not None and not 0 < self.network_gb_per_s <= 1e6:
             raise TrainpaceError(f"{name}: network_gb_per_s is {self.network_gb_per_s}; it must be above 0.")
+        if self.idle_watts is not None and not 0 < self.idle_watts <= 1e5:
+            raise TrainpaceError(f"{name}: idle_watts is {self.idle_watts}; it must be above 0.")
+        if self.boot_s is not None and not 0 < self.boot_s <= 86400:
+            raise TrainpaceError(f"{name}: boot_s is {self.boot_s}; it must be above 0, and at most a day.")
         if self.most_nodes is not None and self.most_nodes < 1:
             raise TrainpaceError(f"{name}: nodes is {self.most_nodes}; it must be a whole number from 1.")
         if self.as_of is not None:
@@ -186,6 +197,8 @@ class Machine(Record):
     purchase_usd = 12000            # ... spread over its years, at full use
     years = 4
     electricity_usd_per_kwh = 0.30  # of what the GPUs draw
+    idle_watts = 60                 # of one machine that is on and waits; without it nothing is said of idle ones
+    boot_s = 120                    # until it works again, once it was switched off
     """
 
     name: str
@@ -200,6 +213,8 @@ class Machine(Record):
     purchase_usd: float | None = None
     years: float | None = None
     electricity_usd_per_kwh: float = 0.0
+    idle_watts: float | None = None
+    boot_s: float | None = None
     as_of: str | None = None
 
     def __post_init__(self) -> None:
@@ -222,7 +237,8 @@ class Machine(Record):
             provider=OWN, instance_type=self.name, device=self.device, count=self.count, most_nodes=self.nodes,
             price_usd_per_hour=price or 0.0, network_source=source,
             network_gb_per_s=self.network_gb_per_s if self.network_gbit_per_s is None else self.network_gbit_per_s / 8,
-            electricity_usd_per_kwh=self.electricity_usd_per_kwh, source=source, as_of=self.as_of,
+            electricity_usd_per_kwh=self.electricity_usd_per_kwh, idle_watts=self.idle_watts, boot_s=self.boot_s,
+            source=source, as_of=self.as_of,
             host=find_host(self.host).name if self.host else "", host_source=source if self.host else "",
         )  # fmt: skip
 
@@ -263,7 +279,22 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
         if not offer.price_usd_per_hour:
             counted = "beside electricity its cost" if offer.electricity_usd_per_kwh else "its cost"
             notes.append(f"machine {offer.instance_type}: no price: {counted} counts as 0.")
+        if offer.idle_watts is not None:
+            notes.append(_idle(offer, offer.idle_watts))
     return notes
+
+
+def _idle(offer: Offer, watts: float) -> str:
+    """What a machine costs that is on and waits, and from how much idleness on switching it off saves, since it draws at least as
+    much while it starts: Slurm recommends a SuspendTime of SuspendTimeout plus ResumeTimeout or more (power_save.html)."""
+    kwh = watts * 24 / 1000
+    boot = f"{BOOT_S:g} s (assumed; boot_s says it)" if offer.boot_s is None else f"{offer.boot_s:g} s"
+    cost = f" and {kwh * offer.electricity_usd_per_kwh:.2f} dollars" if offer.electricity_usd_per_kwh else ""
+    return (
+        f"machine {offer.instance_type}: each one that waits for work draws {watts:g} W: {kwh:.3g} kWh{cost} a day."
+        " Slurm switches idle nodes off (SuspendProgram and SuspendTime in slurm.conf), which saves energy from"
+        f" {boot} of idleness on, the time to start again."
+    )
 
 
 # ---- a refresh

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
         print_ladder,
         table_of,
     )
-    from trainpace.report.loader import loader_json, print_damage, print_estimate, print_loader, print_precomputed
+    from trainpace.report.loader import (
+        comparison_verdict,
+        loader_json,
+        print_damage,
+        print_estimate,
+        print_loader,
+        print_loader_comparison,
+        print_precomputed,
+    )
     from trainpace.report.machine import print_catalogue, print_device, print_host_links, print_machine, print_profile
     from trainpace.report.match import match_page, match_pictures, print_offers, print_ranking, ranking_json
     from trainpace.report.measurement import print_sweep, sweep_json, sweep_page, sweep_pictures, sweep_verdict

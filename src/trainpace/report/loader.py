@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint
+from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement, LoaderPoint
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import duration, interval, number, percent, plural
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
@@ -94,6 +94,46 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
             "Next: make a sample cheaper, as the step waits for data, and other numbers of workers would save nothing."
         )
     return "Next: nothing to gain from the loader; look at the compute."
+
+
+def print_loader_comparison(c: LoaderComparison) -> None:
+    print_verdict(comparison_verdict(c))
+    columns = (
+        words("ms a sample", least=16),
+        Column(c.names[0]),
+        Column(c.names[1]),
+        Column("difference"),
+        words("", 1),
+    )
+    named = [(part.name, part) for part in c.parts]
+    named += [(f"{times.name}, {_workers(workers)}", times) for workers, times in c.alone.items()]
+    rows = [
+        (name, *map(number, times.ms), f"{times.more_ms:+.3g}", "within the noise" if times.is_noise else "")
+        for name, times in named
+    ]
+    print_table(columns, rows)
+    for workers, times in list(c.alone.items())[:1]:
+        passes = [
+            f"{name} {count:,} samples in {duration(1e-3 * count * ms)}"
+            for name, count, ms in zip(c.names, c.samples, times.ms, strict=True)
+        ]
+        print_lines(f"A whole pass with {_workers(workers)}: {', '.join(passes)}.")
+    print_next(
+        ["trainpace", "loader", c.names[c.slower]],
+        "the slower one alone: how many workers it needs, and what else helps",
+    )
+
+
+def comparison_verdict(c: LoaderComparison) -> str:
+    if c.are_alike:
+        first, second = map(number, c.sample_ms)
+        return f"Verdict: both are as fast: a sample takes {first} and {second} ms on one thread."
+    slow, fast, part = c.sample_ms[c.slower], c.sample_ms[1 - c.slower], c.through
+    return (
+        f"Verdict: {c.names[c.slower]} is the slower one: a sample takes {number(slow)} ms on one thread,"
+        f" {number(slow / fast)} times the {number(fast)} ms of {c.names[1 - c.slower]}. Most of the difference is in"
+        f" {part.name}: {number(abs(part.more_ms))} ms."
+    )
 
 
 def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:

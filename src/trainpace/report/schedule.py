@@ -1,7 +1,7 @@
 """A schedule's answer for the terminal."""
 
 from trainpace.job import Answer
-from trainpace.report.phrases import duration, number, usd
+from trainpace.report.phrases import duration, number, percent, usd
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict, words
 from trainpace.units import format_count
 
@@ -16,6 +16,15 @@ def print_answer(a: Answer) -> None:
         ]  # fmt: skip
         print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
         print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
+    if a.halving and a.time is not None:
+        whole = a.time.total_s
+        rounds = [(str(h.trainings), f"{h.epochs:.4g}", duration(h.share * whole)) for h in a.halving]
+        print_table(("trainings", "until epoch", "time"), rounds, left=0, spaced=False)
+        share = sum(h.share for h in a.halving)
+        print_lines(
+            f"Successive halving takes {duration(share * whole)} instead of {duration(whole)} ({percent(share)}), if those that"
+            " lead early lead at the end (Jamieson and Talwalkar 2016). Which settings to try is left to Optuna or Ray Tune."
+        )
     if a.learning_rate is not None:
         advice = a.learning_rate
         print_lines(

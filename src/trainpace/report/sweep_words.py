@@ -35,10 +35,14 @@ def _jump(jump: Jump, rates: Mapping[int, float | None]) -> str:
     pays = jump.before / jump.before_ms > jump.batch / jump.after_ms
     before, after = f"batch {jump.before:,}{rate(jump.before, ' samples/s')}", f"{jump.batch:,}{rate(jump.batch)}"
     advice = f"Better than {after}: {before}" if pays else f"Throughput at {after} is still that of {before}"
+    added = jump.batch - jump.before
+    where, usual = f"after batch {jump.before:,}", "one more sample usually costs"
+    if added > 1:
+        where, usual = f"between batch {jump.before:,} and {jump.batch:,}", f"{added:,} more samples usually cost"
     return (
-        f"Jump after batch {jump.before:,}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms at batch {jump.batch:,},"
-        f" {number(jump.excess_ms)} ms ({100 * jump.excess_ms / jump.before_ms:.1f} %) more than one more sample usually"
-        f" costs.{causes} {advice}; {onward}{rate(good or 0)}."
+        f"Jump {where}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms at batch {jump.batch:,},"
+        f" {number(jump.excess_ms)} ms ({100 * jump.excess_ms / jump.before_ms:.1f} %) more than {usual}."
+        f"{causes} {advice}; {onward}{rate(good or 0)}."
     )
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.schedule.halving import HalvingRound, successive_halving
     from trainpace.schedule.learning_rate import (
         FEWEST_STEPS,
         GradientNorms,

@@ -33,7 +33,7 @@ class Task(NamedTuple):
     """A model with its loss, optimizer and samples.
 
     `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
-    model alone.
+    model alone. `loss_name`: of the loss's class or function, None where it has none (a lambda, a model that computes its own).
     """
 
     name: str
@@ -46,6 +46,7 @@ class Task(NamedTuple):
     sequence_length: int | None = None
     dataset: Any = None
     collate: Callable[[list[Any]], Any] | None = None
+    loss_name: str | None = None
 
 
 def build_task(
@@ -65,7 +66,8 @@ def build_task(
         return _from_file(Path(kind), name)
     if is_random(spec):
         model, criterion, batches, sample, length = build_generated(spec, sequence_length, image_size)
-        return Task(spec, model, _forward, _loss_by(criterion), batches, None, sample, length)
+        loss, loss_name = _loss_by(criterion), name_of_loss(criterion)
+        return Task(spec, model, _forward, loss, batches, None, sample, length, loss_name=loss_name)
     if kind == "transformers":
         return _transformer(name, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
@@ -141,7 +143,8 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    return Task(name, model, _forward, _loss_by(criterion), make_batch, None, " x ".join(map(str, shape)) + " image")
+    sample, loss_name = " x ".join(map(str, shape)) + " image", name_of_loss(nn.functional.cross_entropy)
+    return Task(name, model, _forward, _loss_by(criterion), make_batch, None, sample, loss_name=loss_name)
 
 
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
@@ -238,7 +241,8 @@ def _from_file(path: Path, function: str) -> Task:
 
     shape = " x ".join(map(str, getattr(first[0], "shape", ()))) or type(first[0]).__name__
     name, loss = f"{path.name}:{function}", _loss_by(criterion)
-    return Task(name, model, _forward, loss, make_batch, optimizer, shape, None, dataset, own_collate)
+    loss_name = name_of_loss(criterion)
+    return Task(name, model, _forward, loss, make_batch, optimizer, shape, None, dataset, own_collate, loss_name)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -272,6 +276,13 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
     has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
     name = type(optimizer).__name__.lower()
     return "sgd_momentum" if name == "sgd" and has_momentum else name
+
+
+def name_of_loss(criterion: Callable[..., Any]) -> str | None:
+    """The name of a loss as its code has it, ``CrossEntropyLoss`` or ``cross_entropy``; None for a lambda."""
+    inner = getattr(criterion, "func", criterion)  # of functools.partial
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return None if name == "<lambda>" else name.lstrip("_")
 
 
 def import_package(module: str, package: str) -> Any:

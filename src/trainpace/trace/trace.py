@@ -51,8 +51,10 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
     parameters = list(task.model.parameters())
+    sample_bytes, batch_tensors = _batch_shape(task)
     return Workload(
-        model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=_sample_bytes(task),
+        model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
+        batch_tensors=batch_tensors,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
@@ -292,9 +294,11 @@ def _meta_batch(task: Task, size: int, form: Form) -> Any:
     return map_tensors(bare, batch)
 
 
-def _sample_bytes(task: Task) -> float:
-    one, two = (sum(t.numel() * t.element_size() for t in tensors_in(_meta_batch(task, n, "fp32"))) for n in (1, 2))
-    return float(two - one)
+def _batch_shape(task: Task) -> tuple[float, int]:
+    """(bytes of a sample, tensors of a batch)."""
+    one, two = (list(tensors_in(_meta_batch(task, n, "fp32"))) for n in (1, 2))
+    sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (one, two)]
+    return float(sizes[1] - sizes[0]), len(one)
 
 
 def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:

@@ -9,7 +9,7 @@ from trainpace.records import Record
 from trainpace.verbs.request import COUNT, DURATION, MILLISECONDS, WORKERS, Argument, Field, Progress, Request
 
 if TYPE_CHECKING:
-    from trainpace.loader import LoaderAdvice, LoaderMeasurement
+    from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement
 
 
 class LoaderRequest(Request):
@@ -24,27 +24,47 @@ class LoaderRequest(Request):
     seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
     repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
     timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0
+    compare: Annotated[
+        str | None,
+        Field("A second one, such as the test's: which is slower, and through what?", metavar="FILE.py:NAME"),
+    ] = None
 
 
 class MeasuredLoader(Record):
+    """`other` and `comparison`: of the second loader, where one was to be compared."""
+
     measurement: LoaderMeasurement
     advice: LoaderAdvice
+    other: LoaderMeasurement | None = None
+    comparison: LoaderComparison | None = None
 
 
 def run(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
-    from trainpace.loader import LoaderConditions, advise, measure_loader
+    from trainpace.loader import advise, compare_loaders
 
-    conditions = LoaderConditions(
-        target=request.target, batch_size=request.batch, workers=request.workers, compute_ms=request.compute_ms,
-        seconds=request.seconds, repeats=request.repeats, timeout_s=request.timeout,
-    )  # fmt: skip
-    progress.note("measuring the loader alone, for half a minute or so; let nothing else run")
-    with progress.work(f"measuring {request.target}"):
-        measurement = measure_loader(conditions)
+    measurement = _measured(request, request.target, progress)
+    if request.compare is not None:
+        other = _measured(request, request.compare, progress)
+        comparison = compare_loaders(measurement, other)
+        return MeasuredLoader(
+            measurement=measurement, advice=advise(measurement, request.compute_ms), other=other, comparison=comparison
+        )
     compute_ms, compute_cores = request.compute_ms, 1.0
     if compute_ms is None and measurement.is_task:
         compute_ms, compute_cores = _compute(request, measurement.batch_size, progress)
     return MeasuredLoader(measurement=measurement, advice=advise(measurement, compute_ms, compute_cores))
+
+
+def _measured(request: LoaderRequest, target: str, progress: Progress) -> LoaderMeasurement:
+    from trainpace.loader import LoaderConditions, measure_loader
+
+    conditions = LoaderConditions(
+        target=target, batch_size=request.batch, workers=request.workers, compute_ms=request.compute_ms,
+        seconds=request.seconds, repeats=request.repeats, timeout_s=request.timeout,
+    )  # fmt: skip
+    progress.note("measuring the loader alone, for half a minute or so; let nothing else run")
+    with progress.work(f"measuring {target}"):
+        return measure_loader(conditions)
 
 
 def _compute(request: LoaderRequest, batch_size: int, progress: Progress) -> tuple[float | None, float]:

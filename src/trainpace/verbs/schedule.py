@@ -42,6 +42,9 @@ class ScheduleRequest(Request):
     mtbf: Annotated[Seconds, Field("Mean time between failures of the whole job.", DURATION)] = None
     restart_time: Annotated[float, Field("Time to restart after a failure.", DURATION)] = 0.0
     repeats: Annotated[int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)] = 1
+    halving: Annotated[
+        Count, Field("Stop bad repeats early: of so many one goes on after each round (successive halving).", COUNT)
+    ] = None
     deadline: Annotated[Seconds, Field("Time available. One missing number is solved for.", DURATION)] = None
     budget: Annotated[float | None, Field("Money available. Needs --price.", USD)] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
@@ -86,5 +89,5 @@ def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
         epoch_time_s=r.epoch_time, deadline_s=r.deadline if r.deadline is not None else files.value("time_limit_s"),
         budget_usd=r.budget, speedups=tuple(SpeedUp(ratio=ratio) for ratio in r.speedup), solve_gpus=r.solve_gpus,
         keep_global_batch=r.keep_global_batch, learning_rate=pick("learning_rate", r.learning_rate),
-        base_global_batch=r.base_global_batch,
+        base_global_batch=r.base_global_batch, halving=r.halving,
     )  # fmt: skip

@@ -217,9 +217,15 @@ class ExecutedRequest(TrainingRequest):
     pp: Annotated[int, Field("Pipeline stages; micro-batches by `accumulate`.", AT_LEAST_1)] = 1
     cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
     sequence_parallel: Annotated[bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")] = False
+    partition_activations: Annotated[
+        bool, Field("Divide checkpointed activations over the tensor-parallel ranks (ZeRO-R, DeepSpeed).")
+    ] = False
     async_tp: Annotated[
         bool, Field("Hide part of tensor parallelism's exchanges under its products.", sets="async_tensor_parallel")
     ] = False  # fmt: skip
+    clip_gradients: Annotated[bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")] = (
+        False
+    )
     pipeline: Annotated[
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
@@ -274,6 +280,10 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "shard_size": (r.shard_size is not None and r.zero == 0, "`zero` 1, 2 or 3"),
         "keep_gathered": (r.keep_gathered and r.zero != 3, "`zero` 3"),
         "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
+        "partition_activations": (
+            r.partition_activations and (r.tp == 1 or not r.recomputes),
+            "`tp` of 2 or more and `checkpointing`",
+        ),
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),

@@ -1,0 +1,40 @@
+"""Successive halving: the rounds of a search, and what they take."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import Contradiction
+from trainpace.job import ONLY_STEPS, Question, answer
+from trainpace.schedule import Schedule, successive_halving
+
+
+def test_27_trainings_by_thirds_take_as_long_as_three():
+    rounds = successive_halving(27, 54.0, 3)
+    assert [(r.trainings, r.epochs) for r in rounds] == [(27, 2.0), (9, 6.0), (3, 18.0), (1, 54.0)]
+    # 27 x 2 epochs, then 9 x 4, 3 x 12 and 1 x 36 more
+    assert sum(r.share for r in rounds) * 27 == pytest.approx((54 + 36 + 36 + 36) / 54)
+
+
+@given(st.integers(2, 10_000), st.floats(0.1, 1e4), st.integers(2, 10))
+def test_one_trains_to_the_end_and_nothing_takes_longer_than_all_of_them(trainings, epochs, factor):
+    if trainings < factor:
+        with pytest.raises(Contradiction, match="`halving`"):
+            successive_halving(trainings, epochs, factor)
+        return
+    rounds = successive_halving(trainings, epochs, factor)
+    assert rounds[-1].epochs == pytest.approx(epochs)
+    assert 1 <= rounds[-1].trainings < factor
+    assert 1 / trainings < sum(r.share for r in rounds) < 1
+
+
+def test_a_schedule_has_its_rounds_in_time():
+    from msgspec.structs import replace
+
+    question = Question(
+        schedule=Schedule(epochs=54.0), conditions=replace(ONLY_STEPS, repeats=27), epoch_time_s=3600.0, halving=3
+    )
+    found = answer(question)
+    assert found.time.total_s == 27 * 54 * 3600
+    assert sum(r.share for r in found.halving) * found.time.total_s == pytest.approx(162 * 3600)
+    assert answer(replace(question, halving=None)).halving == ()
