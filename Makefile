@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
+	@echo "make calculator  five image networks over batch 1 to 70, measured here and forecast on four cards; all kept (about ten minutes)"
 	@echo "make test        lint, types, and every test"
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make lint        ruff and mypy"
@@ -70,6 +71,9 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 run: $(VENV)/installed
 	$(BIN)/python examples/first_look.py
+
+calculator: $(VENV)/installed
+	$(BIN)/python examples/calculator.py
 
 test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed lint
 	$(BIN)/python -m pytest

@@ -127,3 +127,26 @@ def test_the_first_look(tmp_path):
     assert page.index('class="verdict"') < page.index("<table>")
     assert not re.findall(r"(?:src|href)=|https?://", page)  # opens offline
     assert (tmp_path / "cnn_batch_4.json").exists()
+
+
+@pytest.mark.slow
+def test_the_calculator(tmp_path):
+    """What `make calculator` runs, shortened."""
+    of_two = ["--models", "resnet18", "mobilenet_v1", "--sizes", "1:3", "--seconds", "0.1s"]
+    command = [sys.executable, "examples/calculator.py", *of_two, "--journal", str(tmp_path / "kept" / "runs.db")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"^(?=\d\. )", done.stdout, flags=re.MULTILINE)[1:]
+    assert [part[0] for part in parts] == list("12345")
+    assert parts[0].count("Batch 1 failed") == 2  # a batch normalisation of 1 x 1 maps
+    assert [parts[1].count(f"\n{model} ") for model in ("resnet18", "mobilenet_v1")] == [4, 4]
+    # at each of two sizes a model has two probes, and the size that fails one
+    assert "16 runs, those of 2 sweeps measured here" in parts[2]
+    predicted = " ".join(parts[3].split())  # however its lines are broken
+    assert re.search(r"by the journal, whose interval holds \d of the 6 measured steps", predicted)
+    assert "measured with other settings or on other cards: T4" in predicted
+    assert "Cheapest: " in parts[4]
+    pages = {path.name for path in (tmp_path / "kept").glob("*.html")}
+    assert pages == {
+        f"{model}_{kind}.html" for model in ("resnet18", "mobilenet_v1") for kind in ("measured", "forecast")
+    }

@@ -11,14 +11,20 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec.structs import replace
 from torch import nn
 
 import trainpace
+from nouns import measurement
 from trainpace import api
 from trainpace.cli.main import VERBS, _cli
 from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.execution import Execution
+from trainpace.measure import analyse
+from trainpace.outcome import Jump
 from trainpace.records import to_json
 from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.request import fields_of, request_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -243,6 +249,20 @@ def test_measured_steps_as_a_table(tmp_path):
     assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
+
+
+def test_the_jumps_of_a_measured_sweep_read_like_those_of_a_forecast():
+    step_ms = {batch: 10 + batch + 5 * (batch > 16) for batch in range(1, 41)}
+    outcomes = [replace(measurement(), execution=Execution(micro_batch=b), median_ms=ms) for b, ms in step_ms.items()]
+    cause = Jump(
+        before=16, batch=17, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=("padding",), mechanism="padded batch"
+    )
+    swept = MeasuredSweep(tuple(outcomes), (), analyse(outcomes), {}, (cause,))
+    (jump,) = swept.jumps
+    assert (jump.before, jump.batch, jump.causes, jump.mechanism) == (16, 17, ("padding",), "padded batch")
+    assert [jump.before_ms, jump.after_ms, jump.excess_ms] == pytest.approx([26, 32, 5], rel=0.01)
+    assert jump.next_good == 24  # 24 / 39 ms is as good as 16 / 26 ms, 23 / 38 ms is not
+    assert not replace(swept, causes=()).jumps[0].causes
 
 
 MEASURES = """

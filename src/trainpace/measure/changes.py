@@ -15,6 +15,7 @@ import numpy as np
 
 from trainpace.errors import TrainpaceError
 from trainpace.measure.change_search import Floats, Kind, Search, Term
+from trainpace.outcome import Jump
 from trainpace.records import Record
 
 _Z = 1.645
@@ -79,6 +80,10 @@ class MeasuredJump(Record):
     z: float
     p_value: float
     tight: bool
+
+    def cause_among(self, causes: Sequence[Jump]) -> Jump | None:
+        """The forecast's jump at the same place, where it names operators."""
+        return next((c for c in causes if self.before < c.batch <= self.after and c.causes), None)
 
 
 class Bend(Record):

@@ -11,7 +11,7 @@ from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
 from trainpace.report.step_charts import Timed, step_breakdown
-from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, cause_of, measured_sweep, throughput
+from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, measured_sweep, throughput
 from trainpace.report.sweep_words import shape_in_words
 from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
 
@@ -176,7 +176,7 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
         f"{where} the step takes {number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %)"
         f" {'more' if jump.size_ms > 0 else 'less'}, beyond the usual slope ({span(low, high)} ms)."
     )
-    cause = cause_of(jump, causes)
+    cause = jump.cause_among(causes)
     if cause is not None:
         sentence += f" Its cause by the forecast: {'; '.join(cause.causes)}."
     pairs = zip(a.best.before_jumps, a.best.after_jumps, strict=True)

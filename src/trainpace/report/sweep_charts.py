@@ -12,7 +12,7 @@ from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Ma
 from trainpace.report.phrases import number, sentence
 
 if TYPE_CHECKING:
-    from trainpace.measure import MeasuredJump, SweepAnalysis
+    from trainpace.measure import SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
 FEWEST, FEWEST_FOR_A_PLOT = 3, 8
@@ -71,7 +71,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     best = a.best.best
     marks = [Mark(axis="point", at=best.batch, y=dict(steps)[best.batch], text="best throughput", tone="best")]
     for jump in a.curve.jumps:
-        text = f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{_cause(cause_of(jump, causes))}"
+        text = f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{_cause(jump.cause_among(causes))}"
         marks.append(Mark(axis="x", at=(jump.before + jump.after) / 2, text=text, tone="jump"))
     if a.largest_that_fits is not None:
         marks.append(_out_of_memory(a.largest_that_fits))
@@ -137,11 +137,6 @@ def best_of(rows: Sequence[Forecast]) -> Forecast | None:
     """The one with the highest throughput among those that fit."""
     able = [row for row in rows if row.step is not None and row.fits is not False]
     return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
-
-
-def cause_of(jump: MeasuredJump, causes: Sequence[Jump]) -> Jump | None:
-    """The forecast's jump at the same place, where it names operators."""
-    return next((c for c in causes if jump.before < c.batch <= jump.after and c.causes), None)
 
 
 def sources(rows: Sequence[Forecast]) -> str:

@@ -92,6 +92,26 @@ class MeasuredSweep(Record, Rows[Measurement]):
     def rows(self) -> tuple[Measurement, ...]:  # type: ignore[override]
         return self.measurements
 
+    @property
+    def jumps(self) -> tuple[Jump, ...]:
+        """Where the measured step jumps, as `Forecasts` has it: with the forecast's cause, and the next measured size that does
+        as well. `excess_ms` is below 0 where the step falls."""
+        curve, best = self.analysis.curve, self.analysis.best
+        fitted_ms = dict(zip(curve.batches, curve.fitted_ms, strict=True))
+        pairs = zip(best.before_jumps, best.after_jumps, strict=True)
+        good = {before.batch: behind.batch for before, behind in pairs if behind is not None}
+        found = []
+        for jump in curve.jumps:
+            cause = jump.cause_among(self.causes)
+            found.append(
+                Jump(
+                    before=jump.before, batch=jump.after, before_ms=fitted_ms[jump.before], after_ms=fitted_ms[jump.after],
+                    excess_ms=jump.size_ms, causes=cause.causes if cause else (), mechanism=cause.mechanism if cause else "",
+                    next_good=good.get(jump.before),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a batch size, over all its probes, with what was forecast for it."""
         rows = []
