@@ -25,7 +25,7 @@ def _header() -> dict[str, Any]:
     return {
         "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
         "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
-        "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
+        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }  # fmt: skip
 
