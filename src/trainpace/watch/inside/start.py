@@ -168,9 +168,11 @@ _SAYS = "trainpace: a trial may write only into its own folder, which {out} in t
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse to open for writing, remove or rename anything outside of these folders, until the process ends."""
+    """Refuse to open for writing, remove or rename anything outside of these folders, until the process ends. A trial's temporary
+    folder is its own."""
     home = os.path.expanduser("~")
-    mine = [*folders, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
+    own = environment.get("TMPDIR", "/dev")
+    mine = [*folders, own, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
     mine += [environment[name] for name in CACHES if environment.get(name)]
     inside = tuple(os.path.realpath(folder) for folder in mine)
 
