@@ -25,7 +25,7 @@ from trainpace.launch import engine_for
 from trainpace.loader import LoaderCost, loader_costs, step_ms
 from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast, Interval
-from trainpace.process import usable_cores
+from trainpace.process import allowed_cores, usable_cores
 from trainpace.records import Record, load, save
 from trainpace.trace import load_workload
 from trainpace.workload import Variant, Workload, form_of
@@ -236,7 +236,9 @@ class LadderForecasts:
         try:
             e = setup.execution
             cost = self._costs.get(_cost_key(setup))
-            shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
+            shared = RankShare(
+                allowed_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0
+            )
             try:
                 here, precision = self._forecast(setup), {}
             except NotCalibrated:
