@@ -1,7 +1,7 @@
 """A Lightning training of the kind that the thesis had: in every photograph a face is found, cropped, aligned by five landmarks
 and cut out along their convex hull, anew in every epoch, before a small network sees it. Its settings stand in train.yaml.
 
-    python examples/face_crops.py --make out/thesis-photos    (once)
+    python examples/face_crops.py --make out/thesis-photos    once
     cd examples/thesis && python train.py train.yaml          one process; on Slurm: srun python train.py train.yaml
     trainpace run examples/thesis/ladder.toml --launcher slurm
 
