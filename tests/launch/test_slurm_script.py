@@ -99,7 +99,9 @@ def run_batch(text):
         ("node", "PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT"),
     ],
 )
-def test_a_whole_command_has_its_variables_a_folder_of_its_own_and_leaves_its_start(starts, shown, tmp_path, monkeypatch):
+def test_a_whole_command_has_its_variables_a_folder_of_its_own_and_leaves_its_start(
+    starts, shown, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = "import os, sys; print(*(os.environ[n] for n in sys.argv[1].split()), os.path.isdir(os.environ['TMPDIR']))"
     job = replace(
