@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,13 +28,11 @@ ROOT = HERE.parent
 RESULT = HERE / "results" / "thesis_replay.md"
 LADDER = ROOT / "examples" / "thesis" / "ladder.toml"
 PHOTOS, COUNT, SIDE = ROOT / "out" / "thesis-photos", 480, 448
-sys.path[:0] = [str(HERE / "planted"), str(ROOT / "examples"), str(ROOT / "examples" / "ladder")]
+sys.path.insert(0, str(HERE / "planted"))
 
 import cpu_share  # noqa: E402
 import netns  # noqa: E402
 import slurm_cluster  # noqa: E402
-from face_crops import make_photos  # noqa: E402
-from thesis import thesis_table  # noqa: E402
 
 from trainpace.report.ladder import markdown  # noqa: E402
 
@@ -47,6 +46,11 @@ LINKS = (
     "export RANK=$SLURM_PROCID LOCAL_RANK=0 WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=node1 MASTER_PORT=29611;"
     f" exec trainpace calibrate --hosts --network {MBIT_PER_S / 8e3}"
 )
+
+
+def example(file: str) -> dict[str, Any]:
+    """What a file of examples/ defines."""
+    return runpy.run_path(str(ROOT / "examples" / file))
 
 
 def environment(folder: str) -> dict[str, str]:
@@ -71,7 +75,7 @@ def replay(options: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, 
         return done.stdout
 
     if not PHOTOS.is_dir():
-        make_photos(PHOTOS, COUNT, SIDE)
+        example("face_crops.py")["make_photos"](PHOTOS, COUNT, SIDE)
     with (
         tempfile.TemporaryDirectory() as folder,
         slurm_cluster.cluster(NODES, cpus=1, mbit_per_s=MBIT_PER_S, cores=CORES_OF_A_NODE),
@@ -147,7 +151,7 @@ def main() -> None:
         "",
         "## The thesis' own table",
         "",
-        markdown(thesis_table()),
+        markdown(example("ladder/thesis.py")["thesis_table"]()),
     ]
     text = "\n".join(lines).replace(f"{ROOT}/", "")
     print(text)
