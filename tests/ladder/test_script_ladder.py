@@ -475,3 +475,40 @@ def test_an_unchanged_lightning_script_climbs_over_two_nodes_of_a_real_slurm(lig
     assert rung.best.setup.execution == Execution(micro_batch=4, nnodes=2)
     assert 0 < rung.best.measured.start_up_s < 120
     assert len(rung.best.measured.losses) > 12
+
+
+PLAIN_DDP = """
+import argparse
+import torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--per_device_train_batch_size", type=int)
+parser.add_argument("--gradient_accumulation_steps", type=int)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.randn(2048, 16))
+sampler = torch.utils.data.DistributedSampler(data)
+for _ in range(9):
+    for (x,) in torch.utils.data.DataLoader(data, args.per_device_train_batch_size, sampler=sampler):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
+def test_a_torchrun_command_climbs_over_two_nodes_of_a_real_slurm(folder):
+    (folder / "train.py").write_text(PLAIN_DDP)
+    flags = "--per_device_train_batch_size 8 --gradient_accumulation_steps 1"
+    (folder / "ladder.toml").write_text(
+        f'command = "torchrun --standalone --nproc-per-node 1 train.py {flags}"\n[[rung]]\nnnodes = 2\n'
+    )
+    with slurm_cluster.cluster(2, cpus=2):
+        done = climb(folder, "--no-forecast")  # the baseline here, two nodes on Slurm
+    assert done.returncode in (0, 1), done.stderr
+    (rung,) = load(folder / "out" / "ladder.json", LadderResult).rungs
+    assert rung.best is not None, rung
+    assert rung.best.setup.execution == Execution(micro_batch=4, nnodes=2)
