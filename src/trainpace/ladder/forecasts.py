@@ -115,7 +115,10 @@ def forecast_step(
     """`cost` is of one micro-batch, None where no data is loaded; `measured` a measured setup and the forecast of it."""
     interval = forecast.step_time_interval_ms
     if forecast.step is None or interval is None:
-        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}")
+        share = 1.0  # of the setup that it is nearest to, where that is known
+        if measured is not None and measured[1].step is not None:
+            share = forecast_step(measured[0].setup, measured[1], measured, cost, shared).evaluating_share
+        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}", evaluating_share=share)
     middle, sd, basis = forecast.step.total_ms, math.log(interval.high / interval.low) / (2 * Z), interval.basis
     if measured is not None and measured[1].step is not None:
         there = measured[0]
