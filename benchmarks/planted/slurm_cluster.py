@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import netns
+from cpu_share import share
 
 from trainpace.process import guard
 
@@ -102,18 +103,22 @@ class Daemon:
 class Cluster:
     """A running cluster. `names`: of its nodes, node1 first."""
 
-    def __init__(self, folder: Path, joined: Sequence[netns.Host], nodes: int) -> None:
-        self.folder, self._joined = folder, joined
+    def __init__(
+        self, folder: Path, joined: Sequence[netns.Host], nodes: int, shares: Sequence[tuple[str, ...]] = ()
+    ) -> None:
+        self.folder, self._joined, self._shares = folder, joined, shares
         self.names = tuple(f"node{i + 1}" for i in range(nodes))
         self._nodes: dict[str, Daemon] = {}
 
     def start_node(self, name: str) -> None:
-        """With separate hosts: in its namespace, under its own name."""
+        """With separate hosts: in its namespace, under its own name. With its share of the cores, where nodes have one."""
         command: tuple[str, ...] = (which("slurmd"), "-D", "-N", name)
+        number = self.names.index(name)
         if self._joined:
             inside = f"mount --bind {self.folder}/hosts /etc/hosts && hostname {name} && exec {' '.join(command)}"
-            prefix = self._joined[self.names.index(name)].prefix
-            command = (*prefix, "unshare", "--uts", "--mount", "bash", "-c", inside)
+            command = (*self._joined[number].prefix, "unshare", "--uts", "--mount", "bash", "-c", inside)
+        if self._shares:
+            command = (*self._shares[number], *command)
         self._nodes[name] = Daemon(command, self.folder / "log" / f"{name}.out")
 
     def cut_node(self, name: str) -> None:
@@ -145,11 +150,14 @@ def which(name: str) -> str:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int, *, cpus: int = 2, gpus: int = 0, mbit_per_s: float | None = None) -> Iterator[Cluster]:
+def cluster(
+    nodes: int, *, cpus: int = 2, gpus: int = 0, mbit_per_s: float | None = None, cores: float | None = None
+) -> Iterator[Cluster]:
     """A Slurm of so many nodes, to which sbatch and its like talk (SLURM_CONF) as long as the block lasts.
 
     `gpus` a node, of no use but to be counted. With `mbit_per_s` the nodes are hosts apart that each send at most as much:
-    jobs then need GLOO_SOCKET_IFNAME=eth0. Partitions: debug; urgent, whose jobs preempt it; short, of two minutes.
+    jobs then need GLOO_SOCKET_IFNAME=eth0. `cores`: what a node may use of the machine's, all its processes together.
+    Partitions: debug; urgent, whose jobs preempt it; short, of two minutes.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a socket's path must be short
@@ -169,7 +177,9 @@ def cluster(nodes: int, *, cpus: int = 2, gpus: int = 0, mbit_per_s: float | Non
         stack.callback(Daemon((which("munged"), *words), folder / "log" / "munged.out").end)
         _await(lambda: (munge / "sock").exists(), folder)
         stack.callback(Daemon((which("slurmctld"), "-D", "-c"), folder / "log" / "slurmctld.out").end)
-        made = Cluster(folder, joined, nodes)
+        groups = range(nodes if cores is not None else 0)
+        shares = [stack.enter_context(share(f"{folder.name}-{i}", cores or 0.0)) for i in groups]
+        made = Cluster(folder, joined, nodes, shares)
         stack.callback(made.end)
         for name in made.names:
             made.start_node(name)

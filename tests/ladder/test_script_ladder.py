@@ -8,18 +8,24 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.ladder.inputs import ladder_of_plan, read_ladder
 from trainpace.ladder.results import LadderResult
-from trainpace.ladder.rungs import Script, changed
+from trainpace.ladder.rungs import Script, changed, words_of
 from trainpace.ladder.script import changed_files, fingerprint_of_script, keep_files, prepare, present
+from trainpace.launch import Slurm, script_job
 from trainpace.plan import Change, Plan
 from trainpace.records import load
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
+
+import slurm_cluster  # noqa: E402
+
 NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
 ARGS = {
     "output_dir": "runs", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "learning_rate": 0.01,
@@ -125,6 +131,98 @@ def test_what_no_file_takes_cannot_be_set_up(folder):
         with pytest.raises(TrainpaceError, match=said):
             changed_files(ladder, changed(ladder.start, change))
     assert changed_files(ladder, changed(ladder.start, {"workers": 2}))[0].wrote == ("dataloader_workers",)
+
+
+LIGHTNING = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  strategy: auto
+data:
+  batch_size: 8
+  shards: null
+"""
+OVER_NODES = """
+command = "python train.py lit.yaml"
+config = ["lit.yaml"]
+[slurm]
+partition = "gpu"
+[[rung]]
+title = "nodes"
+nnodes = 2
+[[rung]]
+title = "shards"
+precompute = "train.py:faces"
+settings = {"data.shards" = "{shards}"}
+"""
+
+
+@pytest.fixture
+def lightning(folder):
+    (folder / "lit.yaml").write_text(LIGHTNING)
+    (folder / "ladder.toml").write_text(OVER_NODES)
+    return folder
+
+
+def test_a_rung_over_nodes_is_a_job_of_the_scripts_own_command(lightning):
+    ladder = read_ladder(lightning / "ladder.toml")
+    setup = changed(ladder.start, {"nnodes": 2, "threads": 1})
+    trial, _ = prepare(ladder, setup, lightning / "t")
+    text = Slurm(options=ladder.slurm).text(script_job(trial, lightning / "t", 60.0))
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks=2\n#SBATCH --ntasks-per-node=1\n" in text
+    assert f"#SBATCH --chdir={lightning}\n" in text
+    assert f"export TRAINPACE_WATCH={lightning}/t/recording\n" in text
+    assert f"words=(python train.py {lightning}/t/configs/lit.yaml)" in text
+    written = (lightning / "t" / "configs" / "lit.yaml").read_text()
+    assert "num_nodes: 2" in written
+    assert "batch_size: 4" in written  # the global batch stays
+
+
+def test_torchrun_is_started_on_every_node_and_meets_the_others(folder):
+    (folder / "ladder.toml").write_text(
+        'command = "torchrun --standalone --nproc-per-node 2 train.py args.json"\nconfig = ["args.json"]\n'
+        "[[rung]]\nnnodes = 2\n"
+    )
+    ladder = read_ladder(folder / "ladder.toml")
+    trial, _ = prepare(ladder, changed(ladder.start, {"nnodes": 2}), folder / "t")
+    assert trial.command[:5] == ("torchrun", "--nproc-per-node", "2", "--nnodes", "2")
+    assert (trial.starts, trial.nnodes, trial.nproc_per_node, trial.world_size) == ("node", 2, 2, 4)
+    script = replace(ladder.script, command="accelerate launch --num_processes 1 train.py args.json")
+    with pytest.raises(TrainpaceError, match="accelerate needs an address or a list of hosts"):
+        changed_files(replace(ladder, script=script), changed(ladder.start, {"nnodes": 2}))
+
+
+def test_a_rung_sets_keys_of_the_scripts_own(lightning):
+    (lightning / "shards-faces").mkdir()
+    ladder = read_ladder(lightning / "ladder.toml")
+    rung = ladder.rungs[1]
+    setup = replace(changed(ladder.start, {"shards": "shards-faces"}), settings=rung.settings)
+    (written,) = changed_files(ladder, setup)
+    assert yaml.safe_load(written.text)["data"] == {"batch_size": 8, "shards": str(lightning / "shards-faces")}
+    assert words_of(setup) == "micro-batch 8 x 1, 0 workers, shards"
+    with pytest.raises(
+        TrainpaceError, match=r"none of the script's settings files has the key data.shard, which a rung sets"
+    ):
+        changed_files(ladder, replace(setup, settings={"data.shard": "{shards}"}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'settings = {"data.shards" = "{shards}"}',
+            "",
+            "does not say which setting of the script's own names the shards",
+        ),
+        ('precompute = "train.py:faces"', "", "has no shards to name"),
+        ('command = "python train.py lit.yaml"\nconfig = ["lit.yaml"]', 'task = "train.py:task"', "trains a task"),
+        ('{"data.shards" = "{shards}"}', '{"data.shards" = ["a", "b"]}', "each with one value"),
+    ],
+)
+def test_misuse_of_own_keys_is_one_sentence(old, new, said, lightning):
+    (lightning / "ladder.toml").write_text(OVER_NODES.replace(old, new))
+    with pytest.raises(TrainpaceError, match=said):
+        read_ladder(lightning / "ladder.toml")
 
 
 def test_a_dry_run_leaves_out_what_no_file_takes(folder):
@@ -339,3 +437,78 @@ def test_arguments_in_the_scripts_own_code_are_read_and_stay(folder):
         changed_files(ladder, replace(ladder.start, execution=replace(now.execution, micro_batch=8)))
     keep_files(ladder, ladder.start, folder)
     assert os.listdir(folder / "kept") == ["command.txt"]
+
+
+LIT = """
+import sys, warnings
+import torch, yaml
+import lightning.pytorch as pl
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(16, 4)
+    def training_step(self, batch, _):
+        return self.net(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+settings = yaml.safe_load(open(sys.argv[1]))
+data = torch.utils.data.TensorDataset(torch.randn(2048, 16))
+loader = torch.utils.data.DataLoader(data, settings["data"]["batch_size"], drop_last=True)
+pl.Trainer(logger=False, enable_checkpointing=False, max_epochs=9, enable_progress_bar=False, **settings["trainer"]).fit(Net(), loader)
+"""
+
+
+@pytest.mark.slow
+@NEEDS_ENGINES
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
+def test_an_unchanged_lightning_script_climbs_over_two_nodes_of_a_real_slurm(lightning):
+    (lightning / "train.py").write_text(LIT)
+    (lightning / "ladder.toml").write_text(OVER_NODES.partition("[slurm]")[0] + "[[rung]]\nnnodes = 2\n")
+    with slurm_cluster.cluster(2, cpus=2):
+        done = climb(lightning, "--launcher", "slurm", "--no-forecast")
+    assert done.returncode in (0, 1), done.stderr
+    (rung,) = load(lightning / "out" / "ladder.json", LadderResult).rungs
+    assert rung.best is not None, rung
+    assert rung.best.setup.execution == Execution(micro_batch=4, nnodes=2)
+    assert 0 < rung.best.measured.start_up_s < 120
+    assert len(rung.best.measured.losses) > 12
+
+
+PLAIN_DDP = """
+import argparse
+import torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--per_device_train_batch_size", type=int)
+parser.add_argument("--gradient_accumulation_steps", type=int)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.randn(2048, 16))
+sampler = torch.utils.data.DistributedSampler(data)
+for _ in range(9):
+    for (x,) in torch.utils.data.DataLoader(data, args.per_device_train_batch_size, sampler=sampler):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
+def test_a_torchrun_command_climbs_over_two_nodes_of_a_real_slurm(folder):
+    (folder / "train.py").write_text(PLAIN_DDP)
+    flags = "--per_device_train_batch_size 8 --gradient_accumulation_steps 1"
+    (folder / "ladder.toml").write_text(
+        f'command = "torchrun --standalone --nproc-per-node 1 train.py {flags}"\n[[rung]]\nnnodes = 2\n'
+    )
+    with slurm_cluster.cluster(2, cpus=2):
+        done = climb(folder, "--no-forecast")  # the baseline here, two nodes on Slurm
+    assert done.returncode in (0, 1), done.stderr
+    (rung,) = load(folder / "out" / "ladder.json", LadderResult).rungs
+    assert rung.best is not None, rung
+    assert rung.best.setup.execution == Execution(micro_batch=4, nnodes=2)

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ladder_world import forecast_of_ms
 from trainpace.execution import Execution
@@ -12,6 +13,7 @@ from trainpace.ladder.forecasts import MeasuredCompute, RankShare, compute_of, f
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.trial import LoaderSettings
 from trainpace.loader import LoaderCost
+from trainpace.outcome import StepTime
 
 COST = LoaderCost(sample_wall_ms=10, sample_cpu_ms=10, collate_ms=0, batch_size=4)
 TWO = RankShare(cores=2, threads=2)
@@ -96,3 +98,13 @@ def test_the_nearest_known_setup():
     assert nearest(known, setup(16, 1)).compute_ms == 2
     assert nearest(known, setup(4, 4, precision="amp_bf16")).compute_ms == 3
     assert nearest([], setup()) is None
+
+
+def test_a_setup_without_a_forecast_evaluates_as_the_nearest_measured_one():
+    unknown, known = replace(forecast_of_ms(20), step=None, reason="fp32 only"), MeasuredCompute(setup(), 30.0)
+    near = replace(forecast_of_ms(20), step=StepTime(forward_ms=5, backward_ms=15))
+    share = forecast_step(setup(), near, (known, near), None, TWO).evaluating_share
+    f = forecast_step(setup(precision="amp_bf16"), unknown, (known, near), None, TWO)
+    assert f.step_ms is None
+    assert f.evaluating_share == share < 1
+    assert forecast_step(setup(), unknown, None, None, TWO).evaluating_share == 1

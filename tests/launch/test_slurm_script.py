@@ -1,5 +1,6 @@
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,16 @@ ASKED = SlurmOptions(
     partition="gpu", account="lab-7", qos="high", extra=("--constraint=a100", "--exclusive"), setup=("module load cuda/12.4",),
     at_once=2, python="/opt/env/bin/python",
 )  # fmt: skip
+LIGHTNING = replace(
+    MANY, name="script", program=("python", "train.py", "/shared/run/train.yaml"), starts="rank", cwd="/home/me/my project",
+    environment={"TRAINPACE_TRIALS": '{"block_steps": 30}'},
+)  # fmt: skip
 SCRIPTS = {
+    "script_a_rank.sbatch": batch_script(LIGHTNING, SlurmOptions(), "python"),
+    "script_a_node.sbatch": batch_script(
+        replace(LIGHTNING, program=("torchrun", "--nnodes", "4", "--nproc-per-node", "8", "train.py"), starts="node"),
+        SlurmOptions(), "python",
+    ),
     "one.sbatch": batch_script(ONE, SlurmOptions(), "python"),
     "many.sbatch": batch_script(MANY, ASKED, "/opt/env/bin/python"),
     "array.sbatch": array_script(
@@ -75,6 +85,38 @@ def commands(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "123456")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[7-8]")
+
+
+def run_batch(text):
+    return subprocess.run(("bash", "-c", text), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.usefixtures("commands")
+@pytest.mark.parametrize(
+    ("starts", "shown"),
+    [
+        ("rank", "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR"),
+        ("node", "PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT"),
+    ],
+)
+def test_a_whole_command_has_its_variables_a_folder_of_its_own_and_leaves_its_start(
+    starts, shown, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = "import os, sys; print(*(os.environ[n] for n in sys.argv[1].split()), os.path.isdir(os.environ['TMPDIR']))"
+    job = replace(
+        ONE, program=("python3", "-c", code, f"{shown} TMPDIR"), starts=starts, result=str(tmp_path / "ended-well"),
+        nproc_per_node=1,
+    )  # fmt: skip
+    done = run_batch(batch_script(job, SlurmOptions(), "not-python"))
+    *values, folder, there = done.stdout.split()
+    expected = {"rank": ["0", "1", "1", "10.1.2.7"], "node": ["0", "10.1.2.7", str(20_000 + 123456 % 10_000)]}
+    assert values == expected[starts], done.stderr
+    assert (there, Path(folder).parent, Path(folder).exists()) == ("True", tmp_path, False)
+    assert abs(float((tmp_path / "ended-well").read_text()) - time.time()) < 60
+    (tmp_path / "ended-well").unlink()
+    run_batch(batch_script(replace(job, program=("false",)), SlurmOptions(), "not-python"))
+    assert not (tmp_path / "ended-well").exists()
 
 
 AWKWARD = ("it's", 'a "b"', "$HOME", "`id`", "two  spaces", "a\\nb", "*", "", "%j", "ünï")

@@ -113,3 +113,11 @@ def test_a_damaged_note_of_the_command_is_said(tmp_path, text):
     (tmp_path / "command.json").write_text(text)
     with pytest.raises(UnreadableInput, match=r"command\.json is damaged"):
         read_recording(tmp_path)
+
+
+def test_ranks_that_left_nothing_are_said(tmp_path):
+    write(tmp_path, [("plain", {FORWARD: 10})] * 9, notes=(LOADER, {"world_size": 3}))
+    (tmp_path / "command.json").write_text(
+        json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0, "unended": "task 1 of 3 had not ended."})
+    )
+    assert read_recording(tmp_path).seen == ("ranks 1, 2 of 3 left no training step here. task 1 of 3 had not ended.")

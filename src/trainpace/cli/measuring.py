@@ -261,13 +261,15 @@ class WatchView(View):
 def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     """Run an unchanged training script and record where its steps' time goes.
 
-    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun or
-    accelerate start. Losses stay the same bit for bit. The exit code is the command's own; what was recorded of a command that
-    was killed is kept. With --baseline, exit code 1 says that the command worked and its median step is slower beyond the noise.
+    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun, accelerate
+    or srun start (srun trainpace watch -- ... is one recording of all tasks, and the first one reports). Losses stay the same
+    bit for bit. The exit code is the command's own; what was recorded of a command that was killed is kept. With --baseline,
+    exit code 1 says that the command worked and its median step is slower beyond the noise.
 
     \b
     trainpace watch -- python train.py --epochs 1
     trainpace watch --timeline -- torchrun --nproc-per-node 2 train.py
+    srun --nodes 4 trainpace watch -- python train.py
     trainpace watch --from FOLDER --trace trace.json
     trainpace watch --baseline FOLDER --tolerance 0.1 -- python train.py
     """
@@ -279,6 +281,8 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
+    if not watched.reports:
+        return code
     if not recording.ranks and not request.recorded and code == 0:
         code = 2
     if view.trace:

@@ -7,7 +7,15 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.configs.changes import Changes, execution_of, normal, settings_of
     from trainpace.configs.command import parse_command
-    from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
+    from trainpace.configs.copies import (
+        copied_command,
+        copied_text,
+        has_settings,
+        launcher_of,
+        names_file,
+        split_command,
+        with_own_keys,
+    )
     from trainpace.configs.crosscheck import agreed, combine
     from trainpace.configs.files import (
         NO_KEY,

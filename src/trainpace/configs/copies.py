@@ -3,13 +3,15 @@ file that names another settings file names that file's copy."""
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from trainpace.configs.command import parse_command
-from trainpace.configs.files import parse_config, syntax_of
+from trainpace.configs.files import Written, parse_config, syntax_of
 from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments
-from trainpace.configs.launch import ENDS
+from trainpace.configs.launch import ENDS, TORCHRUN, find_launch
 from trainpace.configs.settings import Value
 from trainpace.configs.syntax import Path, parse, set_key
 from trainpace.errors import TrainpaceError, UnreadableInput
@@ -56,6 +58,40 @@ def has_settings(command: str) -> bool:
         parse_command(command)
     except UnreadableInput:
         return False
+    return True
+
+
+def launcher_of(command: str) -> str:
+    """The launcher that a command starts with: torchrun (by any of its names), accelerate or deepspeed; "" for none."""
+    found = find_launch(command, "command")
+    return "" if found is None else "torchrun" if found.launcher is TORCHRUN else found.name
+
+
+def with_own_keys(files: Sequence[Written], values: Mapping[str, Any]) -> tuple[Written, ...]:
+    """The files with values of the script's own keys, which are no setting known here: sections with dots between (data.shards).
+    Raises TrainpaceError for a key that not exactly one of the files has."""
+    texts = {written.file: written.text for written in files}
+    for key, value in values.items():
+        path = tuple(key.split("."))
+        having = [file for file, text in texts.items() if _has(text, file, path)]
+        if len(having) != 1:
+            where = "none of the script's settings files has" if not having else f"{' and '.join(having)} both have"
+            hint = "Add it to one, with the value that it has now (null for none)." if not having else "Name it once."
+            raise TrainpaceError(f"{where} the key {key}, which a rung sets.", hint)
+        (file,) = having
+        syntax = syntax_of(texts[file], file)
+        assert syntax is not None
+        texts[file] = set_key(texts[file], file, syntax, path, value)
+    return tuple(replace(written, text=texts[written.file]) for written in files)
+
+
+def _has(text: str, file: str, path: Path) -> bool:
+    syntax = syntax_of(text, file)
+    data = None if syntax is None else parse(text, file, syntax)
+    for key in path:
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
     return True
 
 

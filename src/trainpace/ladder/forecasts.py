@@ -25,7 +25,7 @@ from trainpace.launch import engine_for
 from trainpace.loader import LoaderCost, loader_costs, step_ms
 from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast, Interval
-from trainpace.process import usable_cores
+from trainpace.process import allowed_cores, usable_cores
 from trainpace.records import Record, load, save
 from trainpace.trace import load_workload
 from trainpace.workload import Variant, Workload, form_of
@@ -115,7 +115,10 @@ def forecast_step(
     """`cost` is of one micro-batch, None where no data is loaded; `measured` a measured setup and the forecast of it."""
     interval = forecast.step_time_interval_ms
     if forecast.step is None or interval is None:
-        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}")
+        share = 1.0  # of the setup that it is nearest to, where that is known
+        if measured is not None and measured[1].step is not None:
+            share = forecast_step(measured[0].setup, measured[1], measured, cost, shared).evaluating_share
+        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}", evaluating_share=share)
     middle, sd, basis = forecast.step.total_ms, math.log(interval.high / interval.low) / (2 * Z), interval.basis
     if measured is not None and measured[1].step is not None:
         there = measured[0]
@@ -236,7 +239,9 @@ class LadderForecasts:
         try:
             e = setup.execution
             cost = self._costs.get(_cost_key(setup))
-            shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
+            shared = RankShare(
+                allowed_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0
+            )
             try:
                 here, precision = self._forecast(setup), {}
             except NotCalibrated:

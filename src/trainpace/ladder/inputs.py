@@ -124,13 +124,18 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
 
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
-    _check_names(table, ("title", "precompute", *KEYS), f"setting in [[rung]] of {path.name}")
-    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in ("title", "precompute")}
+    others = ("title", "precompute", "settings")
+    _check_names(table, (*others, *KEYS), f"setting in [[rung]] of {path.name}")
+    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in others}
     if "shards" in changes:
         changes["shards"] = str(path.parent / str(changes["shards"]))
     precompute = _beside(path, str(table.get("precompute", "")))
-    title = table.get("title") or ", ".join(f"{k} {v}" for k, v in changes.items()) or "precomputed shards"
-    return Rung(title=str(title), changes=changes, precompute=precompute)
+    settings = table.get("settings", {})
+    if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
+        hint = 'Write settings = {"data.shards" = "{shards}"}.'
+        raise UnreadableInput(f"{path}: settings are keys in quotes, each with one value.", hint)
+    title = table.get("title") or ", ".join(f"{k} {v}" for k, v in (changes | settings).items()) or "precomputed shards"
+    return Rung(title=str(title), changes=changes, precompute=precompute, settings=settings)
 
 
 def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:

@@ -21,16 +21,20 @@ LOADER_KEYS = launch.LoaderSettings.__struct_fields__
 KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
+SHARDS = "{shards}"
 
 
 class Setup(Record):
-    """What one trial needs. `engine` None is the usual one for the execution; `threads` None an even share of the cores."""
+    """What one trial needs. `engine` None is the usual one for the execution; `threads` None an even share of the cores.
+    `settings`: further keys of a script's own settings files, with dots between sections, and their values, in which {shards}
+    stands for the folder of the shards."""
 
     task: str
     execution: Execution
     engine: launch.EngineName | None = None
     loader: launch.LoaderSettings = launch.LoaderSettings()
     threads: int | None = None
+    settings: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def trial(self, **rest: Any) -> launch.Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
@@ -50,11 +54,13 @@ class Script(Record):
 
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
-    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place."""
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place. `settings` are
+    those of `Setup`, for a script."""
 
     title: str
     changes: Changes
     precompute: str = ""
+    settings: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, value in self.changes.items():
@@ -62,13 +68,18 @@ class Rung(Record):
                 raise UnknownName("setting of a rung", key, KEYS)
             if value == ():
                 raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
-        if not self.changes and not self.precompute:
+        if not self.changes and not self.precompute and not self.settings:
             raise TrainpaceError(f"the rung {self.title!r} changes nothing.", "Name a setting, or precompute.")
         if len(self.alternatives()) > MOST_ALTERNATIVES:
             raise TrainpaceError(
                 f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most {MOST_ALTERNATIVES}.",
                 "Try fewer values, or spread them over several rungs.",
             )
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether one of the script's own settings is given the folder of the shards."""
+        return any(isinstance(value, str) and SHARDS in value for value in self.settings.values())
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
@@ -116,11 +127,23 @@ class Ladder(Record):
             raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
         if self.device not in ("cpu", "cuda"):
             raise UnknownName("device", self.device, ("cpu", "cuda"))
-        if self.script is not None and any(rung.precompute for rung in self.rungs):
-            raise TrainpaceError(
-                "an unchanged script reads its own data, so it has no rung that precomputes samples.",
-                "Name a task in place of the command, or make the plan with --keep data.",
-            )
+        for rung in self.rungs:
+            shards = rung.precompute or "shards" in rung.changes
+            if self.script is None and rung.settings:
+                raise TrainpaceError(
+                    f"the rung {rung.title!r} has settings of a script's own files, and the ladder trains a task.",
+                    "Name the script with command and config.",
+                )
+            if self.script is not None and shards and not rung.takes_shards:
+                raise TrainpaceError(
+                    f"an unchanged script reads its own data, and the rung {rung.title!r} does not say which setting of the"
+                    " script's own names the shards in its place.",
+                    'Say it: settings = {"data.shards" = "{shards}"}, or name a task in place of the command.',
+                )
+            if rung.takes_shards and not shards:
+                raise TrainpaceError(
+                    f"the rung {rung.title!r} has no shards to name.", 'Add precompute = "FILE.py:NAME".'
+                )
         if self.warmup_steps < 1:
             raise TrainpaceError("a trial needs at least 1 step of warm-up, which is not counted.")
 
@@ -201,6 +224,7 @@ def words_of(setup: Setup) -> str:
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",
         f"{loader.workers} workers" if loader.workers != 1 else "1 worker", "shards" if loader.shards else "",
         "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
+        *(f"{key} {value}" for key, value in setup.settings.items() if SHARDS not in str(value)),
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)
 

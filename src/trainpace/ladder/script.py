@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from trainpace import configs
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import Ladder, Script, Setup
+from trainpace.ladder.rungs import SHARDS, Ladder, Script, Setup
 from trainpace.launch import LoaderSettings, ScriptTrial
 from trainpace.records import make_folder, read_text, write_whole
 from trainpace.schedule import accumulation_for_global_batch
@@ -69,31 +69,45 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
         elif written.file in copies:
             text = configs.copied_text(written.text, written.file, copies, script.folder, output)
             write_whole(copies[written.file], text)
-    split = configs.split_command(command)
+    split, launcher = configs.split_command(command), configs.launcher_of(command)
     threads = {} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)}
     e = setup.execution
+    # which would have each node train by itself
+    words = tuple(word for word in split.words if word != "--standalone" or e.nnodes == 1)
     trial = ScriptTrial(
-        command=configs.copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
+        command=configs.copied_command(words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
         steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
-        world_size=e.world_size, global_batch=e.global_batch,
+        world_size=e.world_size, global_batch=e.global_batch, nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
+        cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
+        gpus_per_node=e.nproc_per_node if ladder.device == "cuda" else 0, starts="node" if launcher else "rank",
     )  # fmt: skip
     return trial, files
 
 
 def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
-    start = ladder.start
-    if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
-        raise TrainpaceError("of a script's data and engine only the number of workers can be changed from outside.")
-    if setup.execution.nnodes > 1:
-        raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
+    start, script, shards = ladder.start, _script_of(ladder), setup.loader.shards
+    if setup.loader != LoaderSettings(workers=setup.loader.workers, shards=shards) or setup.engine != start.engine:
+        raise TrainpaceError(
+            "of a script's data and engine only the number of workers and its own settings can be changed from outside."
+        )
+    launcher = configs.launcher_of(script.command)
+    if setup.execution.nnodes > 1 and launcher in ("accelerate", "deepspeed"):
+        raise TrainpaceError(
+            f"on several nodes {launcher} needs an address or a list of hosts, which are not known before Slurm gives them.",
+            "Start the script with python (Lightning) or torchrun: each of Slurm's nodes then finds the others.",
+        )
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
     changes = configs.Changes(before=start.execution, after=setup.execution, workers=workers)
-    done = configs.rewrite(_texts(_script_of(ladder)), changes)
+    done = configs.rewrite(_texts(script), changes)
     if done.left:
         untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
         raise TrainpaceError(f"its settings files do not take {untaken}.")
-    return done.files
+    folder = "" if shards is None else str(Path(shards).absolute() if Path(shards).is_dir() else shards)
+    own = {
+        key: value.replace(SHARDS, folder) if isinstance(value, str) else value for key, value in setup.settings.items()
+    }
+    return configs.with_own_keys(done.files, own)
 
 
 def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:

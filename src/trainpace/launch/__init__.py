@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.launch.job import Ended, Job, Launcher, ThisMachine, Torchrun, file_name
-    from trainpace.launch.script import ScriptTrial, run_script
+    from trainpace.launch.job import Ended, Job, Launcher, Starts, ThisMachine, Torchrun, file_name
+    from trainpace.launch.script import ScriptTrial, run_script, script_job
     from trainpace.launch.slurm import Slurm
     from trainpace.launch.slurm_script import SlurmOptions
     from trainpace.launch.trial import (

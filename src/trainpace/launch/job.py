@@ -46,15 +46,20 @@ _TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P
 """What srun reports of ranks; that the others were terminated for it is no news."""
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
+Starts = Literal["python", "rank", "node"]
+"""What a job's program is: what follows ``python``, started once a rank; a whole command, once a rank; or a whole command that
+starts the ranks of its node by itself, as torchrun does, once a node."""
 State = Literal["done", "failed", "timed out", "cancelled"]
 
 
 class Job(Record):
     """A program on `nnodes` x `nproc_per_node` processes, one a rank.
 
-    `program` is what follows ``python``: ``("-m", module, ...)`` or a script and its arguments. Ranks find RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as torchrun sets them. Rank 0 writes `result` whole, as its
-    last act: a job is done if and only if that file is there. `folder` takes logs and what a launcher writes.
+    `program` is what follows ``python``: ``("-m", module, ...)`` or a script and its arguments; `starts` says where it is a whole
+    command, which runs in `cwd`. Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as
+    torchrun sets them. Rank 0 writes `result` whole, as its last act: a job is done if and only if that file is there. Of a whole
+    command that ended well Slurm's batch script writes it, with the time of its start. `folder` takes logs and what a launcher
+    writes.
     """
 
     name: str
@@ -67,6 +72,8 @@ class Job(Record):
     gpus_per_node: int = 0
     timeout_s: float = 600.0
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    starts: Starts = "python"
+    cwd: str | None = None
 
     def __post_init__(self) -> None:
         if not self.program:
@@ -82,6 +89,10 @@ class Job(Record):
     @property
     def world_size(self) -> int:
         return self.nnodes * self.nproc_per_node
+
+    @property
+    def tasks_per_node(self) -> int:
+        return 1 if self.starts == "node" else self.nproc_per_node
 
     @property
     def log(self) -> Path:

@@ -1,4 +1,4 @@
-"""A trial of an unchanged script, by its own launcher, under the recorder of `trainpace watch`.
+"""A trial of an unchanged script, by its own launcher, under the recorder of `trainpace watch`, here or on Slurm's nodes.
 
 The recorder ends the script after the steps that were wanted. It writes checkpoints aside while it runs (torch.save to a path;
 they are removed at the end), leaves out those of transformers and DeepSpeed, and refuses to open, remove or rename anything
@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job, run_here
+from trainpace.launch.job import Ended, Job, Starts, run_here
+from trainpace.launch.slurm import Slurm
 from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
 from trainpace.medians import median
@@ -47,7 +48,8 @@ _UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKI
 
 class ScriptTrial(Record):
     """`command` in words, run in `cwd`, for `steps` steps after the warm-up. `world_size` and `global_batch`: what the settings
-    say; a script that is seen to do otherwise does not read them. None is not looked at."""
+    say; a script that is seen to do otherwise does not read them. None is not looked at. `nnodes` x `nproc_per_node` ranks, and
+    the cores and GPUs of each, are what Slurm is asked for; `starts` says who starts them."""
 
     command: tuple[str, ...]
     cwd: str
@@ -56,41 +58,41 @@ class ScriptTrial(Record):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     world_size: int | None = None
     global_batch: int | None = None
+    nnodes: int = 1
+    nproc_per_node: int = 1
+    cpus_per_process: int | None = None
+    gpus_per_node: int = 0
+    starts: Starts = "rank"
 
 
-def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> TrialResult | FailedTrial:
-    """Run the command; after `timeout_s` it is ended, with all its processes. A script that ends earlier gives the steps that
-    there were. The folder takes the recording, the log, and what the script writes. Raises TrainpaceError when it cannot be
-    started."""
+def run_script(
+    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, slurm: Slurm | None = None
+) -> TrialResult | FailedTrial:
+    """Run the command, here or as a job of Slurm's; after `timeout_s` it is ended, with all its processes. A script that ends
+    earlier gives the steps that there were. The folder takes the recording, the log, and what the script writes. Raises
+    TrainpaceError when it cannot be started."""
     program, folder = trial.command[0], folder.absolute()
     recorded = folder / "recording"
     shutil.rmtree(recorded, ignore_errors=True)
     recorded.mkdir(parents=True)
-    warm_up = max(_FEWEST_WARM_UP, trial.warmup_steps)
-    with temporary_folder() as own:
-        trials = {
-            "block_steps": trial.steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
-            "only_steps": True, "writes_in": [str(folder), own["TMPDIR"]],
-        }  # fmt: skip
-        untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
-        around = environment(recorded, os.environ, trials) | untracked | own | trial.environment
-        if shutil.which(program, path=around.get("PATH")) is None and not Path(trial.cwd, program).is_file():
-            raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
-        # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
-        job = Job(
-            name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
-            timeout_s=timeout_s + _GRACE_S,
-        )  # fmt: skip
-        started = time.time()
-        try:
-            ended = run_here(job, trial.command, around, cwd=trial.cwd)
-        finally:
-            remove_asides(recorded)
+    job = script_job(trial, folder, timeout_s)
+    started = time.time()
+    try:
+        if slurm is not None:
+            ended = slurm.run(job)
+            done = ended.state == "done"
+            started = float(Path(job.result).read_text()) if done else started
+        else:
+            ended = _run_here(trial, job)
+            done = ended.exit_code == 0
+    finally:
+        remove_asides(recorded)
     write_whole(recorded / COMMAND_FILE, json.dumps({
-        "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code, "trials": trials,
+        "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code,
+        "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
     }))  # fmt: skip
     late = ended.seconds >= timeout_s
-    if ended.exit_code != 0:
+    if not done:
         reason = f"{program} took longer than {timeout_s:g} s." if late else ended.reason
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     recording = read_recording(recorded)
@@ -99,12 +101,45 @@ def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> Tr
     processes = read_processes(recorded)
     if mismatch := _does_otherwise(trial, recording, processes):
         return FailedTrial(kind="misuse", reason=mismatch, log=ended.log)
+    warm_up = _warm_up(trial)
     steps = _steps(_first(processes))
     counted = [s for s in steps if s.trial == 0 and s.number >= warm_up]
     if len(counted) < _FEWEST_STEPS:
         reason = f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     return _result(recording, processes, steps, counted, started)
+
+
+def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
+    """The job of a trial whose recording goes to FOLDER/recording. Its environment has only what differs from ours."""
+    folder = folder.absolute()
+    recorded = folder / "recording"
+    trials = {
+        "block_steps": trial.steps, "rounds": 1, "warm_up_steps": _warm_up(trial), "limit_s": timeout_s,
+        "without": _INTERVENTIONS, "only_steps": True, "writes_in": [str(folder)],
+    }  # fmt: skip
+    untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
+    around = environment(recorded, os.environ, trials) | untracked | trial.environment
+    # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended by the launcher
+    return Job(
+        name="script", program=trial.command, folder=str(folder), result=str(recorded / "ended-well"),
+        timeout_s=timeout_s + _GRACE_S, nnodes=trial.nnodes, nproc_per_node=trial.nproc_per_node,
+        cpus_per_process=trial.cpus_per_process, gpus_per_node=trial.gpus_per_node, starts=trial.starts, cwd=trial.cwd,
+        environment={key: value for key, value in around.items() if os.environ.get(key) != value},
+    )  # fmt: skip
+
+
+def _run_here(trial: ScriptTrial, job: Job) -> Ended:
+    program = trial.command[0]
+    path = job.environment.get("PATH", os.environ.get("PATH"))
+    if shutil.which(program, path=path) is None and not Path(trial.cwd, program).is_file():
+        raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
+    with temporary_folder() as own:
+        return run_here(job, trial.command, own | job.environment, cwd=trial.cwd)
+
+
+def _warm_up(trial: ScriptTrial) -> int:
+    return max(_FEWEST_WARM_UP, trial.warmup_steps)
 
 
 def _first(processes: Sequence[Process]) -> Process:

@@ -1,7 +1,8 @@
 """Batch scripts for Slurm: text and nothing else. Source: the manuals of sbatch and srun, 22.05 to 24.11.
 
 Ranks are started by srun, one a task, and not by a torchrun on every node: Slurm then sees every rank, ends all when one
-fails, and writes what each says; there is no second rendezvous to hang in, and no agent that swallows an exit code.
+fails, and writes what each says; there is no second rendezvous to hang in, and no agent that swallows an exit code. Only a
+user's own command that is a torchrun is started once a node, and finds the others by torchrun's variables (PET_NODE_RANK, ...).
 """
 
 import math
@@ -9,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job, file_name
+from trainpace.launch.job import Job, Starts, file_name
 from trainpace.records import Record
 
 MARGIN = 0.1
@@ -39,24 +40,30 @@ class SlurmOptions(Record):
             raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
 
 
-Shape = tuple[int, int, int | None, int]
+Shape = tuple[int, int, int | None, int, str, str | None]
 
 
 def shape_of(job: Job) -> Shape:
-    """The properties that jobs of one array share: nodes, processes a node, cores a process, GPUs a node."""
-    return job.nnodes, job.nproc_per_node, job.cpus_per_process, job.gpus_per_node
+    """The properties that jobs of one array share: nodes, processes a node, cores a process, GPUs a node, who starts them."""
+    return job.nnodes, job.nproc_per_node, job.cpus_per_process, job.gpus_per_node, job.starts, job.cwd
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     head = _head((job,), options, [f"--output={_pattern(str(job.log))}"])
-    return "\n".join(
-        [*head, *_exports(job.environment), *_ADDRESS, f"words=({shlex.join([python, *job.program])})", _start(job)]
-    )
+    own = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
+    end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
+    words = f"words=({shlex.join(_words(job, python))})"
+    return "\n".join([*head, *own, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"])
+
+
+def _words(job: Job, python: str) -> Sequence[str]:
+    return (python, *job.program) if job.starts == "python" else job.program
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """One array for jobs of one shape: task i runs ``jobs[i]`` and writes its log."""
-    assert len({shape_of(job) for job in jobs}) == 1
+    """One array for jobs of one shape: task i runs ``jobs[i]`` and writes its log. Not for whole commands."""
+    assert {shape_of(job) for job in jobs} == {shape_of(jobs[0])}
+    assert jobs[0].starts == "python"
     at_once = f"%{options.at_once}" if options.at_once else ""
     output = f"{jobs[0].folder}/slurm-"
     array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
@@ -65,7 +72,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
         log, words = shlex.quote(str(job.log)), shlex.join([python, *job.program])
         lines = [f"exec >>{log} 2>&1", *_exports(job.environment), f"words=({words})"]
         cases += [f"{i})", *(f"  {line}" for line in lines), "  ;;"]
-    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, _start(jobs[0])])
+    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, f"{_start(jobs[0])}\n"])
 
 
 def time_limit(timeout_s: float) -> str:
@@ -78,11 +85,12 @@ def time_limit(timeout_s: float) -> str:
 def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
     job = jobs[0]
     wanted = [
-        f"--job-name={file_name(job.name)}", f"--nodes={job.nnodes}", f"--ntasks={job.world_size}",
-        f"--ntasks-per-node={job.nproc_per_node}",
-        f"--cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else "",
+        f"--job-name={file_name(job.name)}", f"--nodes={job.nnodes}", f"--ntasks={job.nnodes * job.tasks_per_node}",
+        f"--ntasks-per-node={job.tasks_per_node}",
+        f"--cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else "",
         f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
         f"--time={time_limit(max(job.timeout_s for job in jobs))}", "--requeue", "--open-mode=append", *own,
+        f"--chdir={shlex.quote(job.cwd)}" if job.cwd else "",
         *(f"--{name}={shlex.quote(value)}" for name in ("partition", "account", "qos") if (value := getattr(options, name))),
         *options.extra,
     ]  # fmt: skip
@@ -100,18 +108,34 @@ _ADDRESS = [
 ]
 
 
+def _cores_of_a_task(job: Job) -> int:
+    return (job.cpus_per_process or 0) * job.nproc_per_node // job.tasks_per_node
+
+
 def _start(job: Job) -> str:
     """The srun command. It outlives the loss of a node, so that Slurm finds the job still running there, and requeues it.
 
     A rank that fails holds its end back for a second. srun stops reading what ranks say as soon as one of the others was
     killed for it, and the line that says what went wrong would be lost (14 of 20 jobs whose other rank waited). Slurm sends its
-    signals to every process of a step: the shell lets them pass, for the rank to answer."""
-    cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
-    rank = (
-        f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.nproc_per_node}"
-    )
-    shell = f'trap : TERM USR1 USR2; export {rank}; "$@"; ended=$?; [ $ended = 0 ] || sleep 1; exit $ended'
-    return f"srun --kill-on-bad-exit=1{cores} bash -c '{shell}' rank \"${{words[@]}}\"\n"
+    signals to every process of a step: the shell lets them pass, for the rank to answer. A whole command has a temporary folder
+    of its own on each node: the recorder ends it before it can remove what it left there."""
+    cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
+    whole = job.starts != "python"
+    shell = f"trap : TERM USR1 USR2; export {_RANK_OF[job.starts].format(local=job.nproc_per_node)}; "
+    shell += f'{_OWN_FOLDER if whole else ""}"$@"; ended=$?; {_REMOVED if whole else ""}[ $ended = 0 ] || sleep 1; exit $ended'
+    return f"srun --kill-on-bad-exit=1{cores} bash -c '{shell}' rank \"${{words[@]}}\""
+
+
+_OF_A_RANK = "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={local}"
+_RANK_OF: dict[Starts, str] = {
+    "python": _OF_A_RANK, "rank": _OF_A_RANK,
+    "node": "PET_NODE_RANK=$SLURM_PROCID PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT",
+}  # fmt: skip
+_OWN_FOLDER = (
+    "export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id -un)}"
+    " TMPDIR=$(mktemp -d -t trainpace-trial-XXXXXX); "
+)
+_REMOVED = 'rm -rf "$TMPDIR"; '
 
 
 def _exports(environment: dict[str, str]) -> list[str]:

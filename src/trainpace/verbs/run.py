@@ -37,7 +37,17 @@ from trainpace.ladder import (
     read_ladder,
     started_by,
 )
-from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_script, run_trial, why_no_noise_scale
+from trainpace.launch import (
+    FailedTrial,
+    Slurm,
+    SlurmOptions,
+    TrialResult,
+    job_of,
+    run_script,
+    run_trial,
+    script_job,
+    why_no_noise_scale,
+)
 from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
@@ -94,8 +104,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
     _note_unread(ladder, progress)
-    if ladder.script is None:
-        request.launchers.check(ladder)
+    request.launchers.check(ladder)
     folder = request.folder
     make_folder(folder)
     with (
@@ -138,9 +147,10 @@ def _ladder(request: RunRequest) -> Ladder:
     ladder = replace(ladder, allow_global_batch=ladder.allow_global_batch or request.allow_global_batch, **changes)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)
-    if ladder.script is not None and (request.launcher != "auto" or request.launchers.slurm != SlurmOptions()):
+    if ladder.script is not None and request.launcher in ("process", "torchrun"):
         raise Contradiction(
-            "a script is started by its own command, not by `launcher` or Slurm's options.", "Leave them out."
+            "a script is started by its own command, here or on Slurm's nodes.",
+            "Leave `launcher` out, or give slurm to run every rung there.",
         )
     return ladder
 
@@ -186,10 +196,11 @@ def _actions(
         work.to(done, max(expected, done + 1), name, done - there)
         done += 1
         try:
+            launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             if ladder.script is not None:
                 script_trial, _ = prepare(ladder, setup, folder / "trials" / name)
-                return run_script(script_trial, folder / "trials" / name, request.timeout)
-            launcher = request.launchers.over(ladder.slurm).of(setup.execution)
+                slurm = launcher if isinstance(launcher, Slurm) else None
+                return run_script(script_trial, folder / "trials" / name, request.timeout, slurm)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
             outcome = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
@@ -231,12 +242,15 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
         if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
+                launcher = request.launchers.over(ladder.slurm).of(setup.execution)
                 if ladder.script is not None:
                     trial, files = prepare(ladder, setup, folder)
-                    commands.append("\n".join([started_by(trial), *(file.diff for file in files if file.diff)]))
+                    on_slurm = isinstance(launcher, Slurm)
+                    text = launcher.text(script_job(trial, folder, request.timeout)) if on_slurm else started_by(trial)
+                    commands.append("\n".join([text, *(file.diff for file in files if file.diff)]))
                     continue
                 job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
-                commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
+                commands.append(launcher.text(job))
     return commands
 
 

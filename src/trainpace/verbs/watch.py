@@ -13,7 +13,7 @@ from trainpace.process import usable_cores
 from trainpace.records import Record
 from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
-from trainpace.watch import Recording, read_recording, watch
+from trainpace.watch import Recording, Task, read_recording, take, task_of, watch
 
 if TYPE_CHECKING:
     from trainpace.journal import Pace
@@ -36,11 +36,13 @@ class WatchRequest(Request):
 
 
 class Watched(Record):
-    """A recording, the folder that it lies in, and the exit code of the command that was run for it (0 for an old one)."""
+    """A recording, the folder that it lies in, and the exit code of the command that was run for it (0 for an old one).
+    `reports`: False for a task of srun for which the first one reports; its recording has no ranks."""
 
     recording: Recording
     folder: Path
     exit_code: int = 0
+    reports: bool = True
 
 
 def run(request: WatchRequest, progress: Progress) -> Watched:
@@ -56,15 +58,23 @@ def record(
     command: Sequence[str], output: str | None, stdout: int | None, progress: Progress,
     trials: Mapping[str, object] | None = None,
 ) -> Watched:  # fmt: skip
-    """Run the command with the recorder in it. `trials`: interventions to try."""
-    folder = _folder(output, command)
+    """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun all record together."""
+    task = task_of(os.environ)
+    if task is not None and trials is not None:
+        raise Misuse(
+            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace diagnose -- srun COMMAND."
+        )
+    folder = _folder(output, command) if task is None else _shared_folder(output, command, task)
     load, cores = os.getloadavg()[0], usable_cores()
-    if load > cores / 2:
+    if load > cores / 2 and (task is None or task.reports):
         progress.note(
             f"note: other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be"
             " too long."
         )
-    code = watch(command, folder, trials, output=stdout)
+    code = watch(command, folder, trials, stdout, task)
+    if task is not None and not task.reports:
+        own = Recording(command=tuple(command), seconds=None, exit_code=code, ranks=())
+        return Watched(recording=own, folder=folder, exit_code=code, reports=False)
     return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
 
 
@@ -84,6 +94,18 @@ def pace_of(run: str, journal: str | None) -> Pace:
             ) from None
 
 
+def _shared_folder(output: str | None, command: Sequence[str], task: Task) -> Path:
+    """The folder asked for, or one named after the script and the step; the same for all of its tasks."""
+    folder = Path(output) if output is not None else data_place("recordings") / f"{_stem(command)}-slurm-{task.step}"
+    if not take(folder, task):
+        raise Misuse(f"{folder} is there already; name a new folder.")
+    return folder
+
+
+def _stem(command: Sequence[str]) -> str:
+    return next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
+
+
 def _folder(output: str | None, command: Sequence[str]) -> Path:
     """The folder asked for, which must be new or empty, or one named after the script and the time."""
     if output is not None:
@@ -91,7 +113,6 @@ def _folder(output: str | None, command: Sequence[str]) -> Path:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise Misuse(f"{folder} is there already; name a new folder.")
         return folder
-    script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
-    base = data_place("recordings") / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    base = data_place("recordings") / f"{_stem(command)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     names = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100)))
     return next(folder for folder in names if not folder.exists())

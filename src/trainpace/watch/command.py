@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainpace.errors import TrainpaceError, os_reason
 from trainpace.records import make_folder, write_whole
+from trainpace.watch import tasks
 from trainpace.watch.inside.trail import ASIDE
 
 INJECT = Path(__file__).parent / "inject"
@@ -34,9 +35,11 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
 
 
 def watch(
-    command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None
-) -> int:
-    """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it.
+    command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None,
+    task: tasks.Task | None = None,
+) -> int:  # fmt: skip
+    """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
+    of several the first one waits for the others' ends, for a bounded time, and keeps how they ended.
 
     The command keeps its input, its output (unless `output` is another file descriptor) and its signals: an interrupt
     reaches it as usual, others are passed on, and the recording so far is kept. Raises TrainpaceError where the command
@@ -49,7 +52,9 @@ def watch(
     started = time.time()
     note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
     make_folder(folder)
-    write_whole(folder / COMMAND_FILE, json.dumps(note))
+    keeps = task is None or task.reports
+    if keeps:
+        write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials)
     if trials is None:
         code = _run(command, around, output)
@@ -57,7 +62,14 @@ def watch(
         with temporary_folder() as own:
             code = _run(command, around | own, output)
         remove_asides(folder)
-    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
+    note |= {"seconds": time.time() - started, "exit_code": code}
+    if task is not None:
+        tasks.end(folder, task, code)
+        if keeps:
+            note["unended"] = tasks.unended_in_words(tasks.missing_after(folder, task), task.tasks)
+            note["exit_code"] = code or tasks.first_failure(folder, task)
+    if keeps:
+        write_whole(folder / COMMAND_FILE, json.dumps(note))
     return code if code >= 0 else 128 - code
 
 

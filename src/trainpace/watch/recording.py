@@ -115,8 +115,8 @@ class Rank(Record):
 
 
 class Recording(Record):
-    """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is
-    left out (of several processes with the same rank, all but the one with the most steps)."""
+    """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
+    out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun)."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -140,12 +140,21 @@ def read_recording(folder: Path) -> Recording:
     processes = [(trail.header, list(records_of(trail.path)), trail.workers) for trail in trails_of(folder)]
     ranks = [_rank(*process) for process in processes if sum(isinstance(r, Step) for r in process[1]) > 1]
     longest = {r.rank: r for r in sorted(ranks, key=lambda r: r.steps)}
-    left_out = len(ranks) - len(longest)
-    also = f"{left_out} more process{'es' if left_out > 1 else ''} trained as the same rank, for no more steps, and are left out."
+    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records, _ in processes])
     return Recording(
         command=command, seconds=seconds, exit_code=code, ranks=tuple(r for _, r in sorted(longest.items())),
-        seen=_seen([records for _, records, _ in processes]) if not ranks else also if left_out else "",
+        seen=" ".join(filter(None, (seen, about.get("unended", "")))),
     )  # fmt: skip
+
+
+def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
+    """What a recording with ranks lacks."""
+    again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
+    absent = sorted(set(range(world)) - found)
+    also = f"{again} more process{'es' if again > 1 else ''} trained as the same rank, for no more steps, and are left out."
+    which = f"{'ranks' if len(absent) > 1 else 'rank'} {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
+    lacks = f"{which} of {world} left no training step here."
+    return " ".join([also] * bool(again) + [lacks] * bool(absent))
 
 
 def batches_per_step(rank: Rank) -> float:

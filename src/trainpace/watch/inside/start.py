@@ -25,7 +25,7 @@ def _header() -> dict[str, Any]:
     return {
         "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
         "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
-        "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
+        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }  # fmt: skip
 
@@ -168,9 +168,11 @@ _SAYS = "trainpace: a trial may write only into its own folder, which {out} in t
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse to open for writing, remove or rename anything outside of these folders, until the process ends."""
+    """Refuse to open for writing, remove or rename anything outside of these folders, until the process ends. A trial's temporary
+    folder is its own."""
     home = os.path.expanduser("~")
-    mine = [*folders, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
+    own = environment.get("TMPDIR", "/dev")
+    mine = [*folders, own, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
     mine += [environment[name] for name in CACHES if environment.get(name)]
     inside = tuple(os.path.realpath(folder) for folder in mine)
 

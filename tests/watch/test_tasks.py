@@ -1,0 +1,109 @@
+"""Several `trainpace watch` as the tasks of one srun: one recording, one report."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trainpace.watch import read_recording, tasks
+from trainpace.watch.tasks import Task, take, task_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
+
+import slurm_cluster
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+
+DDP = """
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(80, 16))
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=4):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_task_is_known_by_its_step():
+    assert task_of(STEP) == Task("7.0", 1, 2)
+    assert task_of(STEP | {"SLURM_RESTART_COUNT": "2"}).step == "7.0-2"
+    for lacking in STEP:  # a batch script itself has no step
+        assert task_of({k: v for k, v in STEP.items() if k != lacking}) is None
+    assert task_of(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_a_folder_is_taken_by_all_tasks_of_one_step(tmp_path):
+    assert take(tmp_path / "new", Task("7.0", 1, 2))
+    assert take(tmp_path / "new", Task("7.0", 0, 2))
+    assert not take(tmp_path / "new", Task("7.1", 0, 2))
+    (tmp_path / "file").write_text("")
+    assert not take(tmp_path / "file", Task("7.0", 0, 2))
+
+
+def test_the_first_task_waits_and_says_who_had_not_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
+    first = Task("7.0", 0, 3)
+    tasks.end(tmp_path, first, 0)
+    tasks.end(tmp_path, first._replace(number=2), 5)
+    assert tasks.missing_after(tmp_path, first) == [1]
+    assert tasks.first_failure(tmp_path, first) == 5
+    assert tasks.unended_in_words([1], 3).startswith("task 1 of 3 had not ended")
+    tasks.end(tmp_path, first._replace(number=1), 0)
+    assert tasks.missing_after(tmp_path, first) == []
+    assert tasks.unended_in_words([], 3) == ""
+
+
+def words_of(folder, *more):
+    (folder / "train.py").write_text(textwrap.dedent(DDP))
+    command = [sys.executable, "-m", "trainpace", "watch", *more]
+    return [*command, "--output", str(folder / "recording"), "--", sys.executable, str(folder / "train.py")]
+
+
+@pytest.mark.slow
+def test_tasks_record_together_and_the_first_reports(tmp_path, monkeypatch):
+    """Without Slurm: its variables, and torch's for the ranks to meet."""
+    for key, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631", **STEP}.items():
+        monkeypatch.setenv(key, value)
+    command = words_of(tmp_path)
+    started = []
+    for number in ("0", "1"):
+        monkeypatch.setenv("SLURM_PROCID", number)
+        monkeypatch.setenv("RANK", number)
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    (said, errors), (other_said, _) = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert "rank" in said
+    assert other_said == ""
+    recording = read_recording(tmp_path / "recording")
+    assert ([r.rank for r in recording.ranks], recording.seen, recording.exit_code) == ([0, 1], "", 0)
+    refused = subprocess.run(command, env={**STEP, "SLURM_STEP_ID": "1"}, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "is there already" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
+def test_srun_watch_on_every_rank_of_a_real_slurm(tmp_path):
+    command = words_of(tmp_path, "--json")
+    ranks = 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=127.0.0.1 MASTER_PORT=29632; exec "$@"'
+    with slurm_cluster.cluster(2, cpus=2):
+        done = subprocess.run(
+            ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", ranks, "rank", *command],
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)  # of the first task alone
+    assert [(r["rank"], r["world_size"]) for r in answer["ranks"]] == [(0, 2), (1, 2)]
+    assert answer["seen"] == ""
+    assert all(r["steps"] > 10 and r["parts_ms"]["communication"] >= 0 for r in answer["ranks"])
