@@ -95,6 +95,7 @@ bench-journal: $(VENV)/installed
 bench-measure: $(VENV)/installed .zoo/installed
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/measure.py
 	$(BIN)/python benchmarks/jumps.py --data $(DATA)
+	$(BIN)/python benchmarks/journal_repeats.py
 	$(BIN)/python benchmarks/journal.py
 
 bench-callbacks: $(VENV)/installed .engines/installed
