@@ -117,9 +117,9 @@ def notes(answer: dict[str, Any], took: dict[str, float]) -> list[str]:
         f"- Each node, and the machine that asks, has {CORES_OF_A_NODE:g} of this machine's {os.cpu_count()} cores by a control"
         f" group's quota, so that {NODES} nodes have {NODES} equal shares; links of {MBIT_PER_S:.0f} Mbit/s. These are no GPUs:"
         " the ratios are of this cluster, not the thesis'.",
-        "- 16 bits are bf16, which DeepSpeed trains in on a CPU (it refuses fp16 there); it keeps the weights in fp32 beside them,"
-        " and exchanges gradients and weights in 16 bits.",
-        "- The photographs were made into shards once, in {shards:.0f} s at the share of one node.",
+        "- 16 bits are bf16, which DeepSpeed trains in on a CPU (it refuses fp16 there); it keeps the weights in fp32 beside"
+        " them, and exchanges gradients and weights in 16 bits.",
+        f"- The photographs were made into shards once, in {shards:.0f} s at the share of one node.",
         f"- It took {', '.join(f'{name} {s:.0f} s' for name, s in took.items())}.",
     ]
 
