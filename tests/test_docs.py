@@ -144,7 +144,7 @@ def test_the_calculator(tmp_path):
     assert "16 runs, those of 2 sweeps measured here" in parts[2]
     predicted = " ".join(parts[3].split())  # however its lines are broken
     assert re.search(r"by the journal, whose interval holds \d of the 6 measured steps", predicted)
-    assert "measured with other settings or on other cards: T4" in predicted
+    assert "measured on other cards: T4" in predicted
     assert "Cheapest: " in parts[4]
     pages = {path.name for path in (tmp_path / "kept").glob("*.html")}
     assert pages == {

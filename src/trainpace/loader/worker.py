@@ -2,6 +2,7 @@
 parent of its workers."""
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -196,4 +197,6 @@ def _work(request: dict[str, Any]) -> str:
 if __name__ == "__main__":
     # torch warns of more workers than cores, which is what is tried here
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    # a worker that dies is told once; torch's DataLoader, taken apart after it, raises the same again where nobody can catch it
+    sys.unraisablehook = lambda _: None
     serve(_work)
