@@ -20,8 +20,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster
 from trainpace.journal import Circumstances, Journal, Knowledge, record_sweep
@@ -83,7 +81,7 @@ def repeats(profile: MachineProfile, folder: Path) -> list[tuple[str, int, float
                 assert forecast.step_time_interval_ms is not None
                 interval, batch = forecast.step_time_interval_ms, forecast.execution.micro_batch
                 for _ in range(REPEATED):
-                    ms = measure(replace(conditions), batch).median_ms
+                    ms = measure(conditions, batch).median_ms
                     row = (
                         workload.model.rpartition(":")[2],
                         batch,
@@ -124,7 +122,7 @@ def main() -> None:
     parser.add_argument("conditions", nargs="*", choices=["quiet", "loaded"], default=["quiet", "loaded"])
     options = parser.parse_args()
     kept = RESULT.read_text().split("## ")[1:] if RESULT.is_file() else []
-    sections = {text.partition("\n")[0]: f"## {text}" for text in kept}
+    sections = {text.split()[0]: f"## {text}" for text in kept}
     profile = calibrate(20.0)
     for name in options.conditions:
         with tempfile.TemporaryDirectory() as folder, load(2 if name == "loaded" else 0):

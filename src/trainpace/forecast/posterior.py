@@ -116,14 +116,14 @@ class Posterior:
         self._noise, self._repeat_sd = (np.array([o[i] for o in known]) for i in (2, 3))
         # the largest of a run's own errors says that its other batch sizes err as much
         self._surprises = (self._ratios[:, 0] / SURPRISE) ** 2
-        self.least_variance = 0.0
         self.least_variance = self._no_surprise()
-        between = self._between()
+        self._known_variances = self._variances(self._runs, self.least_variance)
+        between = self._between(self.least_variance)
         self._factor, self._weights = np.linalg.cholesky(between), np.linalg.solve(between, self._ratios)
 
-    def _between(self) -> Floats:
-        """The covariance of the measured errors (n x n)."""
-        variances = self._variances(self._runs)
+    def _between(self, least: float) -> Floats:
+        """The covariance of the measured errors (n x n), no forecast's variance below `least`."""
+        variances = self._variances(self._runs, least)
         return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(self._noise**2)
 
     def _no_surprise(self) -> float:
@@ -133,8 +133,7 @@ class Posterior:
         low, high = 0.0, max(float((errors**2).max()), 1e-6)
 
         def surprises(least: float) -> bool:
-            self.least_variance = least
-            return float(errors @ np.linalg.solve(self._between(), errors)) > most
+            return float(errors @ np.linalg.solve(self._between(least), errors)) > most
 
         if not surprises(low):
             return low
@@ -143,9 +142,9 @@ class Posterior:
             low, high = (middle, high) if surprises(middle) else (low, middle)
         return high
 
-    def _variances(self, runs: Runs) -> Floats:
+    def _variances(self, runs: Runs, least: float) -> Floats:
         own = np.where(self._runs.same_run(runs), self._surprises[:, None], 0.0).max(axis=0)
-        return np.maximum(np.maximum(runs.variances, own), self.least_variance)
+        return np.maximum(np.maximum(runs.variances, own), least)
 
     @property
     def variants(self) -> tuple[Hashable, ...]:
@@ -165,14 +164,14 @@ class Posterior:
 
     def means(self, runs: Runs) -> Floats:
         """The expected logarithms of measured / forecast of steps and of their phases (n x 4)."""
-        return np.asarray(self._with_known(runs, self._variances(runs)).T @ self._weights)
+        return np.asarray(self._with_known(runs, self._variances(runs, self.least_variance)).T @ self._weights)
 
     def _with_known(self, runs: Runs, variances: Floats) -> Floats:
-        return covariance(self._runs, runs, self._variances(self._runs), variances, self._r)
+        return covariance(self._runs, runs, self._known_variances, variances, self._r)
 
     def log_sd(self, runs: Runs) -> Floats:
         """The standard deviations of the logarithms of measured / corrected forecast (n)."""
-        variances = self._variances(runs)
+        variances = self._variances(runs, self.least_variance)
         told = np.linalg.solve(self._factor, self._with_known(runs, variances))
         left = np.maximum(variances + runs.card_sd**2 - (told**2).sum(axis=0), 0.0)
         # the forecast is of one more measurement, which is as noisy as those before
