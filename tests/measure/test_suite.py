@@ -5,7 +5,7 @@ import pytest
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.measure.suites import CLASSIC, OPTIMIZERS, RANDOM_BATCHES, SuiteItem, suite
-from trainpace.trace import task, zoo
+from trainpace.trace import optimizers, zoo
 from trainpace.trace.generator import architecture
 
 
@@ -15,7 +15,7 @@ def test_classic_is_the_zoo():
 
 
 def test_the_optimizers_are_those_of_tasks():
-    assert set(OPTIMIZERS) == set(task.OPTIMIZERS)
+    assert set(OPTIMIZERS) == set(optimizers.OPTIMIZERS)
 
 
 def test_small_is_small():

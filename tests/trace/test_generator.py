@@ -22,7 +22,8 @@ from trainpace.trace.generator import (
     is_random,
     parse_random,
 )
-from trainpace.trace.task import build_task, make_optimizer
+from trainpace.trace.optimizers import make_optimizer
+from trainpace.trace.specs import build_task
 from trainpace.trace.trace import trace
 
 # what a seed means is kept for ever: measurements are stored under it

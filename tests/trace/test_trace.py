@@ -8,7 +8,8 @@ from torch import nn
 from nouns import at_peak
 from trainpace.errors import TrainpaceError, UnknownName, UserCodeError
 from trainpace.trace import zoo
-from trainpace.trace.task import Task, build_task
+from trainpace.trace.specs import build_task
+from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 

@@ -25,8 +25,10 @@ from trainpace.trace.cuda_mapping import (
     unpacked_sequences,
 )
 from trainpace.trace.operators import map_tensors, tensors_in
+from trainpace.trace.optimizers import make_optimizer, optimizer_name
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
-from trainpace.trace.task import Task, build_task, make_optimizer, optimizer_name, recompute_activations
+from trainpace.trace.specs import build_task
+from trainpace.trace.task import Task, recompute_activations
 from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
@@ -34,7 +36,7 @@ BATCHES = (2, 3, 5)
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """Trace a model spec. `variant.optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
+    """Trace a model spec. `variant.optimizer` names one of `optimizers.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `load_workload`.
     """
