@@ -303,7 +303,8 @@ class TracedForm(Record):
 
 class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
-    labels, of `sample_bytes` a sample in all."""
+    labels, of `sample_bytes` a sample in all. notes: sentences about what the trace took for granted or left out, which every
+    answer about the workload repeats."""
 
     model: str
     parameters: int
@@ -317,6 +318,7 @@ class Workload(Record):
     checkpointed: bool = False
     sample_bytes: float = 0.0
     batch_tensors: int = 2
+    notes: tuple[str, ...] = ()
 
     @property
     def image_side(self) -> int | None:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.trace.operators import Row, matrices_of, rows_of, tensors_in
 from trainpace.trace.roles import Step
+from trainpace.trace.self_check import FlopCheck, refuse_uncounted
 from trainpace.workload import Phase
 
 BEFORE, AFTER = 0, -1
@@ -66,6 +67,7 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.recording = True
         self.recorded: list[Recorded] = []
+        self.flop_check = FlopCheck()
         self.parameter_bytes = self.optimizer_bytes = 0.0
         """Bytes of parameters and buffers, and of the optimizer's states."""
         self._gradient_bytes = 0.0
@@ -170,8 +172,11 @@ class Recorder(TorchDispatchMode):
         if self.recording:
             if self.steps is not None and self.phase == "forward" and func is not _DETACH:
                 self._keep_step(func, args, kwargs, out)
-            for row in rows_of(func, args, kwargs, out):
-                self._append(row, self._name(args))
+            rows, name = rows_of(func, args, kwargs, out), self._name(args)
+            refuse_uncounted(func, rows, name)
+            self.flop_check.add(func, args, kwargs, out, rows)
+            for row in rows:
+                self._append(row, name)
         return out
 
     def _locate(self, func: Any, args: Any) -> None:

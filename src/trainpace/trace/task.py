@@ -18,6 +18,7 @@ class Task(NamedTuple):
 
     `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
     model alone. `loss_name`: of the loss's class or function, None where it has none (a lambda, a model that computes its own).
+    `notes`: sentences about what was taken for granted in making the task, or of what was asked for is not in it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Task(NamedTuple):
     dataset: Any = None
     collate: Callable[[list[Any]], Any] | None = None
     loss_name: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def forward(model: nn.Module, batch: Any) -> Any:

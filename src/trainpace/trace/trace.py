@@ -54,18 +54,21 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
     own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
+    traced = {form: _trace_form(task, form, variant) for form in forms}
+    notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
     return Workload(
         model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
-        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES,
-        forms={form: _trace_form(task, form, variant) for form in forms},
+        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
+        forms={form: result for form, (result, _) in traced.items()},
     )  # fmt: skip
 
 
-def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
+def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
+    """The form, and a sentence where its FLOPs are in doubt."""
     model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
@@ -75,7 +78,7 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
     if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
         # a model may compute something once and keep it, such as relative positions: later steps are without it
         runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
-    return _fit(task.name, runs, chain)
+    return _fit(task.name, runs, chain), runs[1].flop_check.note()
 
 
 def _kinds(run: Recorder) -> list[str]:
