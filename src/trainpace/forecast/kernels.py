@@ -105,6 +105,7 @@ class KernelTable:
         self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
+        self._uneven = np.isin(self._kind, ATTENTION_KINDS) & (operators.dims[:, ATTENTION.value_size].sum(axis=1) > 0)
         self._masked = np.char.find(np.array(operators.function), "efficient") >= 0
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
@@ -304,7 +305,7 @@ class KernelTable:
     def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
         """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
         kind, half = str(self._kind[rows][0]), self.operators.half[rows]
-        which = np.select([~half, self._masked[rows]], [2, 1], 0)
+        which = np.select([~half, self._masked[rows], self._uneven[rows]], [2, 1, 3], 0)
         of_kind = zip(*rates.attention.of(kind), strict=True)
         figures = AttentionFigures(*(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind))
         sizes = tuple(part(dims[i], rows) for i in ATTENTION)
