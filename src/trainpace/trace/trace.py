@@ -27,6 +27,7 @@ from trainpace.trace.cuda_mapping import (
 from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.optimizers import make_optimizer, optimizer_name
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
+from trainpace.trace.repeats import idle_parameters, only_these_blocks, repeated, shortened
 from trainpace.trace.specs import build_task
 from trainpace.trace.task import Task, recompute_activations
 from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
@@ -73,16 +74,21 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, s
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
     stepper = stepper or make_optimizer(variant.optimizer or "sgd_momentum", model)
-    chain = longest_chain(model)
-    runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
-    if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
-        # a model may compute something once and keep it, such as relative positions: later steps are without it
-        runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
-    return _fit(task.name, runs, chain), runs[1].flop_check.note()
+    whole = longest_chain(model)
+    short = None if whole is None else shortened(model, whole)
+    for chain in (short, whole):
+        runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
+        if _kinds(runs[0].recorded) != _kinds(runs[1].recorded) == _kinds(runs[2].recorded):
+            # a model may compute something once and keep it, such as relative positions: later steps are without it
+            runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
+        steps = [step for run in runs if (step := repeated(run, chain)) is not None]
+        if len(steps) == len(runs):
+            break
+    return _fit(task.name, runs, steps, chain), runs[1].flop_check.note()
 
 
-def _kinds(run: Recorder) -> list[str]:
-    return [recorded.row.kind for recorded in run.recorded]
+def _kinds(recorded: Sequence[Recorded]) -> list[str]:
+    return [one.row.kind for one in recorded]
 
 
 def _one_step(
@@ -110,11 +116,12 @@ def _one_step(
         for name, module in model.named_modules()
         if name
     ]
+    idle = [] if chain is None else [p for p in idle_parameters(model, chain) if p.requires_grad]
     mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
         with warnings.catch_warnings(), python_functions_see_through(), unpacked_sequences(), recorder:
             warnings.simplefilter("ignore")
-            with mapping, checkpoints_see_through(mapping):
+            with mapping, checkpoints_see_through(mapping), only_these_blocks(model, chain):
                 if variant.mode == "inference":
                     with torch.no_grad():
                         task.forward(model, batch)
@@ -124,6 +131,9 @@ def _one_step(
             if variant.mode == "train":
                 recorder.phase = "optimizer"
                 recorder.recording = False
+                for parameter in idle:
+                    parameter.grad = torch.empty_like(parameter)
+                    recorder.gradient_ready(parameter.grad)
                 stepper.step()  # creates the states, which is no part of later steps
                 recorder.recording = True
                 stepper.step()
@@ -159,9 +169,10 @@ def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Re
     loss.backward()
 
 
-def _fit(name: str, runs: list[Recorder], chain: Chain | None) -> TracedForm:
-    first, second, _ = runs
-    kinds = [_kinds(run) for run in runs]
+def _fit(name: str, runs: list[Recorder], steps: list[list[Recorded]], chain: Chain | None) -> TracedForm:
+    """The form of three runs, whose `steps` are of the whole chain."""
+    first, second, recorded = runs[0], runs[1], steps[0]
+    kinds = [_kinds(step) for step in steps]
     if not kinds[0]:
         raise TrainpaceError(f"{name} does nothing on the device.")
     if not kinds[0] == kinds[1] == kinds[2]:
@@ -171,14 +182,14 @@ def _fit(name: str, runs: list[Recorder], chain: Chain | None) -> TracedForm:
             "Measure it with `trainpace measure` instead.",
         )
     b0, b1, b2 = BATCHES
-    columns = [np.array([_numbers(recorded) for recorded in run.recorded]) for run in runs]
+    columns = [np.array([_numbers(one) for one in step]) for step in steps]
     slope = (columns[1] - columns[0]) / (b1 - b0)
     constant = columns[0] - slope * b0
     wrong = np.abs(constant + slope * b2 - columns[2]) > 1e-6 * np.maximum(1.0, np.abs(columns[2]))
     wrong[:, -1] = False  # the moment at which a tensor dies may move by one operator
     if wrong.any():
         number = int(np.flatnonzero(wrong.any(axis=1))[0])
-        other = first.recorded[number]
+        other = recorded[number]
         raise TrainpaceError(
             f"{name} is not affine in the batch size: its {other.row.kind} operator number {number}"
             f" ({other.module or other.phase}) grows otherwise.",
@@ -186,16 +197,16 @@ def _fit(name: str, runs: list[Recorder], chain: Chain | None) -> TracedForm:
         )
     memory = MemoryProfile(
         parameter_bytes=first.parameter_bytes, optimizer_bytes=first.optimizer_bytes,
-        peaks=_peaks(constant[:, -2], constant[:, -1], slope[:, -1]), moments=_moments(first.recorded, constant, slope),
+        peaks=_peaks(constant[:, -2], constant[:, -1], slope[:, -1]), moments=_moments(recorded, constant, slope),
     )  # fmt: skip
     layout = layout_of(chain, second)
-    operators, heads = _group(first.recorded, constant, slope, layout)
+    operators, heads = _group(recorded, constant, slope, layout)
     if layout is None:
         return TracedForm(operators=operators, memory=memory)
-    origins = [first.recorded[i].origin for i in heads]
+    origins = [recorded[i].origin for i in heads]
     inside = [origin.place > BEFORE for origin in origins]
     roles = [layout.role(*row) for row in zip(operators.kind, operators.function, origins, strict=True)]
-    blocks = blocks_of(layout, runs, BATCHES, inside, roles, operators.count)
+    blocks = blocks_of(layout, runs, steps, BATCHES, inside, roles, operators.count)
     return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
 
