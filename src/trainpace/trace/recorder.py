@@ -1,7 +1,7 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        shortcut = _SHORTCUTS.get(func)
+        shortcut = _SHORTCUTS.get(func) or _foreach_shortcut(func, args)
         self._locate(func, args)
         out = func(*args, **kwargs) if shortcut is None else shortcut(*args, **kwargs)
         self._track(out)
@@ -290,7 +290,29 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> 
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
 
+def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What stands for an update of many tensors, of which torch's own meta kernel runs Python for each tensor of each list."""
+    name = func._schema.name.partition("::")[2]
+    if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
+        return None  # step counters are the host's, and count
+    if name.endswith("_"):
+        return _in_place
+    return _like_the_first if name in _FOREACH_ALIKE else None
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _like_the_first(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
 _DETACH = torch.ops.aten.detach.default
+_FOREACH_ALIKE = frozenset(
+    f"_foreach_{name}" for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
+)
+"""Out-of-place updates whose results are as large as the first list's tensors."""
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 
