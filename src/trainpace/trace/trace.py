@@ -7,7 +7,7 @@ not affine in the batch size (a loss over all pairs of samples, say) is refused 
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,9 @@ from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.optimizers import make_optimizer, optimizer_name
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
 from trainpace.trace.specs import build_task
-from trainpace.trace.task import Task, recompute_activations
+from trainpace.trace.stand_ins import answered
+from trainpace.trace.task import Task, WholeStep, recompute_activations
+from trainpace.trace.whole_step import on_meta_in_place, record_whole_step, storage_bytes
 from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
@@ -46,12 +48,21 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
         with torch.device("meta"):
             task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
     if variant.checkpointing:
+        if task.step is not None:
+            raise TrainpaceError(f"{task.name} has a step of its own.", "Let its models recompute activations there.")
         recompute_activations(task.model)
     return trace_task(task, forms, variant)
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
+    if task.step is not None:
+        own = task.step.optimizer_name
+        if variant.optimizer is not None or variant.mode != "train":
+            raise TrainpaceError(
+                f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
+                "Leave `optimizer` and `mode` out.",
+            )
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
     return Workload(
@@ -66,6 +77,8 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
 
 
 def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
+    if task.step is not None:
+        return _fit(task.name, _whole_steps(task, task.step, form, variant), None)
     model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
@@ -76,6 +89,21 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
         # a model may compute something once and keep it, such as relative positions: later steps are without it
         runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
     return _fit(task.name, runs, chain)
+
+
+def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[Recorder]:
+    runs = []
+    for n in BATCHES:
+        batch = _meta_batch(task, n, form)
+        try:
+            dtype = torch.bfloat16 if form == "half" else None
+            with on_meta_in_place(task.model, step.optimizers, dtype), unpacked_sequences(), answered(form, task.pads):
+                runs.append(record_whole_step(step, task.model, batch, form, variant))
+        except TrainpaceError:
+            raise
+        except Exception as error:
+            raise _explained(task.name, error) from error
+    return runs
 
 
 def _kinds(run: Recorder) -> list[str]:
@@ -109,7 +137,13 @@ def _one_step(
     ]
     mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
-        with warnings.catch_warnings(), python_functions_see_through(), unpacked_sequences(), recorder:
+        with (
+            warnings.catch_warnings(),
+            python_functions_see_through(),
+            unpacked_sequences(),
+            answered(form, task.pads),
+            recorder,
+        ):
             warnings.simplefilter("ignore")
             with mapping, checkpoints_see_through(mapping):
                 if variant.mode == "inference":
@@ -131,19 +165,13 @@ def _one_step(
     finally:
         for hook in hooks:
             hook.remove()
-    recorder.optimizer_bytes = _storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
-    recorder.parameter_bytes = _storage_bytes(lasting)
+    recorder.optimizer_bytes = storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
+    recorder.parameter_bytes = storage_bytes(lasting)
     # the states were made during this step, but are there before it in every other one
     for recorded in recorder.recorded:
         if recorded.phase == "optimizer":
             recorded.activation_bytes = max(0.0, recorded.activation_bytes - recorder.optimizer_bytes)
     return recorder
-
-
-def _storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """The bytes of meta tensors, of which some may share their storage."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == "meta"}
-    return float(sum(storages.values()))
 
 
 def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Recorder, mapping: CudaMapping) -> None:
@@ -287,7 +315,7 @@ def on_meta(
 
 def _meta_batch(task: Task, size: int, form: Form) -> Any:
     with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
-        batch = task.make_batch(size)
+        batch = (task.batch_to_trace or task.make_batch)(size)
 
     def bare(t: torch.Tensor) -> torch.Tensor:
         dtype = torch.bfloat16 if form == "half" and t.is_floating_point() else t.dtype
