@@ -207,7 +207,11 @@ def prepared(table: pd.DataFrame) -> Rows:
     exponentials = boost * of(lambda d: exponentials_per_s(d, 1e12 * d.fp32_tflops.value))
     peak = boost * peak * np.array([instruction_share(devices[card], way) for card, way in pairs])
     key_bytes = width * 2 * c["b"] * c["kv_heads"] * c["keys"] * c["head"]
-    sizes = (*(c[name] for name in ("b", "heads", "queries", "keys", "head")), table.causal.to_numpy())
+    sizes = (
+        *(c[name] for name in ("b", "heads", "queries", "keys", "head")),
+        table.causal.to_numpy(),
+        np.zeros(len(table)),
+    )
     bias = width * table.bias.to_numpy()
     return Rows(
         table, sizes, bias + key_bytes + width * 2 * c["b"] * c["heads"] * c["queries"] * c["head"], key_bytes, 1e12 * peak,

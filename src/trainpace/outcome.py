@@ -189,7 +189,8 @@ class Forecast(Record):
 
     host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
     typical of such cards. software: what runs the step, in words, empty on such a machine; `software_assumed`: nobody said
-    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason.
+    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason. `notes`: the workload's,
+    of what its trace took for granted.
     """
 
     model: str
@@ -224,6 +225,7 @@ class Forecast(Record):
     software: str = ""
     software_assumed: bool = False
     software_idle: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
@@ -331,6 +333,7 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "software_assumed": f.software_assumed,
         "software_idle": list(f.software_idle),
         "warnings": list(f.warnings),
+        "notes": list(f.notes),
         "reason": f.reason,
         "training_time_s": None if f.training_time is None else f.training_time.total_s,
         "cost_usd": f.cost_usd,

@@ -59,7 +59,8 @@ Counts = NDArray[np.int64]
 
 
 class GemmSizes(NamedTuple):
-    """`batch` products of m x k by k x n."""
+    """`batch` products of m x k by k x n. In a table one of m, n, k may be no whole number: the rows of each group where
+    those of a grouped product are divided evenly."""
 
     batch: int
     m: int
@@ -89,7 +90,7 @@ class ConvSizes(NamedTuple):
 
 
 class AttentionSizes(NamedTuple):
-    """Fused attention; queries and keys are lengths, causal is 0 or 1."""
+    """Fused attention; queries and keys are lengths, causal is 0 or 1. value_size: of values, 0 where it is head_size."""
 
     batch: int
     heads: int
@@ -97,6 +98,7 @@ class AttentionSizes(NamedTuple):
     keys: int
     head_size: int
     causal: int
+    value_size: int = 0
 
 
 class OtherSizes(NamedTuple):
@@ -110,17 +112,25 @@ class OtherSizes(NamedTuple):
 MOST_SIZES = 16
 """Sizes of one operator in the table at most; the rest is padded with zeros."""
 GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
-ATTENTION, OTHER = AttentionSizes(*range(6)), OtherSizes(*range(3))
+ATTENTION, OTHER = AttentionSizes(*range(7)), OtherSizes(*range(3))
 """Where each size of a kind stands in `Operators.dims`: `dims[:, GEMM.m]`."""
 CONV_OUT, CONV_IN = slice(CONV.out_d, CONV.out_w + 1), slice(CONV.in_d, CONV.in_w + 1)
 CONV_KERNEL, CONV_STRIDE = slice(CONV.kernel_d, CONV.kernel_w + 1), slice(CONV.stride_h, CONV.stride_w + 1)
 CONVOLUTION_KINDS = ("conv", "conv_dgrad", "conv_wgrad")
 ATTENTION_KINDS = ("attention", "attention_backward")
+GROUPED = "_grouped_mm"
+"""The function of products of all experts in one call (torch.nn.functional.grouped_mm)."""
 
 
 def form_of(precision: Precision) -> Form:
     """The form in which a workload must have been traced to be forecast in `precision`."""
     return NUMBER_FORMATS[precision].form
+
+
+def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats:
+    """Multiplications that each score costs in fused attention: forward the products with keys and with values; backward those of
+    queries and keys, again and for both gradients, and of values and their gradients (FlashAttention, arXiv:2205.14135)."""
+    return 3.0 * head_size + 2.0 * value_size if kind == "attention_backward" else 1.0 * (head_size + value_size)
 
 
 class Operators(Record):
@@ -175,10 +185,12 @@ class Operators(Record):
         convolution, attention = np.isin(kind, CONVOLUTION_KINDS), np.isin(kind, ATTENTION_KINDS)
         groups = np.where(convolution, np.maximum(d[:, CONV.groups], 1), 1)
         work = d[:, CONV.images] * d[:, CONV.c_in] * d[:, CONV.c_out] / groups * d[:, CONV_KERNEL].prod(axis=1)
-        products = np.where(kind == "attention_backward", 5, 2) * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
+        scores = d[:, ATTENTION[: ATTENTION.head_size]].prod(axis=1) * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
+        heads, values = d[:, ATTENTION.head_size], d[:, ATTENTION.value_size]
+        widths = [attention_widths(name, heads, np.where(values > 0, values, heads)) for name in ATTENTION_KINDS]
         expected = 2.0 * np.select(
             [kind == "gemm", attention],
-            [d[:, GEMM].prod(axis=1), d[:, ATTENTION[: ATTENTION.causal]].prod(axis=1) * products],
+            [d[:, GEMM].prod(axis=1), scores * np.where(kind == "attention", *widths)],
             work * d[:, CONV_OUT].prod(axis=1),
         )
         # a transposed convolution works at every position of its input
@@ -225,9 +237,10 @@ class MemoryProfile(Record):
                 raise TrainpaceError(f"the memory profile's {name} should be finite numbers of shape (n, {columns}).")
 
 
-Role = Literal["", "column", "row", "sharded", "replicated"]
+Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
 """What tensor parallelism does to an operator. column: its weight is divided by outputs, so that it reads a whole input and
-writes a part. row: by inputs, so that its results have to be summed over the ranks. sharded: it works on what column wrote.
+writes a part. row: by inputs, so that its results have to be summed over the ranks. sharded: it works on what column wrote;
+expert: on what experts wrote, whose products are grouped, so that expert parallelism sends its rows to other ranks.
 replicated: norms, residuals and dropout between them, which sequence parallelism divides. "": outside."""
 
 
@@ -247,6 +260,10 @@ class Blocks(Record):
     (embedding, head, loss); after_saved_bytes: the part of it that is made after the blocks, and gone when their backward
     pass begins; after_working_bytes: the most that is alive after the blocks, in their head and loss, beyond all that is
     saved and beyond gradients.
+
+    experts: of one block, 0 where none has grouped products. expert_parameters: numbers in their weights and biases, which
+    tensor_parameters leave out. dispatched_bytes: the rows that one block's router sends to experts, each token once for each of
+    its experts. expert_saved_bytes: the part of saved_bytes that experts make.
     """
 
     module: str
@@ -268,13 +285,18 @@ class Blocks(Record):
     outside_saved_bytes: tuple[float, float]
     after_saved_bytes: tuple[float, float] = (0.0, 0.0)
     after_working_bytes: tuple[float, float] = (0.0, 0.0)
+    experts: int = 0
+    expert_parameters: int = 0
+    dispatched_bytes: tuple[float, float] = (0.0, 0.0)
+    expert_saved_bytes: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
         numbers = [size for size in sizes.values() if isinstance(size, int)]
         if any(not 0 <= size < LARGEST for size in numbers) or self.count < 1:
             raise TrainpaceError("the repeated blocks need finite counts from 0, and one block at least.")
-        if self.tensor_parameters > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
+        divided = self.tensor_parameters + self.expert_parameters
+        if divided > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
             raise TrainpaceError("the repeated blocks divide more parameters than they have.")
         if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(self.key_value_heads, 1):
             raise TrainpaceError("the heads of the repeated blocks are no multiple of their key-value heads.")
@@ -303,7 +325,8 @@ class TracedForm(Record):
 
 class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
-    labels, of `sample_bytes` a sample in all."""
+    labels, of `sample_bytes` a sample in all. notes: sentences about what the trace took for granted or left out, which every
+    answer about the workload repeats."""
 
     model: str
     parameters: int
@@ -317,6 +340,7 @@ class Workload(Record):
     checkpointed: bool = False
     sample_bytes: float = 0.0
     batch_tensors: int = 2
+    notes: tuple[str, ...] = ()
 
     @property
     def image_side(self) -> int | None:

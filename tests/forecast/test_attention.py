@@ -30,7 +30,7 @@ def parts(card, implementation, kind, batch, heads, length, head, causal, full=F
     precision = "bf16" if device.bf16_tensor_tflops else "fp16"
     rates = sustained_rates(device, precision, True, True, fitted_constants(), attention=implementation)
     figures = rates.attention.of(kind)[2 if full else 0]
-    sizes = tuple(np.array([float(x)]) for x in (batch, heads, length, length, head, causal))
+    sizes = tuple(np.array([float(x)]) for x in (batch, heads, length, length, head, causal, 0))
     moved = np.array([(4 if kind == "attention" else 8) * (4 if full else 2) * batch * heads * length * head * 1.0])
     return tuple(float(x[0]) for x in attention_s(kind, sizes, moved, figures, rates.sms, rates.l2_bytes))
 
@@ -84,7 +84,7 @@ def test_no_card_is_faster_than_its_datasheet(device, name):
     peak = matrix_peak(device, "bf16" if device.bf16_tensor_tflops else "fp16", half=True)
     plain = device.fp32_tflops.value * 1e12
     rates = attention_rates(device, implementation_on(device, name), peak.flop_per_s, plain, plain)
-    sizes = tuple(np.array([float(x)]) for x in (64, 64, 65536, 65536, 128, 0))
+    sizes = tuple(np.array([float(x)]) for x in (64, 64, 65536, 65536, 128, 0, 0))
     sms = np.array(device.sms.value if device.sms else 80.0)
     for kind in PASSES:
         compute = attention_s(kind, sizes, np.array([1.0]), rates.of(kind)[0], sms, np.array(1e7)).compute_s[0]

@@ -17,7 +17,7 @@ import numpy as np
 from trainpace.forecast.pooling import Pooled
 from trainpace.hardware import Device
 from trainpace.records import Record, from_package
-from trainpace.workload import Floats
+from trainpace.workload import Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
 """Fused attention's kernels in 16 bits. efficient: torch's memory-efficient ones (xFormers'). flash1 to flash4: FlashAttention's
@@ -33,8 +33,6 @@ MASKED, FULL = "efficient", "efficient_full"
 """What takes masks and biases of numbers in 16 bits, and what takes fp32: memory-efficient attention."""
 FIRST = 0.5
 """What FlashAttention's first version reaches of its second ("about 2x", Dao 2023)."""
-PRODUCTS = {"attention": 2.0, "attention_backward": 5.0}
-"""Products over the head's size for each score; the backward pass repeats one of the forward's."""
 EXPONENTIALS_PER_CLOCK = 16.0
 """Of one multiprocessor, from Volta to Blackwell (CUDA C++ Programming Guide, throughput of native arithmetic instructions)."""
 NARROW_GENERATIONS = ("6.0", "7.0", "7.2", "7.5", "8.0")
@@ -51,6 +49,10 @@ OLD_INSTRUCTIONS = {"9": 0.63, "10": 0.31}
 H100 (Luo et al. 2024, arXiv:2402.13499); on Blackwell taken to be as many FLOP a multiprocessor and clock."""
 AMPERE_KERNELS = ("efficient", "efficient_full", "flash1", "flash2")
 """Implementations that use them everywhere."""
+TAKES_UNEVEN = ("cudnn", "flash3", "flash4")
+"""Implementations that take values of another width than queries and keys, as DeepSeek-V3's 192 and 128: cuDNN's from 9.10 on
+Hopper and 9.11 on Blackwell (`check_cudnn_tensor_shapes` in torch's sdp_utils.cpp), FlashAttention-3 and 4. In the place of the
+others memory-efficient attention runs."""
 TF32_PRODUCTS = 3.0
 """Memory-efficient attention makes one fp32 product of three in TF32, allowed or not (CUTLASS' OpMultiplyAddFastF32)."""
 
@@ -80,7 +82,7 @@ class AttentionFigures(NamedTuple):
 
 class AttentionRates(NamedTuple):
     """The figures of both passes: of 16-bit operands, of those with a mask or bias of numbers, which only memory-efficient
-    attention takes, and of fp32 operands."""
+    attention takes, of fp32 operands, and of 16-bit operands whose values are not as wide as queries and keys."""
 
     half: AttentionFigures
     half_backward: AttentionFigures
@@ -88,16 +90,18 @@ class AttentionRates(NamedTuple):
     masked_backward: AttentionFigures
     full: AttentionFigures
     full_backward: AttentionFigures
+    uneven: AttentionFigures
+    uneven_backward: AttentionFigures
 
-    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures]:
-        """(16-bit, masked, fp32) figures of a kind of operators."""
+    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures, AttentionFigures]:
+        """(16-bit, masked, fp32, uneven) figures of a kind of operators."""
         if kind == "attention":
-            return self.half, self.masked, self.full
-        return self.half_backward, self.masked_backward, self.full_backward
+            return self.half, self.masked, self.full, self.uneven
+        return self.half_backward, self.masked_backward, self.full_backward, self.uneven_backward
 
 
 _NONE = AttentionFigures(*(np.asarray(1.0) for _ in AttentionFigures._fields))
-NO_ATTENTION = AttentionRates(*(_NONE,) * 6)
+NO_ATTENTION = AttentionRates(*(_NONE,) * 8)
 """In the place of figures that no operator needs."""
 
 
@@ -152,7 +156,7 @@ def attention_rates(
     name = "flash2" if implementation == "flash1" else implementation
     passes = [
         figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
-        for way, peak in ((name, half), (MASKED, half), (FULL, full))
+        for way, peak in ((name, half), (MASKED, half), (FULL, full), (name if name in TAKES_UNEVEN else MASKED, half))
         for key in (way, f"{way}_backward")
     ]
     if implementation == "flash1":
@@ -190,11 +194,13 @@ def attention_s(
     kind: str, sizes: tuple[Floats, ...], moved_bytes: Floats, f: AttentionFigures, sms: Floats, l2_bytes: Floats
 ) -> AttentionTimes:
     """Seconds of attention of `AttentionSizes`. Arrays broadcast."""
-    b, heads, queries, keys, head, causal = sizes
-    padded = np.ceil(head / HEAD_UNIT) * HEAD_UNIT
+    b, heads, queries, keys, head, causal, value = sizes
+    value = np.where(value > 0, value, head)
+    padded = attention_widths(kind, *(np.ceil(width / HEAD_UNIT) * HEAD_UNIT for width in (head, value)))
+    head = (head + value) / 2
     keys, rows = (np.ceil(length / KEY_UNIT) * KEY_UNIT for length in (keys, queries))
     speed = f.flop_per_s * f.wide ** np.maximum(np.log2(np.maximum(head, 1.0) / USUAL_HEAD), 0.0)
-    products_s, softmax_s = 2.0 * PRODUCTS[kind] * padded * sms / speed, sms / f.score_per_s
+    products_s, softmax_s = 2.0 * padded * sms / speed, sms / f.score_per_s
     sharpness = 1.0 + f.overlap
     key_s = f.block_rows * (products_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
     longest = key_s * (keys + f.prologue)

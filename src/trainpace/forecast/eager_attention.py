@@ -35,15 +35,19 @@ class _Style(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Of one attention: `products` over samples and heads, the scores, the elements of queries and of keys."""
+    """Of one attention: `products` over samples and heads, the scores, the elements of queries, keys, values and results; and
+    the lengths of queries, keys, heads and values."""
 
     products: Pair
     scores: Pair
     of_queries: Pair
     of_keys: Pair
+    of_values: Pair
+    of_results: Pair
     queries: float
     keys: float
     head: float
+    value: float
 
 
 def has_fused_attention(operators: Operators) -> bool:
@@ -95,16 +99,19 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
 
 def _sizes(operators: Operators, i: int) -> _Sizes | None:
     dims = operators.dims[i].astype(np.float64)
-    b, h, q, k, d = (dims[at] for at in ATTENTION[: ATTENTION.causal])
-    products, scores, of_queries, of_keys = times(b, h), times(b, h, q, k), times(b, h, q, d), times(b, h, k, d)
-    if products is None or scores is None or of_queries is None or of_keys is None or (q[1], k[1], d[1]) != (0, 0, 0):
+    b, h, q, k, d, _, v = (dims[at] for at in ATTENTION)
+    v = v if v.any() else d
+    products = times(b, h)
+    if products is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
         return None  # several lengths that grow with the batch: no model of ours has any
-    return _Sizes(products, scores, of_queries, of_keys, float(q[0]), float(k[0]), float(d[0]))
+    lengths = (float(length[0]) for length in (q, k, d, v))
+    elements = (products * rows[0] * columns[0] for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v)))
+    return _Sizes(products, *elements, *lengths)
 
 
 def _has_mask(operators: Operators, i: int, sizes: _Sizes, width: float) -> bool:
     """Causal, or an operator that reads more than queries, keys and values."""
-    plain = float((sizes.of_queries + 2 * sizes.of_keys).sum()) * width
+    plain = float((sizes.of_queries + sizes.of_keys + sizes.of_values).sum()) * width
     return operators.dims[i, ATTENTION.causal].sum() > 0 or float(operators.read_bytes[i].sum()) > plain * 1.001
 
 
@@ -136,7 +143,7 @@ def _view() -> Part:
 
 def _forward(sizes: _Sizes, half: bool, style: _Style, copies: int, masked: bool) -> list[Part]:
     s, x, w = sizes.scores, sizes.of_queries, 2.0 if half else 4.0
-    q, k, d = sizes.queries, sizes.keys, sizes.head
+    q, k, d, v = sizes.queries, sizes.keys, sizes.head, sizes.value
     parts = [
         _view(), passes("copy", "clone", half, x, w * x, w * x, each=copies),
         _product(sizes, half, q, k, d, x + sizes.of_keys, s),
@@ -164,15 +171,16 @@ def _forward(sizes: _Sizes, half: bool, style: _Style, copies: int, masked: bool
         parts.append(passes("copy", "_to_copy", half, s, softmax * s, w * s))
     if style.drops_out:
         parts.append(passes("elementwise", "native_dropout", half, s, w * s, (w + 1.0) * s))
-    return [*parts, _product(sizes, half, q, d, k, s + sizes.of_keys, x)]
+    return [*parts, _product(sizes, half, q, v, k, s + sizes.of_values, sizes.of_results)]
 
 
 def _backward(sizes: _Sizes, half: bool, style: _Style, copies: int) -> list[Part]:
     s, x, y, w = sizes.scores, sizes.of_queries, sizes.of_keys, 2.0 if half else 4.0
-    q, k, d = sizes.queries, sizes.keys, sizes.head
+    q, k, d, v = sizes.queries, sizes.keys, sizes.head, sizes.value
+    values, results = sizes.of_values, sizes.of_results
     parts = [
         _view(), passes("copy", "clone", half, x, w * x, w * x, each=copies if copies == COPIES else 1),
-        _product(sizes, half, k, d, q, s + x, y), _product(sizes, half, q, k, d, x + y, s),
+        _product(sizes, half, k, v, q, s + results, values), _product(sizes, half, q, k, v, results + values, s),
     ]  # fmt: skip
     if style.drops_out:
         parts.append(passes("elementwise", "native_dropout_backward", half, s, (w + 1.0) * s, w * s, also_in=s))

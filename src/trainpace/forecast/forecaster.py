@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
+from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.cuts import Cut
 from trainpace.forecast.exchanges import KINDS, MissingLink
@@ -33,10 +33,15 @@ from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
-from trainpace.workload import Flags, Floats, Operators, Workload, form_of
+from trainpace.workload import GROUPED, Flags, Floats, Operators, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast.posterior import Knowledge
+
+
+AUTOCAST_EXPERTS = (
+    "autocast leaves grouped products in fp32, which is not forecast: use bf16, or FSDP's mixed precision (ZeRO 3)"
+)
 
 
 class Forecaster:
@@ -109,6 +114,10 @@ class Forecaster:
             for whole, part in zip(memory, held, strict=True):
                 whole[rows] = part
             able = clash[rows] == 0
+            if NUMBER_FORMATS[precision].autocasts and GROUPED in form.operators.function:
+                autocast = some.zero_stage < 3
+                refuse(rows[autocast], AUTOCAST_EXPERTS)
+                able &= ~autocast
             if form.blocks is None:
                 for sizes, reason in _without_blocks(some, workload):
                     refuse(rows[sizes], reason)

@@ -206,6 +206,7 @@ class ForecastTable:
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
             host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
             software=software.words, software_assumed=software.is_assumed, software_idle=software.idle,
+            notes=self.forecaster.workload.notes,
         )  # fmt: skip
         if row is None:
             return forecast

@@ -256,8 +256,8 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         b, m, n, k = dims[: len(GEMM)]
         return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
     if kind == "attention":
-        b, h, q, k, d = dims[: ATTENTION.causal]
-        return [_Operand(b * h * length * d * width, b * h * length * d) for length in (q, k, k)]
+        b, h, q, k, d, _, v = dims[: len(ATTENTION)]
+        return [_Operand(b * h * size * width, b * h * size) for size in (q * d, k * d, k * (v or d))]
     if not read or kind in BOUNDS:
         return [_Operand(read, read)] if read else []
     elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]

@@ -105,6 +105,7 @@ class KernelTable:
         self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
+        self._uneven = np.isin(self._kind, ATTENTION_KINDS) & (operators.dims[:, ATTENTION.value_size].sum(axis=1) > 0)
         self._masked = np.char.find(np.array(operators.function), "efficient") >= 0
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
@@ -185,13 +186,16 @@ class KernelTable:
     ) -> tuple[OperatorSizes, list[Floats]]:
         batch = np.asarray(batch, dtype=np.float64)
         shape, half = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),)), self.operators.half
-        tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
+        convolves = self._is_convolution
+        full = np.where(convolves, rates.convolutions, rates.full)
+        full_on_tensor_cores = np.where(convolves, rates.convolutions_on_tensor_cores, rates.full_on_tensor_cores)
+        tensor = np.where(half, rates.half_on_tensor_cores, full_on_tensor_cores) > 0
         dims = [size.at(batch) for size in self._dims]
         # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
         # GraphLowering.decide_layout_opt)
         by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
         turned = np.asarray(channels_last) | (self._is_convolution & by_itself)
-        return OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned), dims
+        return OperatorSizes(shape, dims, np.where(half, rates.half, full), tensor, rates.sms, turned), dims
 
     def cut(
         self,
@@ -301,7 +305,7 @@ class KernelTable:
     def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
         """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
         kind, half = str(self._kind[rows][0]), self.operators.half[rows]
-        which = np.select([~half, self._masked[rows]], [2, 1], 0)
+        which = np.select([~half, self._masked[rows], self._uneven[rows]], [2, 1, 3], 0)
         of_kind = zip(*rates.attention.of(kind), strict=True)
         figures = AttentionFigures(*(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind))
         sizes = tuple(part(dims[i], rows) for i in ATTENTION)

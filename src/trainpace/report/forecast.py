@@ -74,7 +74,7 @@ def print_forecasts(
     if done:
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
-        print_lines(*journal_notes, *assumed, *assumed_hosts(done), *software_lines(done))
+        print_lines(*taken_for_granted(done), *journal_notes, *assumed, *assumed_hosts(done), *software_lines(done))
         sources = sweep_charts.sources(done)
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
@@ -107,6 +107,11 @@ def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
     hanging = [f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms]
     hosts = dict.fromkeys(f"{f.host} beside {f.device}" for f in hanging if f.host_assumed)
     return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
+
+
+def taken_for_granted(rows: Sequence[Forecast]) -> list[str]:
+    """What the trace of the workload took for granted or left out, each once."""
+    return list(dict.fromkeys(note for f in rows for note in f.notes))
 
 
 def _named(devices: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -413,6 +418,5 @@ def _trust(best: Forecast | None) -> list[str]:
         largest = best.largest_micro_batch
         more = "" if largest is None else f" The largest batch that fits is {largest:,}."
         notes.insert(0, f"It needs {number(best.memory.allocated_gib)} of {number(best.capacity_gib)} GiB.{more}")
-    return (
-        notes + assumed_hosts([best]) + software_lines([best]) + [sentence(f"{warning}.") for warning in best.warnings]
-    )
+    warnings = [sentence(f"{warning}.") for warning in best.warnings]
+    return notes + taken_for_granted([best]) + assumed_hosts([best]) + software_lines([best]) + warnings

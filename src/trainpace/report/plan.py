@@ -46,7 +46,7 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
     print_lines(
-        COMPARED.format(plan=plan), *[plan.corrected] * bool(plan.corrected),
+        COMPARED.format(plan=plan), *workload.notes, *[plan.corrected] * bool(plan.corrected),
         *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )  # fmt: skip
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorder
+from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
-from trainpace.workload import ATTENTION, GEMM, MATRIX_KINDS, Blocks, Role
+from trainpace.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Blocks, Role
 
 SHORTEST = 4
 """Alike blocks that make a chain. ResNet-50's longest stage has 5 of them, and fails for its share of the model."""
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.5
 """The share of the model's parameters, or of its forward FLOPs, that blocks must hold to be worth cutting along."""
 _BYTES = (
     "input_bytes", "saved_bytes", "sharded_saved_bytes", "attention_saved_bytes", "working_bytes", "outside_saved_bytes",
-    "after_saved_bytes", "after_working_bytes",
+    "after_saved_bytes", "after_working_bytes", "dispatched_bytes", "expert_saved_bytes",
 )  # fmt: skip
 _HOST_KINDS = frozenset({"view", "module"})
 _PRODUCTS = frozenset({"gemm", "embedding"})
@@ -99,6 +99,7 @@ def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
         set().union(*(part.divided for part in inside)),
         set().union(*(part.core for part in inside)),
         set().union(*(part.attention_inputs for part in inside)),
+        set().union(*(part.experts for part in inside)),
     )
     return Layout(chain, together, divide_vocabulary(outside, shapes))
 
@@ -141,10 +142,14 @@ def blocks_of(
     heads, key_value_heads = _heads(layout, described)
     count = len(layout.chain.modules)
     numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
+    grouped = [r for place in range(1, count + 1) for r in _grouped(described, place)]
+    of_experts = described.parameters_of({r.module for r in grouped})
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
         count=count, heads=heads, key_value_heads=key_value_heads, parameters=layout.chain.parameters,
-        tensor_parameters=sum(n for value, n in numbers.items() if value in layout.inside.divided) // count,
+        tensor_parameters=sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // count,
+        experts=int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
+        expert_parameters=sum(numbers[value] for value in of_experts) // count,
         outside_parameters=described.parameter_count - count * layout.chain.parameters,
         outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
         tied_parameters=_tied(described), operator_counts=np.where(inside, counts, 0), roles=tuple(roles),
@@ -155,7 +160,7 @@ def blocks_of(
 def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
     """The figures named in `_BYTES`, at the run's batch size, of a block in the middle of the chain."""
     middle = len(layout.chain.modules) // 2 + 1
-    saved = sharded = attention = before = after = up_to_here = 0.0
+    saved = sharded = attention = before = after = up_to_here = of_experts = 0.0
     for storage in run.saved:
         call, size = storage.call, storage.size
         place = run.places[call] if call >= 0 else BEFORE
@@ -165,7 +170,8 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
             after += size
         if place == middle:
             saved += size
-            sharded += size * (layout.inside.roles.get(call) in ("column", "sharded"))
+            sharded += size * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
+            of_experts += size * (call in layout.inside.experts)
             attention += size * (call in layout.inside.core)
         up_to_here += size * (BEFORE < place <= middle)
     saved_in_all = sum(storage.size for storage in run.saved)
@@ -177,7 +183,21 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
         elif r.origin.place == AFTER and r.phase != "optimizer":
             after_working = max(after_working, r.activation_bytes - saved_in_all)
     entered = run.entered[middle - 1][2]
-    return np.array([entered, saved, sharded, attention, working, before + after, after, after_working])
+    outside = before + after, after, after_working
+    return np.array([entered, saved, sharded, attention, working, *outside, _dispatched(run, middle), of_experts])
+
+
+def _grouped(run: Recorder, place: int) -> list[Recorded]:
+    """The grouped products of one block's forward pass."""
+    return [r for r in run.recorded if r.row.function == GROUPED and r.phase == "forward" and r.origin.place == place]
+
+
+def _dispatched(run: Recorder, place: int) -> float:
+    """Bytes of what the first of a block's grouped products reads, its weights aside."""
+    for recorded in _grouped(run, place)[:1]:
+        sizes = recorded.row.dims
+        return sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * (2.0 if recorded.row.half else 4.0)
+    return 0.0
 
 
 def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
@@ -189,15 +209,15 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     first = [(r.row, r.origin.call) for r in run.recorded if r.origin.place == 1 and r.phase == "forward"]
     attention = [row for row, _ in first if row.kind == "attention"]
     products = [(row, call) for row, call in first if row.kind == "gemm"]
-    width = sum(row.dims[GEMM.n] for row, call in products if call in layout.inside.attention_inputs)
+    width = sum(int(row.dims[GEMM.n]) for row, call in products if call in layout.inside.attention_inputs)
     if attention:
-        heads, head_dim = attention[0].dims[ATTENTION.heads], attention[0].dims[ATTENTION.head_size]
+        heads, head_dim = (int(attention[0].dims[at]) for at in (ATTENTION.heads, ATTENTION.head_size))
     else:
         heads = _stated_heads(layout.chain.modules[0])
         core = [row for row, call in products if call in layout.inside.core]
         if not heads or not core:
             return heads, heads
-        head_dim = core[0].dims[GEMM.k]
+        head_dim = int(core[0].dims[GEMM.k])
     key_value, rest = divmod(width - heads * head_dim, 2 * head_dim) if head_dim else (0, 1)
     return (heads, key_value) if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0 else (heads, heads)
 

@@ -22,7 +22,7 @@ from trainpace.trace.operators import map_tensors
 from trainpace.workload import Form
 
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
-conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear""".split()
+conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
 _TO_FP32 = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
 cdist cosine_similarity cross_entropy_loss cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
 layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss
@@ -36,8 +36,9 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast. For a `cpu` what meta
-    tensors choose is right, but for attention without dropout, which is fused there too."""
+    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too, as
+    FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
+    dropout, which is fused there too."""
 
     def __init__(self, form: Form, fused_attention: bool = True, cpu: bool = False) -> None:
         super().__init__()
@@ -137,14 +138,16 @@ def _attention(
 ) -> Any:  # fmt: skip
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
-    Fused kernels take 4 dimensions; other inputs run as plain products and a softmax.
+    Fused kernels take 4 dimensions; other inputs run as plain products and a softmax. Flash takes no values of another width than
+    queries and keys have (check_head_dim_size_flash), as in multi-head latent attention.
     """
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
         return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
-    if q.dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.shape[-1] <= 256:
+    takes_flash = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
+    if takes_flash and attn_mask is None:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     bias = None
     if attn_mask is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainpace.kinds import FUNCTIONS, KINDS
-from trainpace.workload import AttentionSizes, ConvSizes, GemmSizes, OtherSizes
+from trainpace.workload import GROUPED, AttentionSizes, ConvSizes, GemmSizes, OtherSizes, attention_widths
 
 FOREACH_TENSORS_PER_LAUNCH = 36
 """ATen's multi_tensor_apply passes 110 to 30 tensors a launch for 1 to 5 lists; 36 is its number for 4 (Adam)."""
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     flops: float
     read_bytes: float
     written_bytes: float
-    dims: tuple[int, ...]
+    dims: tuple[float, ...]
 
 
 _GEMMS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
@@ -49,6 +49,8 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     if name in _GEMMS:
         first, second = _GEMMS[name]
         return [_gemm(name, args[first], args[second], inputs, outputs)]
+    if name == GROUPED:
+        return [_grouped_gemm(name, args[0], args[1], offsets_of(args, kwargs), inputs, outputs)]
     if name in ("convolution", "_convolution"):
         row = _convolution("conv", args[0], args[1], args[3], args[6], args[8], out)
         if args[2] is None:
@@ -82,6 +84,33 @@ def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     flops = 2.0 * batch * m * n * k
     return Row("gemm", name, _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), GemmSizes(batch, m, n, k))
+
+
+def offsets_of(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Where the groups of a grouped product end."""
+    return args[2] if len(args) > 2 else kwargs.get("offs")
+
+
+def _grouped_gemm(
+    name: str, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None, inputs: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+) -> Row:  # fmt: skip
+    """One product for each group of rows, all groups taken to be as large: which rows go to which expert is data.
+
+    The dim that is divided among the groups: rows of the result where `b` is a matrix a group, its columns where `a` is one, and
+    what is summed over where neither is (the gradient of the experts' weights).
+    """
+    groups = a.shape[0] if offsets is None else offsets.numel()
+    m, k, n = map(float, (a.shape[-2], a.shape[-1], b.shape[-1]))
+    if a.dim() == b.dim() == 2:
+        k /= groups
+    elif a.dim() == 2:
+        m /= groups
+    elif b.dim() == 2:
+        n /= groups
+    flops = 2.0 * groups * m * n * k
+    launches = 1 if a.dtype == torch.bfloat16 else groups  # a kernel for all groups, or for each (_grouped_mm_fallback)
+    return Row("gemm", name, _is_half([a]), launches, flops, _bytes(inputs), _bytes(outputs), (groups, m, n, k))
 
 
 def _convolution(
@@ -125,18 +154,22 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
 def _attention(
     func: Any, name: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> Row:
-    """Fused attention: 2 products forward, 5 backward, halved where causal (FlashAttention, arXiv:2205.14135)."""
+    """Fused attention: 2 products forward, 5 backward, halved where causal."""
     backward = "backward" in name
-    q, k = (args[1], args[2]) if backward else (args[0], args[1])
+    q, k, v = args[1:4] if backward else args[:3]
     names = [argument.name for argument in func._schema.arguments]
-    causal = dict(zip(names, args, strict=False)).get("is_causal") is True
+    given = dict(zip(names, args, strict=False))
+    causal = given.get("is_causal") is True
     batch, heads, q_length, head_dim = q.shape
-    k_length = k.shape[-2]
-    products = 5 if backward else 2
-    flops = products * 2.0 * batch * heads * q_length * k_length * head_dim * (0.5 if causal else 1.0)
-    sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal))
+    k_length, value_dim = k.shape[-2], v.shape[-1]
     kind = "attention_backward" if backward else "attention"
+    width = float(attention_widths(kind, head_dim, value_dim))
+    flops = 2.0 * batch * heads * q_length * k_length * width * (0.5 if causal else 1.0)
+    other = 0 if value_dim == head_dim else value_dim
+    sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal), other)
     launches = 2 if backward else 1
+    if other and given.get("attn_bias") is None:
+        name = name.replace("efficient_", "")  # cards differ in which kernels they have for it
     return Row(kind, name.strip("_"), _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), sizes)
 
 
@@ -156,8 +189,8 @@ def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor],
 
 def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """The two matrices of a product, the weight of a convolution, nothing for other ATen calls."""
-    if name in _GEMMS:
-        first, second = _GEMMS[name]
+    if name in _GEMMS or name == GROUPED:
+        first, second = _GEMMS.get(name, (0, 1))
         return args[first], args[second]
     return (args[1],) if name in ("convolution", "_convolution") else ()
 

@@ -1,15 +1,16 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainpace.trace.operators import Row, matrices_of, rows_of, tensors_in
+from trainpace.trace.operators import Row, matrices_of, offsets_of, rows_of, tensors_in
 from trainpace.trace.roles import Step
+from trainpace.trace.self_check import FlopCheck, refuse_uncounted
 from trainpace.workload import Phase
 
 BEFORE, AFTER = 0, -1
@@ -68,6 +69,7 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.recording = True
         self.recorded: list[Recorded] = []
+        self.flop_check = FlopCheck()
         self.parameter_bytes = self.optimizer_bytes = 0.0
         """Bytes of parameters and buffers, and of the optimizer's states."""
         self._gradient_bytes = 0.0
@@ -179,14 +181,22 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         shortcut = _SHORTCUTS.get(func)
         self._locate(func, args)
-        out = func(*args, **kwargs) if shortcut is None else shortcut(*args)
+        out = func(*args, **kwargs) if shortcut is None else shortcut(*args, **kwargs)
         self._track(out)
         if self.recording:
             if self.steps is not None and self.phase == "forward" and func is not _DETACH:
                 self._keep_step(func, args, kwargs, out)
-            for row in rows_of(func, args, kwargs, out):
-                self._append(row, self._name(args))
+            rows, name = rows_of(func, args, kwargs, out), self._name(args)
+            refuse_uncounted(func, rows, name)
+            self.flop_check.add(func, args, kwargs, out, rows)
+            for row in rows:
+                self._append(row, name)
         return out
+
+    def parameters_of(self, modules: Collection[str]) -> set[int]:
+        """Values of the parameters that these modules own."""
+        of_storage = self._module_of_storage
+        return {v for v, p in self.parameters.items() if of_storage.get(p.untyped_storage()._cdata) in modules}
 
     def _locate(self, func: Any, args: Any) -> None:
         if func is _DETACH:  # autograd's bookkeeping, another number of times when recomputing
@@ -290,6 +300,16 @@ def in_backward() -> bool:
     return _current_node() is not None
 
 
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """The result of a grouped product, of any format: torch's own meta kernel takes bf16 alone, where CUDA makes the products of
+    other formats one after the other (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h)."""
+    offsets = offsets_of((a, b, *rest), kwargs)
+    shape = [a.shape[-2], b.shape[-1]]
+    if a.dim() == b.dim():  # a matrix a group: a batch of products, or the gradients of the groups' weights
+        shape = [a.shape[0] if offsets is None else offsets.numel(), *shape]
+    return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
+
+
 _DETACH = torch.ops.aten.detach.default
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
@@ -298,4 +318,5 @@ _current_node = torch._C._current_autograd_node
 _SHORTCUTS: dict[Any, Any] = {
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
 }

@@ -11,7 +11,7 @@ branches that join together.
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from trainpace.workload import Role
+from trainpace.workload import GROUPED, Role
 
 _JOINS = frozenset({"add", "add_", "sub", "sub_"})
 
@@ -30,12 +30,13 @@ class Step(NamedTuple):
 
 class Division(NamedTuple):
     """Roles of calls, values of the parameters that are divided, calls inside the attention core (from scores to
-    probabilities), and the column products that feed attention."""
+    probabilities), the column products that feed attention, and the calls on the rows of experts."""
 
     roles: dict[int, Role]
     divided: set[int]
     core: set[int]
     attention_inputs: set[int]
+    experts: set[int]
 
 
 class _Flow:
@@ -131,7 +132,7 @@ def divide_vocabulary(steps: Mapping[int, Step], parameters: Mapping[int, tuple[
         if step.function == "embedding" and read:
             tables[call] = max(read, key=lambda value: parameters[value][0])
     if not tables:
-        return Division({}, set(), set(), set())
+        return Division({}, set(), set(), set(), set())
     vocabulary = max(parameters[value][0] for value in tables.values())
     flow = _Flow(steps, (), parameters.keys())
     shapes = _shapes_of_derived(steps, parameters)
@@ -140,7 +141,7 @@ def divide_vocabulary(steps: Mapping[int, Step], parameters: Mapping[int, tuple[
     embeddings = {call for call, value in tables.items() if parameters[value][0] == vocabulary}
     roles: dict[int, Role] = {call: role for call, role in division.roles.items() if role != "replicated"}
     roles |= dict.fromkeys(embeddings, "row")
-    return Division(roles, division.divided | {tables[call] for call in embeddings}, set(), set())
+    return Division(roles, division.divided | {tables[call] for call in embeddings}, set(), set(), set())
 
 
 def _shapes_of_derived(
@@ -165,6 +166,8 @@ def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set
         if any(value in divided for value in step.outputs):
             divided |= {value for value, _ in step.inputs if value in flow.of_parameters}
     parts: set[int] = set()
+    of_experts: set[int] = set()
+    experts = {call for call, step in steps.items() if step.function == GROUPED}
     roles: dict[int, Role] = {}
     for call, step in steps.items():
         values = {value for value, _ in step.inputs}
@@ -175,12 +178,17 @@ def _division(steps: Mapping[int, Step], flow: _Flow, column: set[int], row: set
         elif values and values <= flow.of_parameters:
             roles[call] = "sharded" if values & divided else "replicated"
             continue
+        elif values & of_experts:
+            roles[call] = "expert"
+            experts.add(call)
         else:
             roles[call] = "sharded" if values & parts else "replicated"
-        if roles[call] in ("column", "sharded"):
+        if call in experts and roles[call] != "row":
+            of_experts.update(step.outputs)
+        if roles[call] in ("column", "sharded", "expert"):
             parts.update(step.outputs)
             if step.function in _JOINS:  # the bias of a column product, added by a call of its own
                 divided |= values & flow.of_parameters
         else:
             parts.difference_update(step.outputs)
-    return Division(roles, divided, flow.core, flow.attention_inputs & column)
+    return Division(roles, divided, flow.core, flow.attention_inputs & column, experts)

@@ -65,20 +65,24 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
             )
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
+    traced = {form: _trace_form(task, form, variant) for form in forms}
+    notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
     return Workload(
         model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
-        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES,
-        forms={form: _trace_form(task, form, variant) for form in forms},
+        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
+        forms={form: result for form, (result, _) in traced.items()},
     )  # fmt: skip
 
 
-def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
+def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
+    """The form, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
-        return _fit(task.name, _whole_steps(task, task.step, form, variant), None)
+        runs = _whole_steps(task, task.step, form, variant)
+        return _fit(task.name, runs, None), runs[1].flop_check.note()
     model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
@@ -88,7 +92,7 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
     if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
         # a model may compute something once and keep it, such as relative positions: later steps are without it
         runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
-    return _fit(task.name, runs, chain)
+    return _fit(task.name, runs, chain), runs[1].flop_check.note()
 
 
 def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[Recorder]:
@@ -102,7 +106,7 @@ def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> l
         except TrainpaceError:
             raise
         except Exception as error:
-            raise _explained(task.name, error) from error
+            raise _explained(task.name, error, task.model) from error
     return runs
 
 
@@ -161,7 +165,7 @@ def _one_step(
     except TrainpaceError:
         raise
     except Exception as error:
-        raise _explained(task.name, error) from error
+        raise _explained(task.name, error, model) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -350,12 +354,36 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
     return hooks
 
 
-def _explained(name: str, error: Exception) -> UserCodeError:
-    """One sentence with the user's own line where it can be found."""
+def _explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
+    """One sentence with the user's own line where it can be found, and the module that looks at values."""
     reason = str(error)
-    if "meta tensors" in reason or "Meta" in type(error).__name__ or "data-dependent" in reason:
+    if (
+        "meta tensors" in reason
+        or "Meta" in type(error).__name__
+        or "data-dependent" in reason
+        or "register_meta" in reason
+    ):
+        place, module = _innermost_module(error, model)
+        where = f" in {place} ({type(module).__name__})" if place else ""
+        is_eager = getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager"
         return UserCodeError(
-            f"{name} looks at the values of its tensors, so it cannot be traced without them: {explain(error, 'it')}",
-            "Measure it with `trainpace measure` instead.",
+            f"{name} looks at the values of its tensors{where}, so it cannot be traced without them: {explain(error, 'it')}",
+            'Give its experts as one product: experts_implementation="grouped_mm" in transformers.'
+            if is_eager
+            else "Measure it with `trainpace measure` instead. Experts can be traced where torch.nn.functional.grouped_mm makes"
+            " their products, or where each gets a fixed number of tokens.",
         )
     return UserCodeError(explain(error, name))
+
+
+def _innermost_module(error: Exception, model: nn.Module) -> tuple[str, nn.Module | None]:
+    """(name, module) of the last of a model's modules whose code an error came through; nothing where it came through none."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+    found: tuple[str, nn.Module | None] = "", None
+    trace_back = error.__traceback__
+    while trace_back is not None:
+        module = trace_back.tb_frame.f_locals.get("self")
+        if id(module) in names:
+            found = names[id(module)], module
+        trace_back = trace_back.tb_next
+    return found

@@ -156,9 +156,8 @@ def on_meta_in_place(
         for tensor, bare in pairs:
             if tensor.device.type == "meta":
                 tensor.grad = None
-                tensor._post_accumulate_grad_hooks = (
-                    None  # else the next ones would be added to a list that nobody calls
-                )
+                hooked: Any = tensor
+                hooked._post_accumulate_grad_hooks = None  # or new hooks would join a list that nobody calls
                 torch.utils.swap_tensors(tensor, bare)
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.state.clear()

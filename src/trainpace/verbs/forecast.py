@@ -19,6 +19,7 @@ from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_json
 from trainpace.schedule import Schedule
 from trainpace.software import TODAY
+from trainpace.trace import stored_precision
 from trainpace.trend import Trend, trend_of
 from trainpace.verbs.places import (
     HardwareFile,
@@ -68,7 +69,7 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return (form_of(self.precision),)
+        return (form_of(self.precision or stored_precision(self.model) or "fp32"),)
 
     @property
     def variant(self) -> Variant:
@@ -133,7 +134,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     with consulted_journal(r.journal, r.no_journal, devices, models) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
-            execution = execution_of(r, forecaster.workload)
+            execution = execution_of(r, forecaster.workload, target.cluster.device)
             device = target.cluster.device.name
             if measured:
                 forecaster = forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))

@@ -17,7 +17,7 @@ from trainpace.execution import (
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
 from trainpace.records import save
-from trainpace.trace import is_saved, load_workload, workload_on_its_way
+from trainpace.trace import is_saved, load_workload, stored_precision, workload_on_its_way
 from trainpace.units import hours_from_s
 from trainpace.verbs.request import (
     ABOVE_0_S,
@@ -58,6 +58,10 @@ Model = Annotated[
     str | Workload,
     Argument("A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.", metavar="MODEL"),
 ]
+PRECISION_HELP = (
+    "Number format.  [default: as a transformers configuration's dtype says, else torch's own fp32, which lets convolutions use"
+    " TF32 on cards that have it]"
+)
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
     float | None,
@@ -210,7 +214,7 @@ class ExecutedRequest(TrainingRequest):
     ] = None  # fmt: skip
     batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
     accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, sets="accumulation")] = 1
-    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
     tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
@@ -269,8 +273,15 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     return values | runs_anyway(software_of(request))
 
 
-def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
-    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
+def default_precision(model: str | Workload, device: Device) -> Precision:
+    """What a script gets that says nothing of number formats: its configuration's dtype, or fp32 as torch computes it there."""
+    return stored_precision(model) or ("fp32" if device.tf32_tensor_tflops is None else "torch_fp32")
+
+
+def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:
+    values = execution_values(request, workload)
+    values["precision"] = request.precision or default_precision(request.model, device)
+    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
 
 
 def check_used(request: ExecutedRequest, with_training: bool) -> None:
