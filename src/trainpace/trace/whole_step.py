@@ -138,9 +138,8 @@ def on_meta_in_place(
 
     `dtype`: of what holds floating-point numbers, its own by default.
     """
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module._flat_weight_refs = []  # weak references, of which no tensor may be swapped; Module.to does the same
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    _forget_references(recurrent)
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*model.parameters(), *model.buffers()]:
         bare = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta")
@@ -151,8 +150,11 @@ def on_meta_in_place(
             optimizer.state.clear()
         for tensor, bare in pairs:
             torch.utils.swap_tensors(tensor, bare)
+        for module in recurrent:
+            module._init_flat_weights()
         yield
     finally:
+        _forget_references(recurrent)
         for tensor, bare in pairs:
             if tensor.device.type == "meta":
                 tensor.grad = None
@@ -162,6 +164,14 @@ def on_meta_in_place(
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.state.clear()
             optimizer.state.update(state)
+        for module in recurrent:
+            module._init_flat_weights()
+
+
+def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
+    """Weak references to weights, which recurrent modules hold: a tensor that has one cannot be swapped. Module.to does the same."""
+    for module in modules:
+        module._flat_weight_refs = []
 
 
 def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
