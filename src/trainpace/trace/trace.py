@@ -31,7 +31,18 @@ from trainpace.trace.specs import build_task
 from trainpace.trace.stand_ins import answered
 from trainpace.trace.task import Task, WholeStep, recompute_activations
 from trainpace.trace.whole_step import on_meta_in_place, record_whole_step, storage_bytes
-from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
+from trainpace.workload import (
+    MOST_SIZES,
+    PHASES,
+    PLAIN,
+    Form,
+    MemoryProfile,
+    Operators,
+    TracedForm,
+    Variant,
+    Workload,
+    form_of,
+)
 
 BATCHES = (2, 3, 5)
 """The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
@@ -55,6 +66,7 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
+    """The workload of a task, in the form of its own settings' precision where `forms` names none."""
     own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
     if task.step is not None:
         own = task.step.optimizer_name
@@ -63,6 +75,7 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
                 f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
                 "Leave `optimizer` and `mode` out.",
             )
+    forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
     traced = {form: _trace_form(task, form, variant) for form in forms}
@@ -74,6 +87,7 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
         mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
+        settings=dict(task.settings), whole_step=task.step is not None,
         forms={form: result for form, (result, _) in traced.items()},
     )  # fmt: skip
 

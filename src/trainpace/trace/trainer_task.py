@@ -53,27 +53,28 @@ def trainer_task(name: str, trainer: Any) -> Task:
         raise TrainpaceError(f"the {kind} of {name} has no train_dataset.")
     samples = samples_of(trainer.get_train_dataloader(), None, name)
     samples = samples._replace(batch_size=trainer.args.per_device_train_batch_size)
-    settings = _settings(trainer.args)
+    settings = _settings(trainer.args, recomputes=getattr(trainer.model, "is_gradient_checkpointing", False))
     said = ", ".join(f"{word} {value}" for word, value in settings.items())
     _counts_no_metrics(trainer.accelerator)
 
     def loss(model: Any, batch: Any) -> Any:
         return trainer.compute_loss(model, dict(batch))
 
-    said = f"Read from the {kind}'s arguments: {said}, optim {_word(trainer.args.optim)}."
+    said = f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim {_word(trainer.args.optim)}."
     task = Task(name, trainer.model, forward, loss, samples.batch, _optimizer(trainer, kind), "")
     return with_samples(task._replace(settings=settings, notes=(said,)), samples, name)
 
 
-def _settings(arguments: Any) -> dict[str, Any]:
-    """What the arguments say of an Execution, by the names of its fields."""
+def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
+    """What the arguments say of an Execution, by the names of its fields. `recomputes`: the model does so already, and is traced
+    with it."""
     mixed = "amp_bf16" if arguments.bf16 else "amp_fp16" if arguments.fp16 else None
     settings: dict[str, Any] = {
         "micro_batch": arguments.per_device_train_batch_size, "accumulation": arguments.gradient_accumulation_steps,
     }  # fmt: skip
     if mixed is not None:
         settings["precision"] = mixed
-    if arguments.gradient_checkpointing:
+    if arguments.gradient_checkpointing and not recomputes:
         settings["activation_checkpointing"] = "full"
     if arguments.max_grad_norm:
         settings["clip_gradients"] = True

@@ -169,7 +169,7 @@ def on_meta_in_place(
 
 
 def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
-    """Weak references to weights, which recurrent modules hold: a tensor that has one cannot be swapped. Module.to does the same."""
+    """Drop the weak references to weights that recurrent modules hold: a tensor with one cannot be swapped. So does Module.to."""
     for module in modules:
         module._flat_weight_refs = []
 
