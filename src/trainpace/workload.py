@@ -326,7 +326,8 @@ class TracedForm(Record):
 class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
     labels, of `sample_bytes` a sample in all. notes: sentences about what the trace took for granted or left out, which every
-    answer about the workload repeats."""
+    answer about the workload repeats. settings: what the task's own loader or trainer says of an `Execution`, by the names of its
+    fields, for requests that leave it open. whole_step: its step makes its own updates, once or several times."""
 
     model: str
     parameters: int
@@ -341,6 +342,8 @@ class Workload(Record):
     sample_bytes: float = 0.0
     batch_tensors: int = 2
     notes: tuple[str, ...] = ()
+    settings: dict[str, int | bool | str] = msgspec.field(default_factory=dict)
+    whole_step: bool = False
 
     @property
     def image_side(self) -> int | None:

@@ -26,7 +26,7 @@ from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import StageCosts
-from trainpace.forecast.shapes import clashes, doublings
+from trainpace.forecast.shapes import CLASHES, clashes, doublings
 from trainpace.forecast.tables import Tables
 from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
@@ -110,6 +110,9 @@ class Forecaster:
             precision = PRECISIONS[int(some.precision[0])]
             form = workload.form(precision)
             clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster)
+            clash[rows[workload.whole_step & (some.accumulation > 1) & (clash[rows] == 0)]] = CLASHES.index(
+                "whole step"
+            )
             held = self.tables.memory(form_of(precision), some, cluster.device.kind == "gpu")
             for whole, part in zip(memory, held, strict=True):
                 whole[rows] = part

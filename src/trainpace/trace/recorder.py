@@ -44,7 +44,8 @@ class Recorded:
 @dataclass(slots=True)
 class Storage:
     """A storage that is alive: its number, the call that made it (-1: before the step), its bytes, the row at which it was made,
-    and whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated."""
+    whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated, and whether it is a
+    parameter's accumulated gradient."""
 
     value: int
     call: int
@@ -52,6 +53,7 @@ class Storage:
     row: int
     is_outside: bool
     reference: weakref.ref[Any]
+    is_gradient: bool = False
 
 
 class Recorder(TorchDispatchMode):
@@ -113,6 +115,14 @@ class Recorder(TorchDispatchMode):
                 if isinstance(tensor, torch.nn.Parameter):
                     self.parameters[self._values] = tensor
 
+    def keep_for_ever(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that the step made, and that stay (an optimizer's states), as no activation from now on."""
+        for tensor in tensors:
+            storage = self._storages.get(tensor.untyped_storage()._cdata)
+            if storage is not None:
+                self._activation_bytes -= storage.size
+                storage.size = 0.0
+
     def _add_storage(
         self, storage: Any, call: int, size: float, is_outside: bool = False, freed: Callable[[Any], None] | None = None
     ) -> None:
@@ -154,6 +164,10 @@ class Recorder(TorchDispatchMode):
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
         size = float(gradient.untyped_storage().nbytes())
         storage = self._storages.get(gradient.untyped_storage()._cdata)
+        if storage is not None:
+            if storage.is_gradient:
+                return  # a second backward pass added to it
+            storage.is_gradient = True
         if storage is not None and storage.is_outside:
             storage.is_outside = False
             self._outside_bytes -= storage.size
@@ -259,7 +273,8 @@ class Recorder(TorchDispatchMode):
 
             def freed(_: Any, key: int = key) -> None:
                 gone = self._storages.pop(key)
-                self._activation_bytes -= gone.size
+                self._gradient_bytes -= gone.size * gone.is_gradient
+                self._activation_bytes -= gone.size * (not gone.is_gradient)
                 self._outside_bytes -= gone.size * gone.is_outside
 
             self._add_storage(storage, self._origin.call, size, is_outside, freed)
@@ -278,6 +293,11 @@ def _batch_norm_backward(
         for like, wanted in zip((x, weight, weight), rest[-1], strict=True)
     )
     return of_input, of_weight, of_bias
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs, also to compute activations again."""
+    return _current_node() is not None
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ not affine in the batch size (a loss over all pairs of samples, say) is refused 
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,21 @@ from trainpace.trace.optimizers import make_optimizer, optimizer_name
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
 from trainpace.trace.repeats import idle_parameters, only_these_blocks, repeated, shortened
 from trainpace.trace.specs import build_task
-from trainpace.trace.task import Task, recompute_activations
-from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
+from trainpace.trace.stand_ins import answered
+from trainpace.trace.task import Task, WholeStep, recompute_activations
+from trainpace.trace.whole_step import on_meta_in_place, record_whole_step, storage_bytes
+from trainpace.workload import (
+    MOST_SIZES,
+    PHASES,
+    PLAIN,
+    Form,
+    MemoryProfile,
+    Operators,
+    TracedForm,
+    Variant,
+    Workload,
+    form_of,
+)
 
 BATCHES = (2, 3, 5)
 """The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
@@ -47,12 +60,23 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
         with torch.device("meta"):
             task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
     if variant.checkpointing:
+        if task.step is not None:
+            raise TrainpaceError(f"{task.name} has a step of its own.", "Let its models recompute activations there.")
         recompute_activations(task.model)
     return trace_task(task, forms, variant)
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
+    """The workload of a task, in the form of its own settings' precision where `forms` names none."""
     own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
+    if task.step is not None:
+        own = task.step.optimizer_name
+        if variant.optimizer is not None or variant.mode != "train":
+            raise TrainpaceError(
+                f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
+                "Leave `optimizer` and `mode` out.",
+            )
+    forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
     traced = {form: _trace_form(task, form, variant) for form in forms}
@@ -64,12 +88,16 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
         mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
+        settings=dict(task.settings), whole_step=task.step is not None,
         forms={form: result for form, (result, _) in traced.items()},
     )  # fmt: skip
 
 
 def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
     """The form, and a sentence where its FLOPs are in doubt."""
+    if task.step is not None:
+        runs = _whole_steps(task, task.step, form, variant)
+        return _fit(task.name, runs, [run.recorded for run in runs], None), runs[1].flop_check.note()
     model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
@@ -85,6 +113,21 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, s
         if len(steps) == len(runs):
             break
     return _fit(task.name, runs, steps, chain), runs[1].flop_check.note()
+
+
+def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[Recorder]:
+    runs = []
+    for n in BATCHES:
+        batch = _meta_batch(task, n, form)
+        try:
+            dtype = torch.bfloat16 if form == "half" else None
+            with on_meta_in_place(task.model, step.optimizers, dtype), unpacked_sequences(), answered(form, task.pads):
+                runs.append(record_whole_step(step, task.model, batch, form, variant))
+        except TrainpaceError:
+            raise
+        except Exception as error:
+            raise _explained(task.name, error, task.model) from error
+    return runs
 
 
 def _kinds(recorded: Sequence[Recorded]) -> list[str]:
@@ -119,7 +162,13 @@ def _one_step(
     idle = [] if chain is None else [p for p in idle_parameters(model, chain) if p.requires_grad]
     mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
-        with warnings.catch_warnings(), python_functions_see_through(), unpacked_sequences(), recorder:
+        with (
+            warnings.catch_warnings(),
+            python_functions_see_through(),
+            unpacked_sequences(),
+            answered(form, task.pads),
+            recorder,
+        ):
             warnings.simplefilter("ignore")
             with mapping, checkpoints_see_through(mapping), only_these_blocks(model, chain):
                 if variant.mode == "inference":
@@ -144,19 +193,13 @@ def _one_step(
     finally:
         for hook in hooks:
             hook.remove()
-    recorder.optimizer_bytes = _storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
-    recorder.parameter_bytes = _storage_bytes(lasting)
+    recorder.optimizer_bytes = storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
+    recorder.parameter_bytes = storage_bytes(lasting)
     # the states were made during this step, but are there before it in every other one
     for recorded in recorder.recorded:
         if recorded.phase == "optimizer":
             recorded.activation_bytes = max(0.0, recorded.activation_bytes - recorder.optimizer_bytes)
     return recorder
-
-
-def _storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """The bytes of meta tensors, of which some may share their storage."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == "meta"}
-    return float(sum(storages.values()))
 
 
 def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Recorder, mapping: CudaMapping) -> None:
@@ -301,7 +344,7 @@ def on_meta(
 
 def _meta_batch(task: Task, size: int, form: Form) -> Any:
     with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
-        batch = task.make_batch(size)
+        batch = (task.batch_to_trace or task.make_batch)(size)
 
     def bare(t: torch.Tensor) -> torch.Tensor:
         dtype = torch.bfloat16 if form == "half" and t.is_floating_point() else t.dtype

@@ -33,7 +33,7 @@ from trainpace.verbs.places import (
 )
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
+from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, settled, workload_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return (form_of(self.precision or stored_precision(self.model) or "fp32"),)
+        precision = self.precision or stored_precision(self.model)
+        if precision is None and isinstance(self.model, str) and ".py:" in self.model:
+            return ()  # the task may say
+        return (form_of(precision or "fp32"),)
 
     @property
     def variant(self) -> Variant:
@@ -125,6 +128,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
+    r = settled(r, next(iter(workloads.values())))
+    assert r.batch is not None
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     trends: dict[str, Trend] = {}

@@ -1,8 +1,10 @@
 """Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from trainpace.errors import Contradiction
 from trainpace.execution import (
@@ -121,7 +123,7 @@ def workload_started(
     Raises Contradiction where the request asks of a saved workload what it was not traced with.
     """
     model, variant = request.model, variant or request.variant
-    forms = EVERY_FORM if request.save_workload else forms or request.forms
+    forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
     name = model if isinstance(model, str) else f"this workload of {model.model}"
     if is_saved(model) and request.save_workload:
         raise Misuse(f"`save_workload` needs a model to trace, and {name} is a saved workload already.")
@@ -134,7 +136,8 @@ def workload_started(
                 check_agrees(name, result, request)
             # a forecast applies recomputation to repeated blocks; a model without them is traced with it
             able = result.checkpointed or all(form.blocks is not None for form in result.forms.values())
-            if request.recomputes and not able:
+            settled_request = settled(request, result) if isinstance(request, ExecutedRequest) else request
+            if settled_request.recomputes and not able:
                 if is_saved(model):
                     raise Contradiction(
                         f"{name} was traced without activation checkpointing and has no repeated blocks to recompute.",
@@ -212,8 +215,14 @@ class ExecutedRequest(TrainingRequest):
         float | None,
         Field("Speed of copying each micro-batch to the GPU, where the step waits for it.  [default: hidden]", GB_PER_S),
     ] = None  # fmt: skip
-    batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
-    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, sets="accumulation")] = 1
+    batch: Annotated[
+        tuple[int, ...] | None,
+        Field("Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's, or 32]", BATCHES),
+    ] = None  # fmt: skip
+    accumulate: Annotated[
+        int | None,
+        Field("Micro-batches per update.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
+    ] = None  # fmt: skip
     precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
@@ -248,14 +257,30 @@ class ExecutedRequest(TrainingRequest):
     ] = False
     offload: Annotated[Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")] = "none"
     checkpointing: Annotated[
-        Checkpointing,
+        Checkpointing | None,
         Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
-              show_default=False, sets="activation_checkpointing"),
-    ] = "none"  # fmt: skip
+              sets="activation_checkpointing"),
+    ] = None  # fmt: skip
 
     @property
     def recomputes(self) -> bool:
         return self.checkpointing == "full"
+
+
+E = TypeVar("E", bound=ExecutedRequest)
+
+
+def settled(request: E, workload: Workload) -> E:
+    """The request with the task's own settings, or the defaults, where it leaves them open."""
+    own: Mapping[str, Any] = workload.settings
+    return replace(
+        request, batch=request.batch or (own.get("micro_batch", 32),),
+        accumulate=request.accumulate or own.get("accumulation", 1),
+        precision=request.precision or own.get("precision"),
+        checkpointing=request.checkpointing or own.get("activation_checkpointing", "none"),
+        clip_gradients=request.clip_gradients or own.get("clip_gradients", False),
+        compile=request.compile or own.get("compile", False),
+    )  # fmt: skip
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
@@ -279,8 +304,10 @@ def default_precision(model: str | Workload, device: Device) -> Precision:
 
 
 def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:
+    """How the workload is executed, of a request that is settled."""
     values = execution_values(request, workload)
     values["precision"] = request.precision or default_precision(request.model, device)
+    assert request.batch is not None, "a request is settled before it is executed"
     return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
 
 
