@@ -166,6 +166,8 @@ def _nodes(run: Run) -> dict[str, Any]:
     column can say: forecasts exchange once a step.
     """
     gpus = run.num_gpus or 1
+    if run.file == "megatron_bridge" and not run.num_nodes:  # trays of four GB200 or GB300, else HGX boards of eight
+        return {"num_nodes": max(1.0, gpus // (4 if run.gpu.startswith("GB") else 8))}
     if image_network(run) and gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes:
         return {"num_nodes": gpus / GPUS_OF_A_DGX_A100}
     return {}
@@ -239,7 +241,7 @@ def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list
     if _is_neusight(run) and (run.num_gpus or 1) > 1:
         whole = columns["global_batch"] or batch or 0
         pieces = pp if pp > 1 and whole % pp == 0 else 1
-        parts = int(run.num_gpus or 1) // (stated.world_size) * pieces
+        parts = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp) * pieces
         columns |= {"global_batch": whole, "grad_accum": float(pieces)}
         columns["batch_per_gpu"] = whole // parts if parts and whole % parts == 0 else None
     elif run.file == "torchtitan" and pp > 1 and batch and batch % pp == 0:
@@ -273,7 +275,7 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
         run.file == "fms_acceleration" and "checkpointing on" in run.notes
     ):
         words.append("ac=full")
-    ranks = int(run.num_gpus or 1) // (stated.world_size)
+    ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:
         words.append("zero=1")
         assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")

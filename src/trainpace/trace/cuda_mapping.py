@@ -36,8 +36,8 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too, as
-    FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
+    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too,
+    as FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
     dropout, which is fused there too."""
 
     def __init__(self, form: Form, fused_attention: bool = True, cpu: bool = False) -> None:
