@@ -146,6 +146,10 @@ def _software_of_collection(run: Run) -> dict[str, Any]:
         return {"precision": "amp_bf16", "compile": "compile", "framework_version": "torch 2.4"} | fused
     if run.file == "fms_acceleration":
         return {"attention": "flash2"}
+    if (
+        run.file == "nemo_automodel" and "kernels TE" in run.notes
+    ):  # Transformer Engine's norms, activations and attention
+        return {"compile": "compile", "attention": "native"}
     container = re.fullmatch(r"NGC pytorch:(\d\d\.\d\d)", run.framework_version)
     if container and container[1] in NGC_TORCH:
         return {"framework_version": NGC_TORCH[container[1]]} | (
@@ -238,6 +242,10 @@ def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list
     """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
     NeuSight's rows on 4 GPUs state the global batch."""
     batch, pp = run.batch_per_gpu, stated.pp
+    if (
+        run.file == "nemo_automodel" and run.global_batch
+    ):  # its pipelines cut a rank's batch, which its accumulation counts once
+        columns["grad_accum"] = None
     if _is_neusight(run) and (run.num_gpus or 1) > 1:
         whole = columns["global_batch"] or batch or 0
         pieces = pp if pp > 1 and whole % pp == 0 else 1
@@ -281,6 +289,9 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
         assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")
     if run.file == "torchtitan" or _is_nemo(run):
         words.append("sp")
+    if stated.ep > 1 and (_is_nemo(run) or "DeepEP" in run.notes):
+        words.append("deepep")
+        assumed += [] if "DeepEP" in run.notes else ["tokens sent by DeepEP"]
     if _is_nemo(run) or (_is_megatron(run) and "2205.05198" in run.framework_version):
         words.append("async_tp")
     if _is_neusight(run) and stated.pp > 1:

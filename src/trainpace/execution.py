@@ -57,8 +57,8 @@ products inside attention (Korthikanti et al. 2022). full: everything but the in
 
 ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped"]
 """How tokens go to the ranks of their experts and back. all_to_all: NCCL's, each token once for each of its experts, and
-computation waits. deep_ep: once to each node that has any of them, from where NVLink takes it on (DeepSeek's DeepEP).
-overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
+computation waits. deep_ep: once to each rank that has any of them, and over the network once to each such node (DeepSeek's
+DeepEP). overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
 --overlap-moe-expert-parallel-comm)."""
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]

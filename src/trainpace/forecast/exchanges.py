@@ -17,7 +17,7 @@ from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.grid import ExpertGroups, Grid, Groups, Stages
 from trainpace.forecast.links import pcie_gb_per_s
 from trainpace.hardware import Cluster
-from trainpace.workload import GROUPED, Flags, Floats, Mode, TracedForm
+from trainpace.workload import GROUPED, Counts, Flags, Floats, Mode, TracedForm
 
 BUCKET_BYTES = 25 * 2**20
 """torch DDP's default bucket_cap_mb."""
@@ -167,10 +167,13 @@ class Exchanges(NamedTuple):
         each_copy = self.ms("all_to_all", payload, grid.ep, inside)
         nodes = np.maximum(grid.ep // inside, 1)
         copies = max(blocks.dispatched_bytes[1] / max(blocks.input_bytes[1], 1.0), 1.0)
-        # of a token's copies, spread evenly, one crosses to each node that has any
-        reached = nodes * (1 - (1 - 1 / nodes) ** copies) / copies
-        near = self.ms("all_to_all", payload, inside, inside)
-        once_a_node = np.maximum(near, self.ms("all_to_all", payload * np.minimum(reached, 1.0), nodes, 1))
+
+        def reached(places: Counts) -> Floats:
+            """The places that have any of a token's experts, spread evenly, over its experts."""
+            return np.asarray(places * (1 - (1 - 1 / places) ** copies) / copies)
+
+        near = self.ms("all_to_all", payload * reached(grid.ep), inside, inside)
+        once_a_node = np.maximum(near, self.ms("all_to_all", payload * reached(nodes), nodes, 1))
         one = np.where(grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy))
         gathered = payload * grid.experts_tp
         one = one + self.ms("all_gather", gathered, grid.experts_tp, self.groups.experts.tensor_inside)

@@ -37,6 +37,7 @@ from trainpace.workload import (
 )
 
 REPEATED_PRODUCTS = 0.5
+SCATTERS = ("index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_")
 
 
 def rank_operators(
@@ -67,7 +68,11 @@ def rank_operators(
     for table in tables.values():
         table[role == "expert"] *= load
     _divide_experts(dims, tables, role, grouped, phase, (tp, ep, expert_tp), load)
-    return replace(operators, dims=dims, **tables)
+    # what sends tokens to other ranks knows where they came from: its gradient is a gather too, not a sum by index
+    # (Megatron-Core's fused permute and unpermute, DeepEP)
+    scattered = np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
+    function = tuple(np.where(scattered, "index_select", operators.function).tolist())
+    return replace(operators, function=function, dims=dims, **tables)
 
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
