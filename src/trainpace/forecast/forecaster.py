@@ -229,10 +229,15 @@ class Forecaster:
         rows = None
         sequence = grid.sequence_parallel & (grid.tp > 1)
         codes = ((grid.tp * (int(grid.cp.max()) + 1) + grid.cp) * 2 + sequence) * 2 + grid.compile
+        _, load_of = np.unique(grid.expert_load, return_inverse=True)
+        for more in (grid.ep, grid.experts_tp, load_of):
+            codes = codes * (int(more.max()) + 1) + more
         _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
         for i, first in enumerate(firsts.tolist()):
             at = np.flatnonzero(table_of == i)
-            sharding = Sharding(form_of(precision), int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first]))
+            experts = int(grid.ep[first]), int(grid.experts_tp[first]), float(grid.expert_load[first])
+            ranks = int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first])
+            sharding = Sharding(form_of(precision), *ranks, *experts)
             flags = bool(grid.channels_last[first]), bool(grid.compile[first])
             key = KernelKey(sharding, precision, *flags, self.target.software)
             batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
@@ -259,7 +264,7 @@ class Forecaster:
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
     """The executions that a model without repeated blocks cannot have, with the reason."""
-    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1}
+    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1, "expert": grid.ep > 1}
     cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
     refused = []
     for code in sorted(set(cuts[cuts > 0].tolist())):

@@ -28,6 +28,7 @@ from trainpace.workload import (
     CONV,
     CONVOLUTION_KINDS,
     GEMM,
+    GROUPED,
     MOST_SIZES,
     OTHER,
     Flags,
@@ -253,7 +254,8 @@ class KernelTable:
     def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
         b, m, n, k, figures = self._product_sizes(np.asarray(batch, dtype=np.float64), rates)
-        return product_times(b, m, n, k, figures, model)
+        grouped = np.array(self.operators.function)[self._products] == GROUPED
+        return product_times(b, m, n, k, figures, model, grouped)
 
     def _with_products(
         self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants

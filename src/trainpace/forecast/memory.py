@@ -136,7 +136,7 @@ class MemoryModel:
         groups = groups_of(grid, 1)
         stages, total = stages_of(grid, blocks)
         held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
-        stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
+        stage, shard = grid.zero_stage[:, None], stages.shard(groups)
         parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
         gradient_bytes = float(form.memory.peaks[:, 0].max())
         trains = "optimizer" in form.operators.phase
@@ -217,7 +217,9 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
     norms (Megatron-LM's parallel_state.py)."""
     several = (groups.data > 1) & (grid.tp * grid.pp > 1)
     kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
-    return COMMUNICATOR_GIB * (kinds + 3.0 * (grid.pp > 1) + 2.0 * several) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
+    return COMMUNICATOR_GIB * (
+        kinds + 3.0 * (grid.pp > 1) + 2.0 * several + (grid.ep > 1)
+    ) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
 
 
 def _upper_hull(peaks: Floats, batch: float) -> Front:
@@ -245,7 +247,8 @@ def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, 
     pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
-    block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = block + (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
     inside = a_block * stages.blocks
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
@@ -281,7 +284,9 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
     recomputes = has_backward and not checkpointed
     full, some = (grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective"))
-    whole_block = divided / grid.tp + (saved - divided) / sequence
+    # rows of other ranks' tokens that a router sends beyond the mean
+    more = np.where(grid.ep > 1, grid.expert_load - 1, 0.0) * at(blocks.expert_saved_bytes, grid.cp) / grid.tp
+    whole_block = divided / grid.tp + (saved - divided) / sequence + more
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
     else:
@@ -299,7 +304,8 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
-    return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
+    plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
+    return np.where(is_plain[:, None], plainly, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:

@@ -12,6 +12,7 @@ from trainpace.execution import (
     Checkpointing,
     Engine,
     Execution,
+    ExpertExchange,
     PipelineSchedule,
     Precision,
     ZeroStage,
@@ -31,6 +32,7 @@ from trainpace.verbs.request import (
     DURATION,
     EPOCHS,
     GB_PER_S,
+    LOAD,
     MOST_DEVICES,
     Argument,
     Field,
@@ -243,6 +245,18 @@ class ExecutedRequest(TrainingRequest):
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
+    ep: Annotated[int, Field("Expert-parallel ranks: divide the experts of each layer.", AT_LEAST_1)] = 1
+    expert_tp: Annotated[
+        int | None, Field("Tensor-parallel ranks of each expert.  [default: as `tp`]", AT_LEAST_1)
+    ] = None  # fmt: skip
+    expert_exchange: Annotated[
+        ExpertExchange,
+        Field("How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under computation."),
+    ] = "all_to_all"
+    expert_load: Annotated[
+        float,
+        Field("Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router, to `ep`.", LOAD),
+    ] = 1.0
     engine: Annotated[
         Engine,
         Field("How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP and ZeRO on top), after it, by"
@@ -323,6 +337,9 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
             "`tp` of 2 or more and `checkpointing`",
         ),
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
+        "expert_tp": (r.expert_tp is not None and r.ep == 1, "`ep` of 2 or more"),
+        "expert_exchange": (r.expert_exchange != "all_to_all" and r.ep == 1, "`ep` of 2 or more"),
+        "expert_load": (r.expert_load != 1 and r.ep == 1, "`ep` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
         "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
