@@ -285,7 +285,9 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
     weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
     counted = zip(operators.kind, flops.tolist(), strict=True)
-    return sum(work * weights[kind] for kind, work in counted if kind in weights) * execution.accumulation
+    of_model = (phase != "optimizer" for phase in operators.phase)  # Muon's products are not the model's
+    work = sum(work * weights.get(kind, 0.0) for (kind, work), counts in zip(counted, of_model, strict=True) if counts)
+    return work * execution.accumulation
 
 
 def _warnings(

@@ -50,7 +50,7 @@ def print_forecasts(
     e, trained = rows[0].execution, workload.trainable_parameters
     frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
     parameters = f"{format_count(workload.parameters)} parameters{frozen}"
-    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {e.optimizer}")
+    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {workload.optimizer_in_words}")
     done = [row for row in rows if row.step is not None]
     print_verdict(*verdict(rows, trends))
     shown = _deciding(rows, trends)
@@ -350,13 +350,14 @@ def forecast_page(
         "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
         "trends": {name: to_jsonable(trend) for name, trend in (trends or {}).items()},
     }  # fmt: skip
+    optimizer = workload.optimizer_in_words
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     priced = any(row.training_time is not None for row in rows)
     return page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
         [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *journal_notes],
         forecast_pictures(groups, jumps), data, best is not None,
-        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {e.optimizer}{accumulated}.",
+        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {optimizer}{accumulated}.",
         rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
         reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
     )  # fmt: skip

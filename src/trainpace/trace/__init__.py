@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from trainpace.trace.blocks import longest_chain
     from trainpace.trace.generator import RANDOM_FAMILIES, is_random, parse_random
     from trainpace.trace.operators import Row, map_tensors, rows_of
-    from trainpace.trace.optimizers import make_optimizer, optimizer_name
+    from trainpace.trace.optimizers import make_optimizer, optimizer_name, usual_optimizer
     from trainpace.trace.specs import build_task
     from trainpace.trace.task import Task, import_package, longest_first
     from trainpace.trace.trace import on_meta, trace_task

@@ -66,8 +66,9 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.recording = True
         self.recorded: list[Recorded] = []
-        self.parameter_bytes = self.optimizer_bytes = 0.0
-        """Bytes of parameters and buffers, and of the optimizer's states."""
+        self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
+        """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
+        the states that CUDA pages to the host."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []

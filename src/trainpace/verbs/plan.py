@@ -18,6 +18,7 @@ from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, find_device
+from trainpace.optimizers import optimizer_called
 from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
 from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
@@ -36,7 +37,15 @@ from trainpace.verbs.places import (
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
+from trainpace.verbs.training import (
+    Network,
+    Offload,
+    TrainingRequest,
+    adaptation_of,
+    execution_values,
+    fleet_of,
+    workload_of,
+)
 from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -140,7 +149,12 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
-    variant = Variant(optimizer, schedule.sequence_length, r.image_size)
+    variant = Variant(
+        optimizer_called(optimizer) if optimizer else None,
+        schedule.sequence_length,
+        r.image_size,
+        adaptation=adaptation_of(r),
+    )
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
