@@ -1,8 +1,8 @@
 """Peaks of memory beside those that others measured: by file and way of training, into benchmarks/results/memory.md.
 
-    python benchmarks/memory.py ../shared/data
+    python benchmarks/memory.py ../shared/data [FOLDER]
 
-Nothing is fitted on these rows. Configurations of models are their published ones. A row that cannot be forecast is counted by
+FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A row that cannot be forecast is counted by
 its reason.
 """
 
@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from hashlib import md5
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +19,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, form_of
+from trainpace.execution import Execution, Form
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.records import load
 from trainpace.software import Software
 from trainpace.trace import trace_many
-from trainpace.workload import Adaptation, Variant, Workload
+from trainpace.workload import Adaptation, Variant, Workload, form_of
 
 RESULT = Path(__file__).parent / "results" / "memory.md"
 GB_PER_GIB = 1e9 / 2**30
@@ -76,6 +77,10 @@ class Case(NamedTuple):
     gib: float | None
     kind: str
     way: str
+
+    @property
+    def trace_key(self) -> tuple[str, Form, Variant]:
+        return self.spec, form_of(self.execution.precision), self.variant
 
 
 def spec_of(row: dict[str, Any], folder: Path) -> str:
@@ -158,32 +163,30 @@ def forecast_gib(case: Case, workload: Workload) -> tuple[float, Any]:
     return {"allocated": m.allocated_gib, "reserved": m.reserved_gib, "device": m.device_gib}[case.kind], forecast
 
 
-def main(data: Path) -> None:
+def main(data: Path, traces: Path) -> None:
     rows = pq.read_table(data / "runs2.parquet").to_pylist()
     left: Counter[tuple[str, str]] = Counter()
     cases: list[Case] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in rows:
-            if row["peak_mem_gib"] is None and not row["oom"]:
-                continue
-            try:
-                cases.append(case_of(row, Path(folder)))
-            except TrainpaceError as error:
-                left[row["file"], str(error)] += 1
-        keys = {(c.spec, form_of(c.execution.precision), c.variant): f"{folder}/{i}.json" for i, c in enumerate(cases)}
-        reasons = trace_many({file: key for key, file in keys.items()})
-        print(f"{len(cases)} cases, {len(keys)} traces, {len(reasons)} not traced", file=sys.stderr)
-        loaded = {key: load(file, Workload) for key, file in keys.items() if file not in reasons}
-        results = []
-        for c in cases:
-            key = c.spec, form_of(c.execution.precision), c.variant
-            if key not in loaded:
-                left[c.row["file"], reasons[keys[key]][:100]] += 1
-                continue
-            try:
-                results.append((c, *forecast_gib(c, loaded[key])))
-            except TrainpaceError as error:
-                left[c.row["file"], str(error)[:100]] += 1
+    for row in rows:
+        if row["peak_mem_gib"] is None and not row["oom"]:
+            continue
+        try:
+            cases.append(case_of(row, traces))
+        except TrainpaceError as error:
+            left[row["file"], str(error)] += 1
+    keys = {case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json") for case in cases}
+    reasons = trace_many({file: key for key, file in keys.items() if not Path(file).is_file()})
+    print(f"{len(cases)} cases, {len(keys)} traces, {len(reasons)} not traced", file=sys.stderr)
+    loaded = {key: load(file, Workload) for key, file in keys.items() if file not in reasons}
+    results = []
+    for c in cases:
+        if c.trace_key not in loaded:
+            left[c.row["file"], reasons[keys[c.trace_key]][:100]] += 1
+            continue
+        try:
+            results.append((c, *forecast_gib(c, loaded[c.trace_key])))
+        except TrainpaceError as error:
+            left[c.row["file"], str(error)[:100]] += 1
     for c, gib, f in results:
         print(
             f"{c.row['file'][:20]:20s} {c.row['model'][:30]:30s} {c.way:5s} n{c.execution.nproc_per_node} b{c.execution.micro_batch}"
@@ -223,4 +226,8 @@ def table(results: list[tuple[Case, float, Any]], left: Counter[tuple[str, str]]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data"))
+    with tempfile.TemporaryDirectory() as made:
+        main(
+            Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data"),
+            Path(sys.argv[2] if len(sys.argv) > 2 else made),
+        )

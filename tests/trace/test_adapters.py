@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.nouns import stacked
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.execution import Execution
@@ -13,7 +12,7 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.trace.trace import trace
 from trainpace.workload import GEMM, Adaptation, Variant
 
-HIDDEN, WIDE, LAYERS, WORDS, RANK = 128, 256, 3, 500, 8
+HIDDEN, WIDE, LAYERS, WORDS, RANK = 128, 256, 4, 500, 8
 LLAMA = {
     "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": 4,
     "num_hidden_layers": LAYERS, "num_key_value_heads": 4, "vocab_size": WORDS, "max_position_embeddings": 64,
@@ -114,12 +113,10 @@ def test_dora_also_takes_norms_of_whole_weights(traced):
 
 
 def test_sharding_gathers_what_is_kept_and_exchanges_what_is_trained(traced):
-    full, lora, nf4 = (forecast(traced[name], zero_stage=3) for name in ("full", "lora", "nf4"))
+    full, lora, nf4 = (forecast(traced[name], zero_stage=3, accumulation=2) for name in ("full", "lora", "nf4"))
     assert nf4.memory.parameters_gib < 0.6 * lora.memory.parameters_gib
     assert lora.memory.optimizer_states_gib < 0.3 * full.memory.optimizer_states_gib
     assert lora.memory.gradients_gib < full.memory.gradients_gib
-    ddp = [forecast(traced[name]).exposed_ms.get("data_parallel", 0.0) for name in ("full", "lora")]
-    assert ddp[1] < ddp[0]
     # no fp32 copy of frozen weights
     assert forecast(traced["lora"], zero_stage=1).memory.optimizer_states_gib == pytest.approx(
         12 * ADAPTERS / 8 / 2**30, rel=0.01
@@ -131,4 +128,5 @@ def test_what_the_model_does_not_have_is_refused_by_name(config):
         trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", targets="qproj")))
     with pytest.raises(TrainpaceError, match="cannot be trained"):
         trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation(weights="nf4")))
-    assert stacked().adaptation == ""
+    with pytest.raises(TrainpaceError, match="DoRA over nf4"):
+        trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation("dora", weights="nf4")))

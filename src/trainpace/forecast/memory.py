@@ -23,6 +23,7 @@ shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
 """
 
 import functools
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ channel: 28 MiB, times 2 channels over PCIe and about 8 over several network car
 INSIDE_COMMUNICATOR_GIB = 0.65
 """The same inside a node with NVSwitch, where tensor-parallel groups are: 24 channels on A100."""
 
+NEED_SD = 0.08
+"""Standard deviation of log(memory needed / forecast)."""
 MOST_SAMPLES = 2**24
 MOST_BETWEEN = 10
 """Batches that are tried at once on the way to the largest that fits."""
@@ -358,6 +361,12 @@ def needed_gib(memory: Memory | RankMemory) -> Floats:
 def room_gib(capacity_gib: float) -> float:
     """The part of a device's memory that a training can use."""
     return capacity_gib * FIT_MARGIN
+
+
+def fit_probability(memory: Memory | RankMemory, capacity_gib: float) -> Floats:
+    """How likely a training is to fit: what it needs is forecast with a relative error of `NEED_SD`."""
+    distance = np.log(room_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)) / NEED_SD
+    return np.vectorize(NormalDist().cdf, otypes=[float])(distance)  # type: ignore[no-any-return]
 
 
 def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:

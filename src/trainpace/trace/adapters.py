@@ -20,6 +20,10 @@ ALL_LINEAR = "all-linear"
 def adapted(task: Task, how: Adaptation) -> Task:
     """The task with its model adapted. Raises TrainpaceError for targets that the model does not have."""
     model = task.model
+    if how.weights and how.adapter == "dora":
+        raise TrainpaceError(
+            f"{how.in_words} is not forecast: its norms of whole weights are not in the trace.", "Use lora."
+        )
     if how.weights:
         quantise(model, how.weights)
         if not how.adapter:

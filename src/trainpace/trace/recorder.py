@@ -53,6 +53,12 @@ class Storage:
     reference: weakref.ref[Any]
 
 
+def share_of_memory(parameter: torch.nn.Parameter) -> int:
+    """Numbers of a parameter, by which memory is shared out among stages; a packed one counts as many of 16 bits as it takes."""
+    n = parameter.numel()
+    return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
+
+
 class Recorder(TorchDispatchMode):
     """Sees every ATen call below autograd. Read `recorded` afterwards.
 
@@ -82,7 +88,7 @@ class Recorder(TorchDispatchMode):
         """The storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """Parameters by value."""
-        self.parameter_count = sum(p.numel() for p in parameters.values())
+        self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
