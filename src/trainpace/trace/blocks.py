@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder
+from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder, share_of_memory
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
 from trainpace.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Blocks, Role
 
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.modules[0].parameters())
+        return sum(map(share_of_memory, self.modules[0].parameters()))
 
 
 def longest_chain(model: nn.Module) -> Chain | None:
@@ -148,7 +148,7 @@ def blocks_of(
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
     heads, key_value_heads = _heads(layout, described)
     count, ran = layout.chain.length, len(layout.chain.modules)
-    numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
+    numbers = {value: share_of_memory(parameter) for value, parameter in described.parameters.items()}
     grouped = [r for place in range(1, ran + 1) for r in _grouped(described, place)]
     of_experts = described.parameters_of({r.module for r in grouped})
     return Blocks(

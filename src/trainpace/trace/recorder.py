@@ -56,6 +56,12 @@ class Storage:
     is_gradient: bool = False
 
 
+def share_of_memory(parameter: torch.nn.Parameter) -> int:
+    """Numbers of a parameter, by which memory is shared out among stages; a packed one counts as many of 16 bits as it takes."""
+    n = parameter.numel()
+    return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
+
+
 class Recorder(TorchDispatchMode):
     """Sees every ATen call below autograd. Read `recorded` afterwards.
 
@@ -70,8 +76,9 @@ class Recorder(TorchDispatchMode):
         self.recording = True
         self.recorded: list[Recorded] = []
         self.flop_check = FlopCheck()
-        self.parameter_bytes = self.optimizer_bytes = 0.0
-        """Bytes of parameters and buffers, and of the optimizer's states."""
+        self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
+        """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
+        the states that CUDA pages to the host."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
@@ -85,7 +92,7 @@ class Recorder(TorchDispatchMode):
         """The storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """Parameters by value."""
-        self.parameter_count = sum(p.numel() for p in parameters.values())
+        self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
