@@ -1,4 +1,4 @@
-"""Get a Workload: from its file, from the package for a built-in model, or by tracing a spec in a child process.
+"""Get a Workload: from its file, from the package for a built-in model, from the cache, or by tracing a spec in a child process.
 
 ``zoo_workloads/NAME.VARIANT.json.gz`` holds a workload in all three number forms, where VARIANT is an optimizer, or a mode in
 which none steps, so that a forecast of a built-in model needs no torch. ``make zoo-workloads`` traces them with the torch of
@@ -18,6 +18,7 @@ from trainpace import records
 from trainpace.errors import UserCodeError
 from trainpace.optimizers import FOR_OTHERS, optimizer_called
 from trainpace.process import run_isolated, started_isolated
+from trainpace.trace import cache
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -54,8 +55,20 @@ def workload_on_its_way(
         yield lambda: packaged
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
+    file = cache.file_of(request)
+    found = cache.kept(file)
+    if found is not None:
+        yield lambda: found
+        return
     with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
-        yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
+
+        def traced() -> Workload:
+            text = answer()
+            workload = records.from_json(text, Workload, f"the trace of {spec}")
+            cache.keep(file, text)
+            return workload
+
+        yield traced
 
 
 def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float) -> Workload:
