@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainpace.trace.optimizers import make_optimizer, optimizer_name
     from trainpace.trace.specs import build_task
     from trainpace.trace.stored import stored_precision
-    from trainpace.trace.task import Task, import_package, longest_first
+    from trainpace.trace.task import Task, WholeStep, import_package, longest_first
     from trainpace.trace.trace import on_meta, trace_task
     from trainpace.trace.workloads import is_saved, load_workload, packaged_workload, trace_many, workload_on_its_way
 
