@@ -75,11 +75,15 @@ class PlainEngine:
         """The batch on the device, in the number format that the model takes."""
         return place_batch(batch, self.device, self._execution.precision, self._execution.channels_last)
 
-    def forward(self, loss: Loss, batch: Any) -> torch.Tensor:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which forward passes run."""
         number_format = NUMBER_FORMATS[self._execution.precision]
         if number_format.form != "amp":
-            return loss(self.model, batch)
-        with torch.autocast(self.device.type, _DTYPES[number_format.products]):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, _DTYPES[number_format.products])
+
+    def forward(self, loss: Loss, batch: Any) -> torch.Tensor:
+        with self.autocast():
             return loss(self.model, batch)
 
     def backward(self, value: torch.Tensor) -> None:

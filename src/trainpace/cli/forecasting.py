@@ -29,7 +29,8 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    FILE.py:FUNCTION (returning model, loss, optimizer, dataset), or a saved WORKLOAD.json.
+    diffusers:CONFIG.json, FILE.py:FUNCTION (returning model, loss, optimizer, dataset, or a Trainer, a LightningModule, a step of
+    several models: docs/tasks.md), or a saved WORKLOAD.json.
 
     \b
     trainpace forecast resnet50 --gpu T4 --gpu A100 --gpu H100 --batch 64 --precision amp_fp16

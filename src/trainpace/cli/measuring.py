@@ -43,7 +43,8 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     the same command takes it up again.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
-    random:cnn:SEED (or mlp, rnn, transformer), or FILE.py:FUNCTION, where FUNCTION returns (model, loss, optimizer, dataset).
+    diffusers:CONFIG.json, random:cnn:SEED (or mlp, rnn, transformer), or FILE.py:FUNCTION, where FUNCTION returns (model, loss,
+    optimizer, dataset), or a Trainer, a LightningModule, a step of several models (docs/tasks.md).
 
     \b
     trainpace measure resnet50 --batch 1,2,4

@@ -17,6 +17,7 @@ from trainpace.execution import NUMBER_FORMATS
 from trainpace.machine import cpu_name, environment
 from trainpace.measure.noise_scale import measure_noise_scale
 from trainpace.measure.sweep import Conditions
+from trainpace.measure.whole_step import StepPhases, check_whole_step
 from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.process import serve
@@ -42,16 +43,27 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     torch.manual_seed(c.seed)
     meter = MemoryMeter(c.device)
     task = build_task(c.model, c.sequence_length, c.image_size)
-    own = task.optimizer if c.optimizer is None else None
-    optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
-    execution = c.execution(batch_size, usual_optimizer(task) if own is None else optimizer_name(own))
-    engine = PlainEngine(execution, c.device, task.model.train(), optimizer)
+    if task.step is not None:
+        check_whole_step(c, task.name)
+        own_name, optimizer = task.step.optimizer_name, None
+        model = task.model  # in the modes that its function left it in: a teacher may not train
+    else:
+        own = task.optimizer if c.optimizer is None else None
+        own_name = usual_optimizer(task) if own is None else optimizer_name(own)
+        optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
+        model = task.model.train()
+    execution = c.execution(batch_size, own_name)
+    engine = PlainEngine(execution, c.device, model, optimizer)
     batches = itertools.cycle([engine.place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)])
     longest = longest_first(task, batch_size)
     clock = StepClock(c.device)
+    phases = StepPhases(clock, engine)
     losses: list[torch.Tensor] = []
 
     def step(batches: Iterator[Any]) -> None:
+        if task.step is not None:
+            losses.append(phases.run(task.step, next(batches)))
+            return
         clock.start_step()
         for batch in itertools.islice(batches, c.accumulation):
             loss = engine.forward(task.loss, batch)
@@ -74,7 +86,11 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
         raise UserCodeError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
     # forward and backward take turns under accumulation; the optimizer comes last
-    parts = [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
+    parts = (
+        phases.parts()
+        if task.step is not None
+        else [(sum(spans[:-1:2]), sum(spans[1:-1:2]), spans[-1]) for spans in clock.spans_ms]
+    )
     totals = [sum(step) for step in parts]
     warm = warmup_steps(totals)
     steady = totals[warm:]

@@ -231,7 +231,7 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
     if best.num_devices > 1:
         steps = ["--batch", str(e.micro_batch), "--max-steps", "1000"]
         print_next(["trainpace", "plan", *command[2:], *steps], "what to change, and what it saves in 1,000 steps")
-    elif spec.endswith(".json") and not spec.startswith("transformers:"):
+    elif spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:")):
         batches = f"1:{min(best.largest_micro_batch or 64, 128)}"
         print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
     else:

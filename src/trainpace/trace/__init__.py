@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainpace.trace.packages import import_package
     from trainpace.trace.specs import build_task
     from trainpace.trace.stored import stored_precision
-    from trainpace.trace.task import Task, longest_first, usual_optimizer
+    from trainpace.trace.task import Task, WholeStep, longest_first, usual_optimizer
     from trainpace.trace.trace import on_meta, trace_task
     from trainpace.trace.workloads import is_saved, load_workload, packaged_workload, trace_many, workload_on_its_way
 

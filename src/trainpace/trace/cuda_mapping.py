@@ -138,7 +138,7 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool
 
 
 def _attention(
-    fused: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    fused: bool, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
@@ -146,6 +146,7 @@ def _attention(
     Fused kernels take 4 dimensions; other inputs run as plain products and a softmax. Flash takes no values of another width than
     queries and keys have (check_head_dim_size_flash), as in multi-head latent attention.
     """
+    q, k, v = query, key, value
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     if q.dim() != 4 or not fused:

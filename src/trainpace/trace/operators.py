@@ -4,7 +4,9 @@ The sizes of each kind are named in `trainpace.workload`. `view` and `module` ro
 modules entered.
 """
 
+import copy
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -69,6 +71,12 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         written = read - _bytes(inputs[1:2])
     elif func._schema.is_mutable and not outputs:
         written = _bytes(inputs[:1])
+    if name.startswith("_embedding_bag") and "backward" not in name:
+        table, ids = args[:2]
+        read = _bytes([ids]) + ids.numel() * table.shape[1] * table.element_size()  # the rows looked up, not the table
+    if name == "add_" and isinstance(args[1], torch.Tensor) and args[1].layout is torch.sparse_coo:
+        name, rows = "sparse_add_", _bytes(tensors_in(args[1]))  # rows of a table with a sparse gradient, and no others
+        read, written = 2 * rows, rows
     sizes = OtherSizes(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     if name == "native_batch_norm" and args[5] is False:
         name = "native_batch_norm_inference"  # one pass with known means, where training takes two
@@ -198,20 +206,34 @@ def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 
 
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts, and in graphs of torch_geometric; of a sparse one its values and indices."""
     if isinstance(tree, torch.Tensor):
-        yield tree
+        if tree.layout is torch.sparse_coo:
+            yield from (tree._values(), tree._indices())
+        else:
+            yield tree
     elif isinstance(tree, list | tuple | dict):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from tensors_in(part)
+    elif _is_graph(tree):
+        yield from tensors_in(tree.to_dict())
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Nested lists, tuples and dicts with `function` applied to every tensor."""
+    """Nested lists, tuples, dicts and graphs of torch_geometric with `function` applied to every tensor."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, dict):
         return {key: map_tensors(function, part) for key, part in tree.items()}
-    return type(tree)(map_tensors(function, part) for part in tree) if isinstance(tree, list | tuple) else tree
+    if isinstance(tree, list | tuple):
+        parts = [map_tensors(function, part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return copy.copy(tree).apply(function) if _is_graph(tree) else tree
+
+
+def _is_graph(value: Any) -> bool:
+    module = sys.modules.get("torch_geometric.data.data")
+    return module is not None and isinstance(value, module.BaseData)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

@@ -169,8 +169,11 @@ class Recorder(TorchDispatchMode):
 
     def gradient_ready(self, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
-        size = float(gradient.untyped_storage().nbytes())
-        storage = self._storages.get(gradient.untyped_storage()._cdata)
+        for tensor in tensors_in(gradient):  # several of a sparse one
+            self._is_gradient(tensor.untyped_storage())
+
+    def _is_gradient(self, whole: Any) -> None:
+        size, storage = float(whole.nbytes()), self._storages.get(whole._cdata)
         if storage is not None:
             if storage.is_gradient:
                 return  # a second backward pass added to it
@@ -257,7 +260,7 @@ class Recorder(TorchDispatchMode):
 
     def _name(self, args: Any) -> str:
         for argument in args[:3]:
-            if isinstance(argument, torch.Tensor):
+            if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 name = self._module_of_storage.get(argument.untyped_storage()._cdata)
                 if name is not None:
                     return name

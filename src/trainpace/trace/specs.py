@@ -9,6 +9,7 @@ from torch import nn
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.trace import zoo
 from trainpace.trace.batches import forward, loss_by
+from trainpace.trace.diffusers_task import diffusers_task
 from trainpace.trace.generated import build_generated
 from trainpace.trace.generator import is_random
 from trainpace.trace.packages import import_package
@@ -20,8 +21,8 @@ from trainpace.trace.user_task import TASK, task_from_file
 def build_task(
     spec: str, sequence_length: int | None = None, image_size: int | None = None, fused_attention: bool = True
 ) -> Task:
-    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json`, `random:FAMILY:SEED` or
-    `FILE.py:FUNCTION`.
+    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json`, `diffusers:CONFIG.json`,
+    `random:FAMILY:SEED` or `FILE.py:FUNCTION`.
 
     `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
     plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
@@ -36,6 +37,8 @@ def build_task(
         model, criterion, batches, sample, length = build_generated(spec, sequence_length, image_size)
         loss, loss_name = loss_by(criterion), name_of_loss(criterion)
         return Task(spec, model, forward, loss, batches, None, sample, length, loss_name=loss_name)
+    if kind == "diffusers":
+        return diffusers_task(name, sequence_length, image_size)
     if kind == "transformers":
         return transformers_task(name, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
@@ -58,12 +61,15 @@ def build_task(
                 "model",
                 spec,
                 zoo.MODELS,
-                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
+                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, diffusers:CONFIG.json, random:FAMILY:SEED,"
+                " FILE.py:FUNCTION.",
             )
         side = image_size or 224
         model = zoo.MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
         return image_task(spec, model, (3, side, side), 1000)
-    raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "random:", "FILE.py:"])
+    raise UnknownName(
+        "kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "diffusers:", "random:", "FILE.py:"]
+    )
 
 
 def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -> Task:

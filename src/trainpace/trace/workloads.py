@@ -87,7 +87,9 @@ def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float)
 
 def is_saved(spec: str | Workload) -> bool:
     """Has it been traced: is it a workload, or does it name a file that holds one?"""
-    return isinstance(spec, Workload) or (spec.endswith(".json") and not spec.startswith("transformers:"))
+    return isinstance(spec, Workload) or (
+        spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:"))
+    )
 
 
 def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
