@@ -119,12 +119,12 @@ def section(name: str, rows: list[tuple[str, int, float, float, float, float]]) 
 def main() -> None:
     """Each condition, and its section of the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("conditions", nargs="*", choices=["quiet", "loaded"], default=["quiet", "loaded"])
+    parser.add_argument("--only", choices=["quiet", "loaded"])
     options = parser.parse_args()
     kept = RESULT.read_text().split("## ")[1:] if RESULT.is_file() else []
     sections = {text.split()[0]: f"## {text}" for text in kept}
     profile = calibrate(20.0)
-    for name in options.conditions:
+    for name in [options.only] if options.only else ["quiet", "loaded"]:
         with tempfile.TemporaryDirectory() as folder, load(2 if name == "loaded" else 0):
             sections[name] = section(name, repeats(profile, Path(folder)))
         text = "# The next measurement beside the journal's forecast (`make bench-measure`)\n\n"

@@ -23,15 +23,18 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def set_up_device(device: str, precision: Precision) -> None:
-    """Let products and convolutions use TF32 in every precision but fp32. Raises TrainpaceError where this torch or this kind of
-    device does not have the precision."""
+    """Let products and convolutions use TF32 in every precision but fp32, and convolutions alone in torch_fp32.
+
+    Raises TrainpaceError where this torch or this kind of device does not have the precision.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
     if device == "cpu" and precision in ("tf32", "fp8"):
         raise TrainpaceError(f"{precision} is for GPUs.", "On a CPU measure fp32, or a format of 16 bits.")
     if precision == "fp8":
         raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = precision not in ("fp32", "torch_fp32")
 
 
 def _weights_dtype(precision: Precision) -> torch.dtype | None:

@@ -11,9 +11,10 @@ import msgspec
 from trainpace.errors import Contradiction
 from trainpace.records import Record, check_fields
 
-Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
-"""fp32: everything in fp32, TF32 off. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights under
-autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
+Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+"""fp32: everything in fp32, TF32 off. torch_fp32: what torch does unless it is told otherwise, convolutions in TF32 on cards that
+have it (`torch.backends.cudnn.allow_tf32`) and all else in fp32. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights
+under autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
 optimizer keeps is the engine's (`trainpace.forecast.memory`). fp8: bf16 with matrix products in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -24,10 +25,12 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class NumberFormat(NamedTuple):
-    """The `form` that a workload must have been traced in, and the format in which matrix products multiply."""
+    """The `form` that a workload must have been traced in, the format in which matrix products multiply, and that of convolutions
+    whose operands are stored in fp32."""
 
     form: Form
     products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    convolutions: Literal["fp32", "tf32"] = "fp32"
 
     @property
     def autocasts(self) -> bool:
@@ -35,7 +38,8 @@ class NumberFormat(NamedTuple):
 
 
 NUMBER_FORMATS: dict[Precision, NumberFormat] = {
-    "fp32": NumberFormat("fp32", "fp32"), "tf32": NumberFormat("fp32", "tf32"), "amp_fp16": NumberFormat("amp", "fp16"),
+    "fp32": NumberFormat("fp32", "fp32"), "torch_fp32": NumberFormat("fp32", "fp32", "tf32"),
+    "tf32": NumberFormat("fp32", "tf32", "tf32"), "amp_fp16": NumberFormat("amp", "fp16"),
     "amp_bf16": NumberFormat("amp", "bf16"), "bf16": NumberFormat("half", "bf16"), "fp16": NumberFormat("half", "fp16"),
     "fp8": NumberFormat("half", "fp8"),
 }  # fmt: skip

@@ -138,8 +138,8 @@ class JobTime(Record):
 class Memory(Record):
     """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
 
-    allocated: live tensors. reserved: memory held by the framework's allocator. device: memory shown by the device's
-    own monitor, with the driver's context.
+    allocated: live tensors. reserved: memory held by the framework's allocator. device: on the card, as its own monitor shows
+    it, with the driver's context.
     """
 
     parameters_gib: float
@@ -189,7 +189,8 @@ class Forecast(Record):
 
     host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
     typical of such cards. software: what runs the step, in words, empty on such a machine; `software_assumed`: nobody said
-    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason.
+    anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason. `notes`: the workload's,
+    of what its trace took for granted.
     """
 
     model: str
@@ -219,11 +220,13 @@ class Forecast(Record):
     scaling_reference_devices: int | None = None
     """1 where one device holds the model, else the fewest devices of this kind that do."""
     warnings: tuple[str, ...] = ()
+    fit_probability: float | None = None
     host: str = ""
     host_assumed: bool = False
     software: str = ""
     software_assumed: bool = False
     software_idle: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
@@ -318,6 +321,7 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "samples_per_second": f.samples_per_second,
         "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
         "fits": f.fits,
+        "fit_probability": f.fit_probability,
         "largest_batch": f.largest_micro_batch,
         "mfu": f.mfu,
         "exposed_ms": dict(f.exposed_ms),
@@ -331,6 +335,7 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "software_assumed": f.software_assumed,
         "software_idle": list(f.software_idle),
         "warnings": list(f.warnings),
+        "notes": list(f.notes),
         "reason": f.reason,
         "training_time_s": None if f.training_time is None else f.training_time.total_s,
         "cost_usd": f.cost_usd,

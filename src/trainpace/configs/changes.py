@@ -64,6 +64,8 @@ class Changes(Record):
 def settings_of(e: Execution) -> dict[str, Value]:
     """Settings by the names in `settings.SettingName`; gpus_per_node is one GPU per process."""
     values = {name: getattr(e, name) for name in (*_FIELDS, "global_batch", "world_size")}
+    if e.precision == "torch_fp32":  # what a file says by naming no format of fewer bits
+        values["precision"] = "fp32"
     return values | {"gpus_per_node": e.nproc_per_node}
 
 

@@ -15,18 +15,17 @@ from trainpace.forecast.exchanges import REPLICATION, Exchanges, StepExchanges, 
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
+from trainpace.optimizers import host_update_bytes
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
 """Share of the memory bandwidth at which gradients are added up, and clipped."""
 COPY_START_US = 6.0
 """What one copy to the device costs before its first byte, whatever its size: 5 to 7 microseconds a cudaMemcpyAsync (Wu et al.
-2026, arXiv:2602.21548, section 5.2). A lower bound from pageable memory, which the driver copies to pinned memory first."""
+2026, "DualPath", arXiv:2602.21548, section 5.2). A lower bound from pageable memory, which the driver copies first."""
 HOST_MEMORY_GB_PER_S = 250.0
 """Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
 which STREAM reaches about 80 %, and updates that read and write in turn about 60. A cluster's record does not describe hosts."""
-CPU_ADAM_BYTES = 30.0
-"""Bytes per parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
 
 
 class Assembly:
@@ -146,15 +145,23 @@ class Assembly:
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """The whole model's parameters in bytes, in the format in which they are exchanged (n)."""
-        return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+        """The whole model's parameters in bytes, in the format in which they are exchanged (n): below ZeRO 3 those that an update
+        changes, and packed ones as they are."""
+        w, memory = self.workload, self.form.memory
+        exchanged = np.where(
+            (self.grid.zero_stage >= 3) | (self.engine == "data_parallel"), w.parameters, w.trainable_parameters
+        )
+        wide = exchanged * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+        return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
 
     def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
         """(device milliseconds, milliseconds that the host adds) of the update on each kind of stage (n x 3). It moves the bytes
         that a rank holds, with 16-bit weights twice as many where its states are in fp32."""
-        grid, blocks = self.grid, self.form.blocks
+        grid, blocks, operators = self.grid, self.form.blocks, self.form.operators
         sharded = (grid.zero_stage >= 1)[:, None]
-        wide = self.half & (sharded | grid.is_megatron[:, None])
+        # products of an update (Muon's) stay in 16 bits
+        moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
+        wide = self.half & moves & (sharded | grid.is_megatron[:, None])
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
         device = np.where(sharded, device / self.shard, device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
@@ -162,6 +169,7 @@ class Assembly:
         overhead = together_ms(device, host) - device if on_gpu else host
         ranks = np.where(sharded, self.shard, 1.0)
         updated = self.held * self.workload.trainable_parameters / ranks
-        on_host = updated * CPU_ADAM_BYTES * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
+        moved = host_update_bytes(self.workload.optimizer) or np.nan  # refused before it comes here
+        on_host = updated * moved * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
         away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
         return np.where(away, on_host, device), np.where(away, 0.0, overhead)

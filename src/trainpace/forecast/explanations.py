@@ -12,7 +12,7 @@ from trainpace.forecast.rates import Peak, matrix_peak
 from trainpace.hardware import Device
 from trainpace.outcome import Memory, OperatorShare, StepTime
 from trainpace.units import BYTES_PER_GIB
-from trainpace.workload import Counts, Floats, Operators, TracedForm, at_batch
+from trainpace.workload import CONVOLUTION_KINDS, Counts, Floats, Operators, TracedForm, at_batch
 
 MOST_HEAVIEST = 10
 MOST_POINTS = 40
@@ -60,7 +60,9 @@ class Roofline(NamedTuple):
 
 def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) -> float | None:
     """The rate of the fastest format that the operators use; None where no such rate is known."""
-    peaks = [matrix_peak(device, execution.precision, half) for half in set(operators.half.tolist())]
+    matrix, convolution = operators.is_matrix, np.isin(operators.kind, CONVOLUTION_KINDS)
+    used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True)) or {(False, False)}
+    peaks = [matrix_peak(device, execution.precision, *kind) for kind in used]
     return max((peak.flop_per_s for peak in peaks if isinstance(peak, Peak)), default=None)
 
 

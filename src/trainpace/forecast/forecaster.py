@@ -25,8 +25,9 @@ from trainpace.forecast.grid import Grid
 from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.memory import RankMemory, fits
+from trainpace.forecast.optimizer_limits import impossible_updates, paging_ms
 from trainpace.forecast.ranks import StageCosts
-from trainpace.forecast.shapes import clashes, doublings
+from trainpace.forecast.shapes import CLASHES, clashes, doublings
 from trainpace.forecast.tables import Tables
 from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
@@ -110,6 +111,9 @@ class Forecaster:
             precision = PRECISIONS[int(some.precision[0])]
             form = workload.form(precision)
             clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster)
+            clash[rows[workload.whole_step & (some.accumulation > 1) & (clash[rows] == 0)]] = CLASHES.index(
+                "whole step"
+            )
             held = self.tables.memory(form_of(precision), some, cluster.device.kind == "gpu")
             for whole, part in zip(memory, held, strict=True):
                 whole[rows] = part
@@ -118,11 +122,11 @@ class Forecaster:
                 autocast = some.zero_stage < 3
                 refuse(rows[autocast], AUTOCAST_EXPERTS)
                 able &= ~autocast
-            if form.blocks is None:
-                for sizes, reason in _without_blocks(some, workload):
-                    refuse(rows[sizes], reason)
-                    able &= ~sizes
-            else:
+            impossible = impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
+            for sizes, reason in [*impossible, *(_without_blocks(some, workload) if form.blocks is None else [])]:
+                refuse(rows[sizes], reason)
+                able &= ~sizes
+            if form.blocks is not None:
                 uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0
             if not able.any():
                 continue
@@ -141,6 +145,9 @@ class Forecaster:
                     columns[name][rows[able]] = column
         capacity = cluster.device.memory_gib
         fit = np.ones(n, dtype=bool) if capacity is None else fits(memory, capacity.value)
+        paged_ms = paging_ms(memory, None if capacity is None else capacity.value, cluster)
+        exposed["offload"] += paged_ms
+        parts["communication_ms"] += paged_ms
         step_ms = sum(parts.values(), np.zeros(n))
         return ForecastTable(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
 

@@ -192,13 +192,16 @@ class KernelTable:
     ) -> tuple[OperatorSizes, list[Floats]]:
         batch = np.asarray(batch, dtype=np.float64)
         shape, half = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),)), self.operators.half
-        tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
+        convolves = self._is_convolution
+        full = np.where(convolves, rates.convolutions, rates.full)
+        full_on_tensor_cores = np.where(convolves, rates.convolutions_on_tensor_cores, rates.full_on_tensor_cores)
+        tensor = np.where(half, rates.half_on_tensor_cores, full_on_tensor_cores) > 0
         dims = [size.at(batch) for size in self._dims]
         # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
         # GraphLowering.decide_layout_opt)
         by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
         turned = np.asarray(channels_last) | (self._is_convolution & by_itself)
-        return OperatorSizes(shape, dims, np.where(half, rates.half, rates.full), tensor, rates.sms, turned), dims
+        return OperatorSizes(shape, dims, np.where(half, rates.half, full), tensor, rates.sms, turned), dims
 
     def cut(
         self,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.execution import Precision
+from trainpace.execution import NUMBER_FORMATS, Precision
 from trainpace.forecast.attention import NO_ATTENTION, TF32_PRODUCTS, AttentionRates, Implementation, attention_rates
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.product_model import (
@@ -64,6 +64,9 @@ class Rates(NamedTuple):
     plain: Floats
     """FLOP/s of the CUDA cores in fp32."""
     full_on_tensor_cores: Floats
+    convolutions: Floats
+    """FLOP/s of convolutions whose operands are stored in fp32."""
+    convolutions_on_tensor_cores: Floats
     half_on_tensor_cores: Floats
     bytes_per_s: Floats
     sms: Floats
@@ -85,14 +88,17 @@ class Rates(NamedTuple):
     """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
-def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
-    """The rate that matrix operators run against, or the reason why the device cannot do it.
+def matrix_peak(device: Device, precision: Precision, half: bool, convolves: bool = False) -> Peak | str:
+    """The rate that matrix operators run against, or the reason why the device cannot do it. convolves: that of convolutions,
+    which torch lets multiply in TF32 by default.
 
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
     device without it is plain fp32, as in torch. The few products that a job in bf16 or FP8 leaves in fp32 (of positions, of
     routers) take the cores' fp32 rate everywhere, also where the catalogue has no rate of matrix engines in fp32.
     """
-    figure = device.tf32_tensor_tflops if precision == "tf32" else None
+    number_format = NUMBER_FORMATS[precision]
+    in_tf32 = "tf32" in (number_format.convolutions if convolves else number_format.products)
+    figure = device.tf32_tensor_tflops if in_tf32 else None
     if half:
         figure = device.fp16_tensor_tflops
         if precision == "fp8":
@@ -105,7 +111,7 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
                 return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
     if figure is not None:
         return Peak(figure.value * 1e12, True)
-    if device.architecture in ON_ENGINES and (half or precision in ("fp32", "tf32")):
+    if device.architecture in ON_ENGINES and (half or NUMBER_FORMATS[precision].form == "fp32"):
         wanted = "fp16" if half else precision
         return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
     if device.fp32_tflops is None:
@@ -127,13 +133,15 @@ def sustained_rates(
     for peak, needed in ((full, needs_full), (half, needs_half)):
         if isinstance(peak, str) and needed:
             return peak
-    plain = Peak(device.fp32_tflops.value * 1e12, False)
-    full, half = (NO_PEAK if isinstance(peak, str) else peak for peak in (full, half))
+    plain, convolutions = Peak(device.fp32_tflops.value * 1e12, False), matrix_peak(device, precision, False, True)
+    full, half, convolutions = (NO_PEAK if isinstance(peak, str) else peak for peak in (full, half, convolutions))
     # Volta gave the CUDA cores the issue slots and operand caches that let a product reach its peak; Kepler's 192 lanes
     # a multiprocessor are harder to feed still, and its memory pays for ECC out of its bandwidth
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
-    full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    full, half, convolutions = (
+        peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half, convolutions)
+    )
     weights = batched = _measured_products(device, half, "16", products)
     in_16_bits = half
     if precision == "fp8":
@@ -150,6 +158,8 @@ def sustained_rates(
         half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
         plain=np.asarray(_sustained(device, plain, constants)),
         full_on_tensor_cores=np.asarray(float(full.tensor_core)),
+        convolutions=np.asarray(_sustained(device, convolutions, constants)),
+        convolutions_on_tensor_cores=np.asarray(float(convolutions.tensor_core)),
         half_on_tensor_cores=np.asarray(float(half.tensor_core)),
         bytes_per_s=np.asarray(bandwidth * 1e9),
         sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),

@@ -13,7 +13,7 @@ from trainpace.workload import Blocks, Counts
 
 CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
-    "shard_size", "engine", "nodes", "offload_parameters", "ep", "expert_tp",
+    "shard_size", "engine", "nodes", "offload_parameters", "ep", "expert_tp", "whole step",
 )  # fmt: skip
 """What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
 
@@ -105,6 +105,10 @@ def contradiction(
         "offload_parameters": (
             f"only ZeRO stage 3 keeps its parameters on the host; the stage is {e.zero_stage}.",
             "Use zero_stage 3, or offload the optimizer alone.",
+        ),
+        "whole step": (
+            f"the model's step makes its own updates, so that accumulation {accumulation} cannot be put around it.",
+            "Accumulate in the step itself.",
         ),
         "ep": (
             f"ep {e.ep} cannot divide the model's experts: it has {has}.",

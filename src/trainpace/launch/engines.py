@@ -22,8 +22,8 @@ from trainpace.launch.trial import EngineName
 from trainpace.trace import import_package, longest_chain
 
 PRECISIONS: dict[Precision, Any] = {
-    "fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",
-    "fp16": "16-true",
+    "fp32": "32-true", "torch_fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed",
+    "amp_bf16": "bf16-mixed", "bf16": "bf16-true", "fp16": "16-true",
 }  # fmt: skip
 """Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
 

@@ -21,7 +21,7 @@ from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.trace import build_task, longest_first, make_optimizer, optimizer_name
+from trainpace.trace import build_task, longest_first, make_optimizer, optimizer_name, usual_optimizer
 
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
@@ -43,8 +43,8 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     meter = MemoryMeter(c.device)
     task = build_task(c.model, c.sequence_length, c.image_size)
     own = task.optimizer if c.optimizer is None else None
-    optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", task.model)
-    execution = c.execution(batch_size, "" if own is None else optimizer_name(own))
+    optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
+    execution = c.execution(batch_size, usual_optimizer(task) if own is None else optimizer_name(own))
     engine = PlainEngine(execution, c.device, task.model.train(), optimizer)
     batches = itertools.cycle([engine.place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)])
     longest = longest_first(task, batch_size)

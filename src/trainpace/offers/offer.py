@@ -286,7 +286,7 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
 
 def _idle(offer: Offer, watts: float) -> str:
     """What a machine costs that is on and waits, and from how much idleness on switching it off saves, since it draws at least as
-    much while it starts: Slurm recommends a SuspendTime of SuspendTimeout plus ResumeTimeout or more (power_save.html)."""
+    much while it starts. Slurm waits SuspendTime before it does so (slurm.conf(5))."""
     kwh = watts * 24 / 1000
     boot = f"{BOOT_S:g} s (assumed; boot_s says it)" if offer.boot_s is None else f"{offer.boot_s:g} s"
     cost = f" and {kwh * offer.electricity_usd_per_kwh:.2f} dollars" if offer.electricity_usd_per_kwh else ""

@@ -26,7 +26,7 @@ LEAST_TOKENS_A_RANK = 2048
 """Context parallelism is for long sequences: below this its exchange costs more than it divides."""
 LARGEST_VIRTUAL = 8
 GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
-STEPS_DOWN = ("fp32", "tf32", "amp_bf16", "amp_fp16")
+STEPS_DOWN = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
 """Precisions in which the same weights are trained; storage in 16 bits is never chosen for the user."""
 NEARLY = 0.02
 """Share of the fastest job's time that the simplest choice may lose to it."""

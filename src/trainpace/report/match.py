@@ -12,7 +12,7 @@ from trainpace.job import JobConditions
 from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Offer, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
-from trainpace.report.forecast import software_lines
+from trainpace.report.forecast import software_lines, taken_for_granted
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
@@ -154,6 +154,7 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
         f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
         f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone; a host"
         " CPU that is not published is one typical of the card (--host).",
+        *taken_for_granted([m.forecast for m in shown]),
         *software_lines([m.forecast for m in shown]),
     )
 
@@ -259,7 +260,7 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
         "goodput": time.goodput, "checkpoints": time.checkpoints, "checkpoint_interval_s": time.checkpoint_interval_s,
         "time_s": {name: _finite(getattr(time, name)) for name in time.__struct_fields__ if name.endswith("_s")},
         "peak_memory_gib": f.memory.allocated_gib, "capacity_gib": f.capacity_gib, "provenance": f.provenance,
-        "warnings": list(f.warnings),
+        "warnings": list(f.warnings), "notes": list(f.notes),
     }  # fmt: skip
 
 

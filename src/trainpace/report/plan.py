@@ -26,7 +26,7 @@ DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and th
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
     parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
-    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet}")
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}")
     target = plan.target
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
@@ -46,7 +46,7 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
     print_lines(
-        COMPARED.format(plan=plan), *[plan.corrected] * bool(plan.corrected),
+        COMPARED.format(plan=plan), *workload.notes, *[plan.corrected] * bool(plan.corrected),
         *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )  # fmt: skip
 

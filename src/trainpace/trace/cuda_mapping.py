@@ -68,6 +68,11 @@ class CudaMapping(TorchFunctionMode):
             return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
         return func(*args, **kwargs)
 
+    def __exit__(self, *error: Any) -> None:
+        """Leave the autocast region, which recomputed activations enter block by block."""
+        super().__exit__(*error)
+        self.forget_casts()
+
     def forget_casts(self) -> None:
         """Leave the autocast region: its cache of cast weights is dropped, as torch does."""
         self._cast_weights.clear()

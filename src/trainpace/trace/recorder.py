@@ -1,7 +1,7 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.trace.operators import Row, matrices_of, offsets_of, rows_of, tensors_in
 from trainpace.trace.roles import Step
+from trainpace.trace.self_check import FlopCheck, refuse_uncounted
 from trainpace.workload import Phase
 
 BEFORE, AFTER = 0, -1
@@ -43,7 +44,8 @@ class Recorded:
 @dataclass(slots=True)
 class Storage:
     """A storage that is alive: its number, the call that made it (-1: before the step), its bytes, the row at which it was made,
-    and whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated."""
+    whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated, and whether it is a
+    parameter's accumulated gradient."""
 
     value: int
     call: int
@@ -51,6 +53,13 @@ class Storage:
     row: int
     is_outside: bool
     reference: weakref.ref[Any]
+    is_gradient: bool = False
+
+
+def share_of_memory(parameter: torch.nn.Parameter) -> int:
+    """Numbers of a parameter, by which memory is shared out among stages; a packed one counts as many of 16 bits as it takes."""
+    n = parameter.numel()
+    return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
 
 
 class Recorder(TorchDispatchMode):
@@ -66,8 +75,10 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.recording = True
         self.recorded: list[Recorded] = []
-        self.parameter_bytes = self.optimizer_bytes = 0.0
-        """Bytes of parameters and buffers, and of the optimizer's states."""
+        self.flop_check = FlopCheck()
+        self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
+        """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
+        the states that CUDA pages to the host."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
@@ -81,7 +92,7 @@ class Recorder(TorchDispatchMode):
         """The storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """Parameters by value."""
-        self.parameter_count = sum(p.numel() for p in parameters.values())
+        self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
@@ -110,6 +121,14 @@ class Recorder(TorchDispatchMode):
                 self._add_storage(storage, -1, 0.0)
                 if isinstance(tensor, torch.nn.Parameter):
                     self.parameters[self._values] = tensor
+
+    def keep_for_ever(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that the step made, and that stay (an optimizer's states), as no activation from now on."""
+        for tensor in tensors:
+            storage = self._storages.get(tensor.untyped_storage()._cdata)
+            if storage is not None:
+                self._activation_bytes -= storage.size
+                storage.size = 0.0
 
     def _add_storage(
         self, storage: Any, call: int, size: float, is_outside: bool = False, freed: Callable[[Any], None] | None = None
@@ -152,6 +171,10 @@ class Recorder(TorchDispatchMode):
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
         size = float(gradient.untyped_storage().nbytes())
         storage = self._storages.get(gradient.untyped_storage()._cdata)
+        if storage is not None:
+            if storage.is_gradient:
+                return  # a second backward pass added to it
+            storage.is_gradient = True
         if storage is not None and storage.is_outside:
             storage.is_outside = False
             self._outside_bytes -= storage.size
@@ -163,15 +186,18 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        shortcut = _SHORTCUTS.get(func)
+        shortcut = _SHORTCUTS.get(func) or _foreach_shortcut(func, args)
         self._locate(func, args)
         out = func(*args, **kwargs) if shortcut is None else shortcut(*args, **kwargs)
         self._track(out)
         if self.recording:
             if self.steps is not None and self.phase == "forward" and func is not _DETACH:
                 self._keep_step(func, args, kwargs, out)
-            for row in rows_of(func, args, kwargs, out):
-                self._append(row, self._name(args))
+            rows, name = rows_of(func, args, kwargs, out), self._name(args)
+            refuse_uncounted(func, rows, name)
+            self.flop_check.add(func, args, kwargs, out, rows)
+            for row in rows:
+                self._append(row, name)
         return out
 
     def parameters_of(self, modules: Collection[str]) -> set[int]:
@@ -254,7 +280,8 @@ class Recorder(TorchDispatchMode):
 
             def freed(_: Any, key: int = key) -> None:
                 gone = self._storages.pop(key)
-                self._activation_bytes -= gone.size
+                self._gradient_bytes -= gone.size * gone.is_gradient
+                self._activation_bytes -= gone.size * (not gone.is_gradient)
                 self._outside_bytes -= gone.size * gone.is_outside
 
             self._add_storage(storage, self._origin.call, size, is_outside, freed)
@@ -275,6 +302,11 @@ def _batch_norm_backward(
     return of_input, of_weight, of_bias
 
 
+def in_backward() -> bool:
+    """Whether autograd's engine runs, also to compute activations again."""
+    return _current_node() is not None
+
+
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
     """The result of a grouped product, of any format: torch's own meta kernel takes bf16 alone, where CUDA makes the products of
     other formats one after the other (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h)."""
@@ -285,7 +317,29 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> 
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
 
+def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What stands for an update of many tensors, of which torch's own meta kernel runs Python for each tensor of each list."""
+    name = func._schema.name.partition("::")[2]
+    if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
+        return None  # step counters are the host's, and count
+    if name.endswith("_"):
+        return _in_place
+    return _like_the_first if name in _FOREACH_ALIKE else None
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _like_the_first(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
 _DETACH = torch.ops.aten.detach.default
+_FOREACH_ALIKE = frozenset(
+    f"_foreach_{name}" for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
+)
+"""Out-of-place updates whose results are as large as the first list's tensors."""
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 

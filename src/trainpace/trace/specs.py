@@ -8,9 +8,11 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.trace import zoo
+from trainpace.trace.batches import forward, loss_by
 from trainpace.trace.generated import build_generated
 from trainpace.trace.generator import is_random
-from trainpace.trace.task import Task, forward, image_task, import_package, loss_by, name_of_loss
+from trainpace.trace.packages import import_package
+from trainpace.trace.task import Task, image_task, name_of_loss
 from trainpace.trace.transformers_task import transformers_task
 from trainpace.trace.user_task import TASK, task_from_file
 

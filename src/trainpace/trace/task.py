@@ -1,16 +1,30 @@
 """A task: model, loss, optimizer and samples. Every kind of model spec ends as one."""
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError
+from trainpace.optimizers import FOR_LANGUAGE, FOR_OTHERS
+from trainpace.trace.batches import forward, loss_by
 from trainpace.trace.operators import tensors_in
+from trainpace.trace.optimizers import optimizer_name
 
 LOOKED_AT = 1000
+
+
+class WholeStep(NamedTuple):
+    """A training step that runs forward, backward and updates by itself, and the optimizers that it steps."""
+
+    run: Callable[[Any], Any]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+    @property
+    def optimizer_name(self) -> str:
+        return " + ".join(dict.fromkeys(optimizer_name(optimizer) for optimizer in self.optimizers))
 
 
 class Task(NamedTuple):
@@ -18,6 +32,10 @@ class Task(NamedTuple):
 
     `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
     model alone. `loss_name`: of the loss's class or function, None where it has none (a lambda, a model that computes its own).
+    `notes`: sentences about what was taken for granted in making the task, or of what was asked for is not in it.
+    `batch_to_trace(n)` gives samples that are all alike, where those of `make_batch` vary in size. `settings`: what the task's
+    own loader or trainer says of an `Execution`, by the names of its fields. `pads`: its batches hold padding. `step`, where
+    there is one, takes the place of loss and optimizer, and the model is all that it uses.
     """
 
     name: str
@@ -31,21 +49,23 @@ class Task(NamedTuple):
     dataset: Any = None
     collate: Callable[[list[Any]], Any] | None = None
     loss_name: str | None = None
+    notes: tuple[str, ...] = ()
+    batch_to_trace: Callable[[int], Any] | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+    pads: bool = False
+    step: WholeStep | None = None
 
+    @classmethod
+    def of_step(cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]) -> "Task":
+        """A task with a step of its own, whose loss and forward pass alone cannot be had."""
 
-def forward(model: nn.Module, batch: Any) -> Any:
-    """The model on a batch of (input, ..., target)."""
-    return model(*batch[:-1])
+        def refused(_: nn.Module, __: Any) -> Any:
+            raise TrainpaceError(
+                f"{name} has a step of its own, which runs as a whole: forecast and measure do that.",
+                "For anything else return a model, its loss and its optimizer.",
+            )
 
-
-def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-    """The loss of a model on a batch of (input, ..., target)."""
-
-    def loss(model: nn.Module, batch: Any) -> Any:
-        *inputs, target = batch
-        return criterion(model(*inputs), target)
-
-    return loss
+        return cls(name, model, refused, refused, make_batch, None, "", step=step)
 
 
 def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
@@ -86,17 +106,9 @@ def name_of_loss(criterion: Callable[..., Any]) -> str | None:
     return None if name == "<lambda>" else name.lstrip("_")
 
 
-def import_package(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        if isinstance(error, ImportError):
-            raise TrainpaceError(
-                f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
-            ) from None
-        hint = f"Install the {package} build that belongs to this torch."
-        raise TrainpaceError(f"{package} does not load beside this torch ({reason}).", hint) from None
+def usual_optimizer(task: Task) -> str:
+    """What a task without an optimizer of its own is taken to be trained with: AdamW where samples are sequences of tokens."""
+    return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
 
 
 def longest_first(task: Task, n: int) -> Any | None:

@@ -19,6 +19,7 @@ from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_json
 from trainpace.schedule import Schedule
 from trainpace.software import TODAY
+from trainpace.trace import stored_precision
 from trainpace.trend import Trend, trend_of
 from trainpace.verbs.places import (
     HardwareFile,
@@ -32,7 +33,7 @@ from trainpace.verbs.places import (
 )
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
+from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, settled, workload_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return (form_of(self.precision),)
+        precision = self.precision or stored_precision(self.model)
+        if precision is None and isinstance(self.model, str) and ".py:" in self.model:
+            return ()  # the task may say
+        return (form_of(precision or "fp32"),)
 
     @property
     def variant(self) -> Variant:
@@ -124,6 +128,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
+    r = settled(r, next(iter(workloads.values())))
+    assert r.batch is not None
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     trends: dict[str, Trend] = {}
@@ -133,7 +139,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     with consulted_journal(r.journal, r.no_journal, devices, models) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
-            execution = execution_of(r, forecaster.workload)
+            execution = execution_of(r, forecaster.workload, target.cluster.device)
             device = target.cluster.device.name
             if measured:
                 forecaster = forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))

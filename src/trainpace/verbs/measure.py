@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.execution import Execution
-from trainpace.hardware import Cluster, find_device
+from trainpace.hardware import Cluster, Device, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record
+from trainpace.trace import stored_precision
 from trainpace.verbs.places import (
     JournalPlace,
     KeepIdentity,
@@ -26,7 +27,14 @@ from trainpace.verbs.places import (
     profile_here,
 )
 from trainpace.verbs.request import BATCHES, COUNT, DURATION, Argument, Field, Misuse, Progress, Request, Rows
-from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
+from trainpace.verbs.training import (
+    PRECISION_HELP,
+    ChannelsLast,
+    ImageSize,
+    Optimizer,
+    SequenceLength,
+    default_precision,
+)
 from trainpace.workload import Variant, form_of
 
 if TYPE_CHECKING:
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHES = (8, 16, 32)
 LARGEST_SEARCHED = 65536
-Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
+Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 
 
 class MeasureRequest(Request):
@@ -51,7 +59,7 @@ class MeasureRequest(Request):
         int | None, Field("Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]", COUNT)
     ] = None
     until_oom: Annotated[bool, Field("Find the largest batch that fits (up to the largest of `batch`).")] = False
-    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     optimizer: Optimizer = None
     accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
     device: Annotated[Literal["cpu", "cuda"], Field("Where to train.")] = "cpu"
@@ -140,7 +148,7 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
     from trainpace.measure import measure_noise_scale
 
-    r, conditions = request, _conditions(request)
+    r, conditions = request, _conditions(request, device)
     batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
     plan = SweepPlan(
         batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
@@ -186,15 +194,25 @@ def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureReques
     return request, device
 
 
-def _conditions(r: MeasureRequest) -> Conditions:
+def _conditions(r: MeasureRequest, device: str) -> Conditions:
     from trainpace.measure import Conditions
 
     assert r.model is not None
+    precision = r.precision or _default_precision(r.model, r.device, device)
     return Conditions(
-        model=r.model, device=r.device, precision=r.precision, optimizer=r.optimizer, accumulation=r.accumulate,
+        model=r.model, device=r.device, precision=precision, optimizer=r.optimizer, accumulation=r.accumulate,
         sequence_length=r.sequence_length, image_size=r.image_size, channels_last=r.channels_last, compile=r.compile,
         seconds=r.seconds, timeout_s=r.timeout, memory_limit_gib=r.memory_limit,
     )  # fmt: skip
+
+
+def _default_precision(model: str, kind: str, device: str) -> Any:
+    """As of a script that says nothing of number formats. torch knows which cards have TF32, where the catalogue does not."""
+    try:
+        known = find_device(device, own_devices(None)) if kind == "cuda" else Device(name=device)
+    except TrainpaceError:
+        return stored_precision(model) or "torch_fp32"
+    return default_precision(model, known)
 
 
 def _forecaster(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Forecaster | None:

@@ -17,7 +17,8 @@ from trainpace.configs import normal
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
-from trainpace.hardware import Cluster, find_device
+from trainpace.hardware import Cluster, Device, find_device
+from trainpace.optimizers import optimizer_called
 from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
 from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
@@ -36,7 +37,17 @@ from trainpace.verbs.places import (
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
+from trainpace.verbs.training import (
+    PRECISION_HELP,
+    Network,
+    Offload,
+    TrainingRequest,
+    adaptation_of,
+    default_precision,
+    execution_values,
+    fleet_of,
+    workload_of,
+)
 from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -79,7 +90,7 @@ class PlanRequest(TrainingRequest):
     ] = None
     gpus_now: Annotated[int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)] = None
     nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)] = None
-    precision: Annotated[Precision | None, Field("Number format now.  [default: fp32]")] = None
+    precision: Annotated[Precision | None, Field(PRECISION_HELP.replace("format.", "format now."))] = None
     zero: Annotated[ZeroStage | None, Field("ZeRO stage now; full FSDP is 3.  [default: 0]", sets="zero_stage")] = None
     tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
     pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
@@ -135,12 +146,17 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
         progress.note(text)
     cluster = cluster_of(r, present)
     schedule = schedule_of(r, present)
-    precision: Precision = present.pick("precision", r.precision) or "fp32"
+    precision = present.precision(r, cluster.device)
     forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
-    variant = Variant(optimizer, schedule.sequence_length, r.image_size)
+    variant = Variant(
+        optimizer_called(optimizer) if optimizer else None,
+        schedule.sequence_length,
+        r.image_size,
+        adaptation=adaptation_of(r),
+    )
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
@@ -213,7 +229,7 @@ class Present(NamedTuple):
                 f" {cluster.devices_per_node}.",
                 "Name the whole fleet with `nodes` and `num_gpus`.",
             )
-        values = self._values(request, workload)
+        values = self._values(request, workload, cluster.device)
         accumulation = values.pop("accumulation", None)
         start = Execution(nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values)
         total = self.pick("global_batch", request.global_batch)
@@ -228,7 +244,13 @@ class Present(NamedTuple):
             accumulation = needed
         return replace(start, accumulation=accumulation or 1)
 
-    def _values(self, request: PlanRequest, workload: Workload) -> dict[str, Any]:
+    def precision(self, request: PlanRequest, device: Device) -> Precision:
+        """A file that says that nothing runs in fewer bits leaves the rest to torch."""
+        stated: Precision | None = self.pick("precision", request.precision)
+        left_to_torch = stated == "fp32" and request.precision is None
+        return default_precision(request.model, device) if stated is None or left_to_torch else stated
+
+    def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": 32, "zero_stage": 3 if sharded else 0}
         recorded = {}
@@ -246,7 +268,7 @@ class Present(NamedTuple):
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
                 values[name] = picked
-        return values
+        return values | {"precision": self.precision(request, device)}
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:

@@ -120,7 +120,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
         items, name = suite(r.suite, r.suite_size, r.suite_seed), Path(r.suite).stem
     else:
         assert r.model is not None
-        items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision),), r.model
+        items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),), r.model
     extra = ("--exclusive", *r.sbatch)  # what shares a node slows the measurement down
     launcher = Slurm(options=SlurmOptions(partition=r.partition, account=r.account, extra=extra, at_once=r.at_once))
     launcher.check()

@@ -1,8 +1,10 @@
 """Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from trainpace.errors import Contradiction
 from trainpace.execution import (
@@ -17,8 +19,9 @@ from trainpace.execution import (
 )
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
+from trainpace.optimizers import optimizer_called
 from trainpace.records import save
-from trainpace.trace import is_saved, load_workload, workload_on_its_way
+from trainpace.trace import is_saved, load_workload, stored_precision, workload_on_its_way
 from trainpace.units import hours_from_s
 from trainpace.verbs.request import (
     ABOVE_0_S,
@@ -49,10 +52,15 @@ from trainpace.verbs.software import (
     runs_anyway,
     software_of,
 )
-from trainpace.workload import Form, Mode, Variant, Workload
+from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload
 
 ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
-Optimizer = Annotated[str | None, Field("sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")]
+Optimizer = Annotated[
+    str | None,
+    Field(
+        "sgd, adamw, adamw_8bit, lion, adafactor, muon, ...  [default: the task's own, else adamw for tokens, sgd_momentum]"
+    ),
+]
 SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
 ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
 ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
@@ -60,6 +68,10 @@ Model = Annotated[
     str | Workload,
     Argument("A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.", metavar="MODEL"),
 ]
+PRECISION_HELP = (
+    "Number format.  [default: as a transformers configuration's dtype says, else torch's own fp32, which lets convolutions use"
+    " TF32 on cards that have it]"
+)
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
     float | None,
@@ -75,6 +87,17 @@ class TracedRequest(Request):
     optimizer: Optimizer = None
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
+    adapter: Annotated[
+        Literal["lora", "dora"] | None, Field("Train small adapters beside frozen weights, as peft does.")
+    ] = None
+    lora_rank: Annotated[int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1)] = None
+    lora_targets: Annotated[
+        str | None, Field("Linear layers that get adapters: q_proj,v_proj, ...  [default: all-linear, but the head]")
+    ] = None
+    weights: Annotated[
+        Literal["nf4", "fp4", "nf4_double"] | None,
+        Field("Format of frozen weights under adapters, as bitsandbytes keeps them; double: its scales in 8 bits too."),
+    ] = None
     timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
     save_workload: str | None = None
 
@@ -86,7 +109,8 @@ class TracedRequest(Request):
     @property
     def variant(self) -> Variant:
         mode: Mode = getattr(self, "mode", None) or "train"
-        return Variant(self.optimizer, self.sequence_length, self.image_size, mode=mode)
+        optimizer = None if self.optimizer is None else optimizer_called(self.optimizer)
+        return Variant(optimizer, self.sequence_length, self.image_size, mode=mode, adaptation=adaptation_of(self))
 
     @property
     def recomputes(self) -> bool:
@@ -96,6 +120,18 @@ class TracedRequest(Request):
     @property
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.model
+
+
+def adaptation_of(request: TracedRequest) -> Adaptation:
+    """How the model is trained without training its own weights. Raises Misuse for what does nothing without adapters."""
+    r = request
+    if r.adapter is None:
+        for name in ("lora_rank", "lora_targets", "weights"):
+            if getattr(r, name) is not None:
+                raise Misuse(f"`{name}` does nothing without `adapter`.")
+        return AS_IT_IS
+    chosen = AS_IT_IS._replace(adapter=r.adapter, rank=r.lora_rank or AS_IT_IS.rank, weights=r.weights or "")
+    return chosen._replace(targets=r.lora_targets or AS_IT_IS.targets)
 
 
 class TraceRequest(TracedRequest):
@@ -119,7 +155,7 @@ def workload_started(
     Raises Contradiction where the request asks of a saved workload what it was not traced with.
     """
     model, variant = request.model, variant or request.variant
-    forms = EVERY_FORM if request.save_workload else forms or request.forms
+    forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
     name = model if isinstance(model, str) else f"this workload of {model.model}"
     if is_saved(model) and request.save_workload:
         raise Misuse(f"`save_workload` needs a model to trace, and {name} is a saved workload already.")
@@ -132,7 +168,8 @@ def workload_started(
                 check_agrees(name, result, request)
             # a forecast applies recomputation to repeated blocks; a model without them is traced with it
             able = result.checkpointed or all(form.blocks is not None for form in result.forms.values())
-            if request.recomputes and not able:
+            settled_request = settled(request, result) if isinstance(request, ExecutedRequest) else request
+            if settled_request.recomputes and not able:
                 if is_saved(model):
                     raise Contradiction(
                         f"{name} was traced without activation checkpointing and has no repeated blocks to recompute.",
@@ -154,11 +191,18 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
     }  # fmt: skip
     for setting, was in traced.items():
         value = getattr(request, setting, None)
+        value = optimizer_called(value) if setting == "optimizer" and value else value
         if value is None or value == was:
             continue
         shown = was if was is not None else f"none ({workload.sample})"
         raise Contradiction(
             f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
+            "Leave the option out, or name the model.",
+        )
+    wanted = adaptation_of(request).in_words
+    if wanted and wanted != workload.adaptation:
+        raise Contradiction(
+            f"{name} was traced with {workload.adaptation or 'no adapters'}, and {wanted} needs a new trace, from the model.",
             "Leave the option out, or name the model.",
         )
 
@@ -210,9 +254,15 @@ class ExecutedRequest(TrainingRequest):
         float | None,
         Field("Speed of copying each micro-batch to the GPU, where the step waits for it.  [default: hidden]", GB_PER_S),
     ] = None  # fmt: skip
-    batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
-    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, sets="accumulation")] = 1
-    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    batch: Annotated[
+        tuple[int, ...] | None,
+        Field("Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's, or 32]", BATCHES),
+    ] = None  # fmt: skip
+    accumulate: Annotated[
+        int | None,
+        Field("Micro-batches per update.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
+    ] = None  # fmt: skip
+    precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
     tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
@@ -258,14 +308,30 @@ class ExecutedRequest(TrainingRequest):
     ] = False
     offload: Annotated[Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")] = "none"
     checkpointing: Annotated[
-        Checkpointing,
+        Checkpointing | None,
         Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
-              show_default=False, sets="activation_checkpointing"),
-    ] = "none"  # fmt: skip
+              sets="activation_checkpointing"),
+    ] = None  # fmt: skip
 
     @property
     def recomputes(self) -> bool:
         return self.checkpointing == "full"
+
+
+E = TypeVar("E", bound=ExecutedRequest)
+
+
+def settled(request: E, workload: Workload) -> E:
+    """The request with the task's own settings, or the defaults, where it leaves them open."""
+    own: Mapping[str, Any] = workload.settings
+    return replace(
+        request, batch=request.batch or (own.get("micro_batch", 32),),
+        accumulate=request.accumulate or own.get("accumulation", 1),
+        precision=request.precision or own.get("precision"),
+        checkpointing=request.checkpointing or own.get("activation_checkpointing", "none"),
+        clip_gradients=request.clip_gradients or own.get("clip_gradients", False),
+        compile=request.compile or own.get("compile", False),
+    )  # fmt: skip
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
@@ -283,8 +349,17 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     return values | runs_anyway(software_of(request))
 
 
-def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
-    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
+def default_precision(model: str | Workload, device: Device) -> Precision:
+    """What a script gets that says nothing of number formats: its configuration's dtype, or fp32 as torch computes it there."""
+    return stored_precision(model) or ("fp32" if device.tf32_tensor_tflops is None else "torch_fp32")
+
+
+def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:
+    """How the workload is executed, of a request that is settled."""
+    values = execution_values(request, workload)
+    values["precision"] = request.precision or default_precision(request.model, device)
+    assert request.batch is not None, "a request is settled before it is executed"
+    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
 
 
 def check_used(request: ExecutedRequest, with_training: bool) -> None:
