@@ -151,6 +151,14 @@ class Forecaster:
         step_ms = sum(parts.values(), np.zeros(n))
         return ForecastTable(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
 
+    def least_gib(self, grid: Grid) -> Floats:
+        """What every execution's fullest rank holds all the time: less than its peak, and quickly known."""
+        least = np.zeros(len(grid))
+        for precision in np.unique(grid.precision).tolist():
+            rows = np.flatnonzero(grid.precision == precision)
+            least[rows] = self.tables.memory_model(form_of(PRECISIONS[precision])).least_gib(grid.at(rows))
+        return least
+
     def memory(self, execution: Execution) -> Memory:
         """Peak memory of the fullest rank."""
         grid = Grid.of([execution])

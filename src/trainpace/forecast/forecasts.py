@@ -296,8 +296,11 @@ def _warnings(
     fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
 ) -> tuple[str, ...]:
     count, stages = 0 if form.blocks is None else form.blocks.count, execution.pp * execution.virtual_stages
+    placed = "the first are taken to hold one more than the last"
+    if stages > count:
+        placed = "the head, and then the embedding, are taken to stand for a block"
     warnings = {
-        f"{count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last": uneven,
+        f"{count} blocks over {stages} stages are uneven: {placed}": uneven,
         "does not fit in the device's memory; the time is what it would be if it did": fits is False,
         "launch-bound: the host's launches take longer than the device's work; a larger batch costs little":
             step.host_overhead_ms > 0.3 * step.total_ms,

@@ -206,7 +206,9 @@ class Stages(NamedTuple):
     otherwise than tensor parallelism the rest, 0 where there is no difference.
 
     Where stages times virtual stages do not divide the blocks, the first stages hold one more (of each virtual stage) and the
-    last the fewest, since it has the head besides; frameworks let users place them so.
+    last the fewest, since it has the head besides; frameworks let users place them so. There may be two stages more than blocks:
+    the head and then the embedding count as a block (Megatron's --account-for-loss-in-pipeline-split and
+    --account-for-embedding-in-pipeline-split), as 126 layers on 16 x 8 stages do.
     """
 
     number: Floats
@@ -244,8 +246,12 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     chunks = pp * grid.virtual_stages
     most = np.ceil(blocks.count / chunks) * grid.virtual_stages
     least = np.where(pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages)
-    held = np.stack([np.minimum(most, blocks.count), most, least], axis=1) * (number > 0)
-    mean = (blocks.count - most - least) / np.maximum(pp - 2, 1)
+    first = np.minimum(most, blocks.count)
+    more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
+    first = np.where((pp > 1) & (more > 1), most - 1, first)
+    least = np.where((pp > 1) & (more > 0), most - 1, least)
+    held = np.stack([first, most, least], axis=1) * (number > 0)
+    mean = (blocks.count - first - least) / np.maximum(pp - 2, 1)
     mean_share = np.stack([one, np.where(pp > 2, np.clip(mean / most, 0, 1), one), one], axis=1)
     block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / tp)
     experts = held * (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]

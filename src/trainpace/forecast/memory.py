@@ -22,6 +22,8 @@ bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more th
 shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
 """
 
+from __future__ import annotations
+
 import functools
 from statistics import NormalDist
 from typing import NamedTuple
@@ -86,6 +88,19 @@ class RankMemory(NamedTuple):
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
 
 
+class _Lasting(NamedTuple):
+    """What each kind of stage holds all the time (n x 3): its share of the model, the ranks that divide a sharded byte, and the
+    bytes of its parameters, those that FSDP gathers aside, and of its states."""
+
+    groups: Groups
+    stages: Stages
+    held: Floats
+    shard: Floats
+    width: Widths
+    parameters: Floats
+    states: Floats
+
+
 class Widths(NamedTuple):
     """Factors on the bytes of the trace, n x 1 each, before anything is divided among ranks.
 
@@ -132,6 +147,25 @@ class MemoryModel:
         self._updates = _upper_hull(peaks[updates], 0.0)
         self._front = functools.lru_cache(MOST_FRONTS)(functools.partial(_upper_hull, peaks[~updates]))
 
+    def least_gib(self, grid: Grid) -> Floats:
+        """What lasts on the fullest stage of every execution: its parameters and states, below any peak."""
+        lasting = self._lasting(grid)
+        return np.asarray((lasting.parameters + lasting.states).max(axis=1) / BYTES_PER_GIB)
+
+    def _lasting(self, grid: Grid) -> _Lasting:
+        memory, trains = self.form.memory, "optimizer" in self.form.operators.phase
+        trained_bytes = memory.parameter_bytes - memory.frozen_bytes
+        groups, (stages, total) = groups_of(grid, 1), stages_of(grid, self.form.blocks)
+        held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
+        stage, shard = grid.zero_stage[:, None], stages.shard(groups)
+        width = widths(grid, self.half, trains, self.wide_states)
+        states = held * (width.states * memory.optimizer_bytes + width.masters * trained_bytes)
+        states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
+        whole = held * memory.parameter_bytes
+        sharded = held * (trained_bytes * width.shards + memory.frozen_bytes) / shard
+        parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
+        return _Lasting(groups, stages, held, shard, width, parameters, states)
+
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
         """Peak memory of every execution, each on its fullest stage.
 
@@ -140,23 +174,14 @@ class MemoryModel:
         host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of them stays.
         """
         form, half, blocks = self.form, self.half, self.form.blocks
-        groups = groups_of(grid, 1)
-        stages, total = stages_of(grid, blocks)
-        held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
-        stage, shard = grid.zero_stage[:, None], stages.shard(groups)
-        parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
-        frozen_bytes = form.memory.frozen_bytes
-        trained_bytes = parameter_bytes - frozen_bytes
-        gradient_bytes = float(form.memory.peaks[:, 0].max())
-        trains = "optimizer" in form.operators.phase
-        width = widths(grid, half, trains, self.wide_states)
-        states = held * (width.states * state_bytes + width.masters * trained_bytes)
-        states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
+        lasting = self._lasting(grid)
+        groups, stages, held, shard, width = lasting.groups, lasting.stages, lasting.held, lasting.shard, lasting.width
+        stage, states, parameters = grid.zero_stage[:, None], lasting.states, lasting.parameters
+        whole = held * form.memory.parameter_bytes
+        trained_bytes = form.memory.parameter_bytes - form.memory.frozen_bytes
         paged = held * form.memory.paged_bytes / np.where(stage >= 1, shard, 1.0)
-        whole = held * parameter_bytes
-        sharded = held * (trained_bytes * width.shards + frozen_bytes) / shard
-        parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
-        parameters += _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
+        gradient_bytes = float(form.memory.peaks[:, 0].max())
+        parameters = parameters + _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
         collected = grid.collects_gradients[:, None]
         wide = width.gradients * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
         leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected

@@ -202,8 +202,9 @@ class StageCosts(NamedTuple):
 class RankTable:
     """The operators of one rank, ready for a kernel model, and the share of each row that runs in each part of a stage."""
 
-    def __init__(self, operators: Operators, blocks: Blocks | None) -> None:
-        self.operators, self.kernels = operators, KernelTable(operators)
+    def __init__(self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None) -> None:
+        """`like`: a table of the same rows that torch.compile joins alike."""
+        self.operators, self.kernels = operators, KernelTable(operators, like=like)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         forward, backward, self.updates = (phase == name for name in ("forward", "backward", "optimizer"))
         self.part = parts_of(operators)

@@ -18,6 +18,8 @@ CLASHES = (
 """What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
 
 MOST_SHOWN = 64
+ENDS = 2
+"""Stages that may have no block: the embedding's and the head's."""
 
 
 def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:
@@ -35,7 +37,7 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
         "tp": (grid.tp > 1) & ((one * heads) % grid.tp != 0),
         # more ranks than key-value heads hold copies of them, evenly
         "key_value_heads": (grid.tp > 1) & (groups > 0) & ((groups % grid.tp != 0) & (grid.tp % max(1, groups) != 0)),
-        "pp": stages > max(1, count),
+        "pp": stages > np.where(grid.pp > 1, count + ENDS, max(1, count)),
         "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
         "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | ~interleaved),
         "accumulation": interleaved & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
@@ -83,8 +85,9 @@ def contradiction(
             "Every rank needs the same number of them, or copies of one.",
         ),
         "pp": (
-            f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block each; the model has {count}.",
-            f"Use at most {count} stages.",
+            f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block each, but for"
+            f" the embedding's and the head's; the model has {count}.",
+            f"Use at most {count + ENDS} stages.",
         ),
         "cp": (f"cp {cp} does not divide the sequence length {sequence_length}.", "Every rank needs as many tokens."),
         "accumulation": (

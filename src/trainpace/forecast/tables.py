@@ -110,7 +110,12 @@ class Tables:
     def table(self, sharding: Sharding) -> RankTable:
         def make() -> RankTable:
             form = self.workload.forms[sharding.form]
-            return RankTable(rank_operators(form.operators, form.blocks, *sharding[1:]), form.blocks)
+            operators = rank_operators(form.operators, form.blocks, *sharding[1:])
+            if sharding.ep == 1:
+                return RankTable(operators, form.blocks)
+            # dividing experts changes no chain of operators
+            whole = self.table(sharding._replace(ep=1, expert_tp=sharding.tp, expert_load=1.0))
+            return RankTable(operators, form.blocks, whole.kernels)
 
         return self._tables.get(sharding, make)
 
