@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py ../shared/data [FOLDER]
 
-FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A row that cannot be forecast is counted by
-its reason.
+FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A
+row that cannot be forecast is counted by its reason.
 """
 
 import json
@@ -101,7 +101,9 @@ def adaptation_of(text: str) -> tuple[Adaptation, str]:
     lower = text.casefold()
     if "gptq" in lower:
         raise TrainpaceError("GPTQ's weights")
-    quantised = "bnb" in lower or "q-lora" in lower or "qlora" in lower
+    if "q-lora" in lower:  # Qwen's
+        raise TrainpaceError("GPTQ's weights")
+    quantised = "bnb" in lower or "qlora" in lower
     if "lora" not in lower and not quantised:
         return Adaptation(), "full"
     rank = re.search(r"r=(\d+)", lower)
@@ -124,6 +126,8 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     if not row["batch_per_gpu"] or not (row["seq_len"] or image):
         raise TrainpaceError("no batch or length")
     how, way = adaptation_of(text)
+    if "LoRA (emb)" in text:
+        raise TrainpaceError("embedding and head trained whole beside LoRA")
     if how.adapter and "gpt_bigcode" in (row["model"] or ""):
         how = how._replace(targets="c_attn")
     elif how.targets != "all-linear":
@@ -145,14 +149,14 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
         micro_batch=int(row["batch_per_gpu"]), accumulation=int(row["grad_accum"] or 1), precision=precision,  # type: ignore[arg-type]
         nproc_per_node=gpus, zero_stage=3 if fsdp else int(zero[1]) if zero else 0,  # type: ignore[arg-type]
         activation_checkpointing="full" if recomputes else "none", optimizer=optimizer, compile=row["compile"] == "compile",
+        pure_16_bit=row["file"] == "fms_acceleration",
     )  # fmt: skip
     variant = Variant(optimizer, length, int(row["img_size"]) if image else None, adaptation=how)
     fused = "fused" if "foak" in text and "baseline" not in text else None
-    return Case(
-        row, spec_of(row, folder), variant, execution, Cluster(device=find_device(row["gpu_canonical"]), devices_per_node=gpus),
-        Software(cross_entropy=fused), gib, "allocated" if "max_memory_allocated" in kind else "reserved" if "reserved" in kind else "device",  # type: ignore[arg-type]
-        way,
-    )  # fmt: skip
+    cluster = Cluster(device=find_device(row["gpu_canonical"]), devices_per_node=gpus)
+    peak = "allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "device"
+    software = Software(cross_entropy=fused)  # type: ignore[arg-type]
+    return Case(row, spec_of(row, folder), variant, execution, cluster, software, gib, peak, way)
 
 
 def forecast_gib(case: Case, workload: Workload) -> tuple[float, Any]:
@@ -188,15 +192,22 @@ def main(data: Path, traces: Path) -> None:
         except TrainpaceError as error:
             left[c.row["file"], str(error)[:100]] += 1
     for c, gib, f in results:
-        print(
-            f"{c.row['file'][:20]:20s} {c.row['model'][:30]:30s} {c.way:5s} n{c.execution.nproc_per_node} b{c.execution.micro_batch}"
-            f" s{c.variant.sequence_length} z{c.execution.zero_stage} {c.kind:9s} measured {c.gib or float('nan'):6.2f} forecast {gib:6.2f}"
-            f" {100 * (gib / c.gib - 1) if c.gib else float('nan'):+6.1f} % | P {f.memory.parameters_gib:.2f} G {f.memory.gradients_gib:.2f}"
-            f" S {f.memory.optimizer_states_gib:.2f} A {f.memory.activations_gib:.2f} | {c.row['step_time_ms'] or 0:.0f} ms, forecast"
-            f" {f.step.total_ms if f.step else float('nan'):.0f}", file=sys.stderr,
-        )  # fmt: skip
+        print(line_of(c, gib, f), file=sys.stderr)
     RESULT.write_text(table(results, left))
     print(RESULT.read_text())
+
+
+def line_of(c: Case, gib: float, f: Any) -> str:
+    """One row, its forecast, and what both are made of."""
+    e, m = c.execution, f.memory
+    error = f"{100 * (gib / c.gib - 1):+6.1f} %" if c.gib else "ran out"
+    step_ms = f.step.total_ms if f.step else float("nan")
+    return (
+        f"{c.row['file'][:16]:16s} {c.row['model'][:30]:30s} {c.way:5s} n{e.nproc_per_node} b{e.micro_batch}"
+        f" s{c.variant.sequence_length} z{e.zero_stage} {c.kind:9s} measured {c.gib or float('nan'):6.2f} forecast {gib:6.2f}"
+        f" {error} | P {m.parameters_gib:.2f} G {m.gradients_gib:.2f} S {m.optimizer_states_gib:.2f} A {m.activations_gib:.2f}"
+        f" | {c.row['step_time_ms'] or 0:.0f} ms, forecast {step_ms:.0f} | fits {f.fit_probability}"
+    )
 
 
 def table(results: list[tuple[Case, float, Any]], left: Counter[tuple[str, str]]) -> str:
