@@ -6,17 +6,20 @@ FOLDER keeps the traces for another run. Nothing is fitted on these rows. Config
 row that cannot be forecast is counted by its reason.
 """
 
+import contextlib
 import json
 import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from hashlib import md5
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+from fitting.prepare import prepared_case
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form
@@ -25,6 +28,7 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.records import load
 from trainpace.software import Software
 from trainpace.trace import trace_many
+from trainpace.validation import Run, read_runs
 from trainpace.workload import Adaptation, Variant, Workload, form_of
 
 RESULT = Path(__file__).parent / "results" / "memory.md"
@@ -193,8 +197,45 @@ def main(data: Path, traces: Path) -> None:
             left[c.row["file"], str(error)[:100]] += 1
     for c, gib, f in results:
         print(line_of(c, gib, f), file=sys.stderr)
-    RESULT.write_text(table(results, left))
+    answers = fit_cases(data, traces)
+    RESULT.write_text(table(results, left) + (fit_table(answers) if answers else ""))
     print(RESULT.read_text())
+
+
+def fit_cases(data: Path, traces: Path) -> list[tuple[Run, bool, float]]:
+    """(run, whether it ran, forecast probability to fit) of languini's GPTs, whose batches grow until they run out of memory."""
+    runs = [run for run in read_runs(data / "measured_runs.parquet") if run.file == "languini_throughput"]
+    cases = []
+    for run in runs:
+        with contextlib.suppress(TrainpaceError):
+            cases.append((run, prepared_case(run, data, traces)))
+    keys = {case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json") for _, case in cases}
+    reasons = trace_many({file: key for key, file in keys.items() if not Path(file).is_file()})
+    loaded = {key: load(file, Workload) for key, file in keys.items() if file not in reasons}
+    answers = []
+    for run, case in cases:
+        if case.trace_key in loaded:
+            forecaster = Forecaster(loaded[case.trace_key], Target(case.cluster, software=case.software))
+            probability = forecaster.forecast(case.execution).fit_probability
+            assert probability is not None, "the card's memory is known"
+            answers.append((run, run.step_time_ms is not None, probability))
+    return answers
+
+
+def fit_table(answers: list[tuple[Run, bool, float]]) -> str:
+    """How often runs fitted, by the probability that was forecast."""
+    lines = ["", "## Fits or not", "", "Languini's GPTs on RTX 3090, A100 and P100, batches up to those that ran out of memory.", ""]
+    lines += ["| forecast probability | runs | forecast | fitted |", "|---|--:|--:|--:|"]
+    edges = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0 + 1e-9)
+    for low, high in pairwise(edges):
+        some = [(ran, p) for _, ran, p in answers if low <= p < high]
+        if some:
+            ran, p = np.array(some, dtype=float).T
+            lines.append(f"| {low:.2f} to {min(high, 1):.2f} | {len(some)} | {100 * p.mean():.0f} % | {100 * ran.mean():.0f} % |")
+    right = np.array([ran == (p >= 0.5) for _, ran, p in answers])
+    out = np.array([not ran for _, ran, _ in answers])
+    lines += ["", f"Right: {100 * right.mean():.1f} % of {len(right)}; of {out.sum()} that ran out {100 * right[out].mean():.0f} %."]
+    return "\n".join(lines) + "\n"
 
 
 def line_of(c: Case, gib: float, f: Any) -> str:

@@ -67,7 +67,7 @@ class QuantisedLinear(nn.Linear):
         if double:
             self.scale = frozen(-(-blocks // SCALES_BLOCK), torch.float32)
         bias = linear.bias
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in a format, by the kernels that make it."""
@@ -92,7 +92,8 @@ def quantise(model: nn.Module, weights: str) -> None:
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    head = None if get_head is None else get_head()
     linear = [
         (module, name, child)
         for module in model.modules()
