@@ -2,21 +2,24 @@
 
     python benchmarks/memory.py ../shared/data [FOLDER]
 
-FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A row that cannot be forecast is counted by
-its reason.
+FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A
+row that cannot be forecast is counted by its reason.
 """
 
+import contextlib
 import json
 import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from hashlib import md5
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+from fitting.prepare import prepared_case
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form
@@ -25,10 +28,11 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.records import load
 from trainpace.software import Software
 from trainpace.trace import trace_many
+from trainpace.validation import Run, read_runs
 from trainpace.workload import Adaptation, Variant, Workload, form_of
 
 RESULT = Path(__file__).parent / "results" / "memory.md"
-GB_PER_GIB = 1e9 / 2**30
+FITTED_ON = "languini-gpt-small"
 
 
 def _llama(hidden: int, wide: int, layers: int, heads: int, keys: int, words: int, **more: Any) -> dict[str, Any]:
@@ -101,7 +105,9 @@ def adaptation_of(text: str) -> tuple[Adaptation, str]:
     lower = text.casefold()
     if "gptq" in lower:
         raise TrainpaceError("GPTQ's weights")
-    quantised = "bnb" in lower or "q-lora" in lower or "qlora" in lower
+    if "q-lora" in lower:  # Qwen's
+        raise TrainpaceError("GPTQ's weights")
+    quantised = "bnb" in lower or "qlora" in lower
     if "lora" not in lower and not quantised:
         return Adaptation(), "full"
     rank = re.search(r"r=(\d+)", lower)
@@ -124,6 +130,8 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     if not row["batch_per_gpu"] or not (row["seq_len"] or image):
         raise TrainpaceError("no batch or length")
     how, way = adaptation_of(text)
+    if "LoRA (emb)" in text:
+        raise TrainpaceError("embedding and head trained whole beside LoRA")
     if how.adapter and "gpt_bigcode" in (row["model"] or ""):
         how = how._replace(targets="c_attn")
     elif how.targets != "all-linear":
@@ -145,14 +153,14 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
         micro_batch=int(row["batch_per_gpu"]), accumulation=int(row["grad_accum"] or 1), precision=precision,  # type: ignore[arg-type]
         nproc_per_node=gpus, zero_stage=3 if fsdp else int(zero[1]) if zero else 0,  # type: ignore[arg-type]
         activation_checkpointing="full" if recomputes else "none", optimizer=optimizer, compile=row["compile"] == "compile",
+        pure_16_bit=row["file"] == "fms_acceleration",
     )  # fmt: skip
     variant = Variant(optimizer, length, int(row["img_size"]) if image else None, adaptation=how)
     fused = "fused" if "foak" in text and "baseline" not in text else None
-    return Case(
-        row, spec_of(row, folder), variant, execution, Cluster(device=find_device(row["gpu_canonical"]), devices_per_node=gpus),
-        Software(cross_entropy=fused), gib, "allocated" if "max_memory_allocated" in kind else "reserved" if "reserved" in kind else "device",  # type: ignore[arg-type]
-        way,
-    )  # fmt: skip
+    cluster = Cluster(device=find_device(row["gpu_canonical"]), devices_per_node=gpus)
+    peak = "allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "device"
+    software = Software(cross_entropy=fused)  # type: ignore[arg-type]
+    return Case(row, spec_of(row, folder), variant, execution, cluster, software, gib, peak, way)
 
 
 def forecast_gib(case: Case, workload: Workload) -> tuple[float, Any]:
@@ -188,15 +196,70 @@ def main(data: Path, traces: Path) -> None:
         except TrainpaceError as error:
             left[c.row["file"], str(error)[:100]] += 1
     for c, gib, f in results:
-        print(
-            f"{c.row['file'][:20]:20s} {c.row['model'][:30]:30s} {c.way:5s} n{c.execution.nproc_per_node} b{c.execution.micro_batch}"
-            f" s{c.variant.sequence_length} z{c.execution.zero_stage} {c.kind:9s} measured {c.gib or float('nan'):6.2f} forecast {gib:6.2f}"
-            f" {100 * (gib / c.gib - 1) if c.gib else float('nan'):+6.1f} % | P {f.memory.parameters_gib:.2f} G {f.memory.gradients_gib:.2f}"
-            f" S {f.memory.optimizer_states_gib:.2f} A {f.memory.activations_gib:.2f} | {c.row['step_time_ms'] or 0:.0f} ms, forecast"
-            f" {f.step.total_ms if f.step else float('nan'):.0f}", file=sys.stderr,
-        )  # fmt: skip
-    RESULT.write_text(table(results, left))
+        print(line_of(c, gib, f), file=sys.stderr)
+    answers = fit_cases(data, traces)
+    RESULT.write_text(table(results, left) + (fit_table(answers) if answers else ""))
     print(RESULT.read_text())
+
+
+def fit_cases(data: Path, traces: Path) -> list[tuple[Run, bool, float]]:
+    """(run, whether it ran, forecast probability to fit) of languini's GPTs, whose batches grow until they run out of memory."""
+    runs = read_runs(data / "measured_runs.parquet")
+    runs = [run for run in runs if run.file == "languini_throughput" and run.model != FITTED_ON]
+    cases = []
+    for run in runs:
+        with contextlib.suppress(TrainpaceError):
+            cases.append((run, prepared_case(run, data, traces)))
+    keys = {case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json") for _, case in cases}
+    reasons = trace_many({file: key for key, file in keys.items() if not Path(file).is_file()})
+    loaded = {key: load(file, Workload) for key, file in keys.items() if file not in reasons}
+    answers = []
+    for run, case in cases:
+        if case.trace_key in loaded:
+            forecaster = Forecaster(loaded[case.trace_key], Target(case.cluster, software=case.software))
+            probability = forecaster.forecast(case.execution).fit_probability
+            assert probability is not None, "the card's memory is known"
+            answers.append((run, run.step_time_ms is not None, probability))
+    return answers
+
+
+def fit_table(answers: list[tuple[Run, bool, float]]) -> str:
+    """How often runs fitted, by the probability that was forecast."""
+    lines = [
+        "",
+        "## Fits or not",
+        "",
+        "Languini's GPTs on RTX 3090, A100 and P100, batches up to those that ran out of memory,",
+    ]
+    lines += [f"without {FITTED_ON}, of which COMPILED_KEEPS is.", ""]
+    lines += ["| forecast probability | runs | forecast | fitted |", "|---|--:|--:|--:|"]
+    edges = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0 + 1e-9)
+    for low, high in pairwise(edges):
+        some = [(ran, p) for _, ran, p in answers if low <= p < high]
+        if some:
+            ran, p = np.array(some, dtype=float).T
+            lines.append(
+                f"| {low:.2f} to {min(high, 1):.2f} | {len(some)} | {100 * p.mean():.0f} % | {100 * ran.mean():.0f} % |"
+            )
+    right = np.array([ran == (p >= 0.5) for _, ran, p in answers])
+    out = np.array([not ran for _, ran, _ in answers])
+    close = np.array([0.005 < p < 0.995 for _, _, p in answers])
+    for what, rows in (("all", np.ones_like(out)), ("runs that ran out", out), ("runs near the limit", close)):
+        lines += ["", f"Right of {what}: {100 * right[rows].mean():.1f} % of {rows.sum()}."]
+    return "\n".join(lines) + "\n"
+
+
+def line_of(c: Case, gib: float, f: Any) -> str:
+    """One row, its forecast, and what both are made of."""
+    e, m = c.execution, f.memory
+    error = f"{100 * (gib / c.gib - 1):+6.1f} %" if c.gib else "ran out"
+    step_ms = f.step.total_ms if f.step else float("nan")
+    return (
+        f"{c.row['file'][:16]:16s} {c.row['model'][:30]:30s} {c.way:5s} n{e.nproc_per_node} b{e.micro_batch}"
+        f" s{c.variant.sequence_length} z{e.zero_stage} {c.kind:9s} measured {c.gib or float('nan'):6.2f} forecast {gib:6.2f}"
+        f" {error} | P {m.parameters_gib:.2f} G {m.gradients_gib:.2f} S {m.optimizer_states_gib:.2f} A {m.activations_gib:.2f}"
+        f" | {c.row['step_time_ms'] or 0:.0f} ms, forecast {step_ms:.0f} | fits {f.fit_probability}"
+    )
 
 
 def table(results: list[tuple[Case, float, Any]], left: Counter[tuple[str, str]]) -> str:

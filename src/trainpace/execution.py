@@ -88,7 +88,9 @@ class Execution(Record):
     the forward to the backward pass (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence
     over the tensor-parallel ranks; `partition_activations` (DeepSpeed's, of ZeRO-R) divides what full activation checkpointing
     keeps over them, and gathers it before each block is computed again;
-    `async_tensor_parallel` splits products to hide their communication.
+    `async_tensor_parallel` splits products to hide their communication. `pure_16_bit`: engines that shard keep an fp32 copy of
+    16-bit weights and fp32 states, unless the model was loaded in 16 bits and its optimizer made of that (FSDP of a model
+    loaded so).
     """
 
     micro_batch: Annotated[int, _help("samples that one data-parallel rank processes in a forward pass")] = 1
@@ -115,6 +117,9 @@ class Execution(Record):
     )
     async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
     clip_gradients: Annotated[bool, _help("gradients scaled to a largest norm before the update")] = False
+    pure_16_bit: Annotated[bool, _help("sharded 16-bit weights without an fp32 copy, and states as wide as they")] = (
+        False
+    )
     pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
     virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
     ep: Annotated[int, _help("expert-parallel ranks")] = 1

@@ -354,11 +354,12 @@ class TracedForm(Record):
 
 class TrainedShape(Record):
     """Trainable parameters of one shape, and how many there are. is_vocabulary: an embedding's table, or a head over as many
-    words."""
+    words. is_fp32: also where the form's weights have 16 bits, as adapters are."""
 
     sizes: tuple[int, ...]
     is_vocabulary: bool
     count: int
+    is_fp32: bool = False
 
 
 class Workload(Record):

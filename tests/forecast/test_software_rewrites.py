@@ -148,7 +148,8 @@ def test_other_cross_entropies_keep_no_logits(traced, name, precision):
     )
     assert plain == forecast(now, precision=precision) or plain.step == forecast(now, precision=precision).step
     assert fused.step.total_ms < plain.step.total_ms
-    assert chunked.memory.activations_gib <= fused.memory.activations_gib < plain.memory.activations_gib
+    weight = 2 * 4096 * 256 / 2**30  # the product for its gradient is alive beside a chunk
+    assert chunked.memory.activations_gib - weight <= fused.memory.activations_gib < plain.memory.activations_gib
     # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
     logits_gib = 4096 * 8 * 512 * 4 / 2**30
     assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib

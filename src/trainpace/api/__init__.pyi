@@ -82,6 +82,7 @@ def forecast(
     partition_activations: bool = ...,
     async_tp: bool = ...,
     clip_gradients: bool = ...,
+    pure_16_bit: bool = ...,
     pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
     virtual_stages: int | str = ...,
     ep: int | str = ...,

@@ -161,7 +161,7 @@ class Assembly:
         sharded = (grid.zero_stage >= 1)[:, None]
         # products of an update (Muon's) stay in 16 bits
         moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
-        wide = self.half & moves & (sharded | grid.is_megatron[:, None])
+        wide = self.half & moves & ~grid.pure_16_bit[:, None] & (sharded | grid.is_megatron[:, None])
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
         device = np.where(sharded, device / self.shard, device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count

@@ -114,7 +114,8 @@ class Grid:
         without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's scripts/performance set
         grad_reduce_in_fp32 = False)."""
         bf16, fp8 = self.has("precision", "bf16"), self.has("precision", "fp8")
-        return (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
+        wide = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
+        return np.asarray(wide & ~self.pure_16_bit)
 
     @property
     def global_batch(self) -> Counts:

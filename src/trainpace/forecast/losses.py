@@ -30,6 +30,12 @@ IN_FP32 = 3.0
 """Tensors of the logits' size that are alive at once in fp32: the log-softmax that is kept, and two gradients."""
 
 
+CHUNK_TENSORS = 5.0
+"""Tensors of a chunk's logits that are alive at once where head and loss go over chunks, besides the product for the weight's
+gradient, as large as the weight: Liger's fused_linear_cross_entropy takes 54 KiB more a token of 4,096 numbers, of which 16 are
+the hidden state and its gradient, and 32 chunks hold all logits (A100, 128,256 words; between 4 and 32 thousand tokens)."""
+
+
 class _Loss(NamedTuple):
     """Rows of one loss. elements: of the logits; width: of their numbers in bytes; head: rows of the product before it, with its
     two gradients; tokens: a sample's, or so many as the batch has."""
@@ -67,7 +73,7 @@ def with_loss(form: TracedForm, kernels: CrossEntropy) -> TracedForm:
     result = exchanged(form, parts)
     if form.blocks is None or result.blocks is None:
         return result
-    kept = w * s / chunks
+    kept = w * s if chunks == 1 else CHUNK_TENSORS * w * s / chunks + fixed(w * _weight(operators, loss))
     logits = IN_FP32 * 4.0 * s
     pairs = {
         # the logits with their gradient in their place, where a log-softmax in fp32 was kept
@@ -112,6 +118,13 @@ def _chunks(operators: Operators, loss: _Loss) -> int:
     return math.ceil(loss.vocabulary / min(hidden)) if hidden else 1
 
 
+def _weight(operators: Operators, loss: _Loss) -> float:
+    """Numbers of the head's weight."""
+    fixed_sizes = [operators.dims[i, [GEMM.m, GEMM.n, GEMM.k], 0] for i in loss.head]
+    hidden = [float(size) for sizes in fixed_sizes for size in sizes if size > 1 and size != loss.vocabulary]
+    return loss.vocabulary * max(hidden, default=0.0)
+
+
 def _in_chunks(operators: Operators, i: int, chunks: int) -> Sequence[Part]:
     """A product of the head over the tokens of one chunk at a time."""
     dims = operators.dims[i].astype(np.float64)
@@ -146,6 +159,7 @@ def _without_logits(memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: P
         rows = rows.astype(np.float64)
         at_loss = rows[:, -1] > least[1]
         rows[at_loss, -1] = np.maximum(rows[at_loss, -1] - logits[1] + kept[1], least[1])
+        rows[at_loss, -2] += kept[0]
         return rows
 
     return replace(memory, peaks=smaller(memory.peaks), moments=smaller(memory.moments))

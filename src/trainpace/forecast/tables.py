@@ -155,8 +155,9 @@ class Tables:
 
     def memory_model(self, name: Form) -> MemoryModel:
         form, wide = self.workload.forms[name], not widens(self.workload.optimizer)
+        adapted = bool(self.workload.adaptation)
         return self._memory_models.get(
-            name, lambda: MemoryModel(form, name == "half", self.workload.checkpointed, wide)
+            name, lambda: MemoryModel(form, name == "half", self.workload.checkpointed, wide, adapted)
         )
 
     def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:

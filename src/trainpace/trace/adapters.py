@@ -47,7 +47,7 @@ def adapted(task: Task, how: Adaptation) -> Task:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return task._replace(model=peft.get_peft_model(model, config))
+            model = peft.get_peft_model(model, config)
     except ValueError as error:
         names = sorted(
             {name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)}
@@ -55,3 +55,7 @@ def adapted(task: Task, how: Adaptation) -> Task:
         if "not found" not in str(error):
             raise TrainpaceError(f"peft cannot adapt {task.name}: {str(error).splitlines()[0]}") from None
         raise UnknownName("target of the adapters", how.targets, names, f"Linear layers: {', '.join(names)}.") from None
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.keeps_dtype = True  # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+    return task._replace(model=model)

@@ -66,8 +66,8 @@ class QuantisedLinear(nn.Linear):
         self.scales = frozen(blocks, torch.uint8 if double else torch.float32)
         if double:
             self.scale = frozen(-(-blocks // SCALES_BLOCK), torch.float32)
-        bias: torch.Tensor | None = linear.bias
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)  # type: ignore[assignment]
+        bias = linear.bias
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in a format, by the kernels that make it."""
@@ -92,8 +92,8 @@ def quantise(model: nn.Module, weights: str) -> None:
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = find_head()
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    head = None if get_head is None else get_head()
     linear = [
         (module, name, child)
         for module in model.modules()

@@ -28,11 +28,14 @@ def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
     tables = {id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)}
     vocabularies = set(tables.values())
     counts = Counter(
-        (tuple(p.shape), id(p) in tables or (p.dim() == 2 and p.shape[0] in vocabularies))
+        (tuple(p.shape), id(p) in tables or (p.dim() == 2 and p.shape[0] in vocabularies), hasattr(p, "keeps_dtype"))
         for p in model.parameters()
         if p.requires_grad
     )
-    return tuple(TrainedShape(sizes=sizes, is_vocabulary=table, count=n) for (sizes, table), n in counts.items())
+    return tuple(
+        TrainedShape(sizes=sizes, is_vocabulary=table, is_fp32=wide, count=n)
+        for (sizes, table, wide), n in counts.items()
+    )
 
 
 def with_optimizer(workload: Workload, name: str) -> Workload:
@@ -59,7 +62,9 @@ class _Parameters(nn.Module):
         self.tables, self.others = nn.ModuleList(), nn.ParameterList()
         for shape in shapes:
             for _ in range(shape.count):
-                parameter = nn.Parameter(torch.empty(shape.sizes, dtype=dtype, device="meta"))
+                parameter = nn.Parameter(
+                    torch.empty(shape.sizes, dtype=torch.float32 if shape.is_fp32 else dtype, device="meta")
+                )
                 parameter.grad = torch.empty_like(parameter)
                 if shape.is_vocabulary:
                     table = nn.Embedding(1, 1, device="meta")

@@ -52,7 +52,7 @@ from trainpace.verbs.software import (
     runs_anyway,
     software_of,
 )
-from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload
+from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload, form_of
 
 ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
 Optimizer = Annotated[
@@ -278,6 +278,10 @@ class ExecutedRequest(TrainingRequest):
     clip_gradients: Annotated[bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")] = (
         False
     )
+    pure_16_bit: Annotated[
+        bool,
+        Field("Sharded 16-bit weights without an fp32 copy, and optimizer states as wide (a model loaded in 16 bits)."),
+    ] = False
     pipeline: Annotated[
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
@@ -379,6 +383,10 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "expert_load": (r.expert_load != 1 and r.ep == 1, "`ep` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
+        "pure_16_bit": (
+            r.pure_16_bit and (form_of(r.precision) != "half" or (r.zero == 0 and r.tp * r.pp == 1)),
+            "`precision` bf16 or fp16 and sharding",
+        ),
         "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
     }
     for name, field in fields_of(TrainingRequest).items():
