@@ -384,7 +384,11 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
         "pure_16_bit": (
-            r.pure_16_bit and (form_of(r.precision) != "half" or (r.zero == 0 and r.tp * r.pp == 1)),
+            r.pure_16_bit
+            and (
+                form_of(r.precision or stored_precision(r.model) or "fp32") != "half"
+                or (r.zero == 0 and r.tp * r.pp == 1)
+            ),
             "`precision` bf16 or fp16 and sharding",
         ),
         "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),
