@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import trainpace
 from trainpace import records
 from trainpace.errors import TrainpaceError
 from trainpace.workload import Workload
@@ -50,8 +49,8 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
 
 @functools.cache
 def _tracer() -> str:
-    folder = Path(trainpace.__file__).parent
-    files = sorted(file for pattern in _SOURCES for file in folder.glob(pattern))
+    package = Path(__file__).parent.parent
+    files = sorted(file for pattern in _SOURCES for file in package.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
