@@ -27,6 +27,20 @@ LLAMA_2 = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "rope_theta": 10000.0,
     "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61, "first_k_dense_replace": 3,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "max_position_embeddings": 163840, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN_3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+    "moe_intermediate_size": 768, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "max_position_embeddings": 40960, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama2-7b": LLAMA_2
     | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -44,9 +58,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
      "num_hidden_layers": 40, "num_attention_heads": 36, "num_key_value_heads": 36, "vocab_size": 49152,
      "max_position_embeddings": 4096, "tie_word_embeddings": True, "attention_multiplier": 0.015625,
      "embedding_multiplier": 12.0, "logits_scaling": 9.0, "residual_multiplier": 0.22},
+    "deepseekv3": DEEPSEEK_V3, "deepseekv3671b": DEEPSEEK_V3,
+    "kimik2": DEEPSEEK_V3
+    | {"vocab_size": 163840, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64,
+       "n_routed_experts": 384, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+    "qwen330ba3b": QWEN_3_MOE, "qwen3moe30b": QWEN_3_MOE,
+    "qwen3235ba22b": QWEN_3_MOE
+    | {"hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94, "num_attention_heads": 64},
 }  # fmt: skip
 """Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3. SantaCoder: Ben Allal et al. 2023,
-section 5, and its released configuration; PowerLM-3B: Shen et al. 2024 and its released configuration, 3.51 B parameters."""
+section 5, and its released configuration; PowerLM-3B: Shen et al. 2024 and its released configuration, 3.51 B parameters;
+DeepSeek-V3, Kimi K2 and Qwen3: their released configurations."""
 LANGUINI = {
     "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False,
 }  # fmt: skip
@@ -96,7 +118,7 @@ def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None
     """The model that sizes in `text`, or a well-known name, make; None where neither says enough."""
     if re.search(r"\b(?i:LoRA)\b|\bAdapter\b|quantization=|\bexperts=", text):
         return None
-    key = re.sub(r"[ _]", "", model).lower()
+    key = re.sub(r"\((tokendrop|dropless|w/o? MTP)\)|[ _]", "", model).lower()
     if key in PUBLISHED and not re.search(
         r"framework=(?!none;)", text
     ):  # other frameworks exchange kernels for their own

@@ -146,6 +146,10 @@ def _software_of_collection(run: Run) -> dict[str, Any]:
         return {"precision": "amp_bf16", "compile": "compile", "framework_version": "torch 2.4"} | fused
     if run.file == "fms_acceleration":
         return {"attention": "flash2"}
+    if (
+        run.file == "nemo_automodel" and "kernels TE" in run.notes
+    ):  # Transformer Engine's norms, activations and attention
+        return {"compile": "compile", "attention": "native"}
     container = re.fullmatch(r"NGC pytorch:(\d\d\.\d\d)", run.framework_version)
     if container and container[1] in NGC_TORCH:
         return {"framework_version": NGC_TORCH[container[1]]} | (
@@ -166,6 +170,8 @@ def _nodes(run: Run) -> dict[str, Any]:
     column can say: forecasts exchange once a step.
     """
     gpus = run.num_gpus or 1
+    if run.file == "megatron_bridge" and not run.num_nodes:  # trays of four GB200 or GB300, else HGX boards of eight
+        return {"num_nodes": max(1.0, gpus // (4 if run.gpu.startswith("GB") else 8))}
     if image_network(run) and gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes:
         return {"num_nodes": gpus / GPUS_OF_A_DGX_A100}
     return {}
@@ -236,10 +242,14 @@ def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list
     """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
     NeuSight's rows on 4 GPUs state the global batch."""
     batch, pp = run.batch_per_gpu, stated.pp
+    if (
+        run.file == "nemo_automodel" and run.global_batch
+    ):  # its pipelines cut a rank's batch, which its accumulation counts once
+        columns["grad_accum"] = None
     if _is_neusight(run) and (run.num_gpus or 1) > 1:
         whole = columns["global_batch"] or batch or 0
         pieces = pp if pp > 1 and whole % pp == 0 else 1
-        parts = int(run.num_gpus or 1) // (stated.world_size) * pieces
+        parts = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp) * pieces
         columns |= {"global_batch": whole, "grad_accum": float(pieces)}
         columns["batch_per_gpu"] = whole // parts if parts and whole % parts == 0 else None
     elif run.file == "torchtitan" and pp > 1 and batch and batch % pp == 0:
@@ -273,12 +283,15 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
         run.file == "fms_acceleration" and "checkpointing on" in run.notes
     ):
         words.append("ac=full")
-    ranks = int(run.num_gpus or 1) // (stated.world_size)
+    ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:
         words.append("zero=1")
         assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")
     if run.file == "torchtitan" or _is_nemo(run):
         words.append("sp")
+    if stated.ep > 1 and (_is_nemo(run) or "DeepEP" in run.notes):
+        words.append("deepep")
+        assumed += [] if "DeepEP" in run.notes else ["tokens sent by DeepEP"]
     if _is_nemo(run) or (_is_megatron(run) and "2205.05198" in run.framework_version):
         words.append("async_tp")
     if _is_neusight(run) and stated.pp > 1:

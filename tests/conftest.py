@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # tests keep nothing in the user's own journal, and find no profile there
 DATA_HOME = os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
+os.environ["TRAINPACE_TRACES"] = "off"  # tests of tracing trace
 os.environ.pop("TRAINPACE_JOURNAL", None)
 # two test processes whose steps take two threads each, on two cores, wait for the scheduler in every parallel region
 os.environ.setdefault("OMP_NUM_THREADS", "1")

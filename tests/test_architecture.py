@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 
 # Ground floor first; a room may import rooms before it, and itself. The comment gives the floor of the design.
 ROOMS = [
-    "lazy", "errors", "records", "units", "execution", "software", "schedule", "kinds", "workload", "hardware", "outcome", "trend", "job",  # 1
+    "lazy", "errors", "records", "units", "execution", "software", "optimizers", "schedule", "kinds", "workload", "hardware", "outcome", "trend", "job",  # 1
     "forecast", "plan",  # 2
     "process", "user_file", "medians", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4

@@ -59,6 +59,12 @@ Checkpointing = Literal["none", "selective", "full"]
 """Which activations are computed again in the backward pass instead of kept. selective: what is large and cheap, the
 products inside attention (Korthikanti et al. 2022). full: everything but the input of each repeated block."""
 
+ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped"]
+"""How tokens go to the ranks of their experts and back. all_to_all: NCCL's, each token once for each of its experts, and
+computation waits. deep_ep: once to each rank that has any of them, and over the network once to each such node (DeepSeek's
+DeepEP). overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
+--overlap-moe-expert-parallel-comm)."""
+
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 """gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which keeps fewer activations.
 interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021)."""
@@ -73,6 +79,9 @@ class Execution(Record):
 
     With plain data parallelism every process is a data-parallel rank; tensor (`tp`), pipeline (`pp`) and context
     parallelism (`cp`) divide that number. Nodes are not pipeline stages, and the GPUs of a node are not tensor shards.
+    Expert parallelism does not: the ranks of a pipeline stage divide its experts among `ep` x `expert_tp` of them, and are
+    world size / (pp x ep x expert_tp) copies of that (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is what
+    the fullest of the ep ranks gets of the mean; 1 is a router that balances.
 
     `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
     of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
@@ -108,6 +117,12 @@ class Execution(Record):
     clip_gradients: Annotated[bool, _help("gradients scaled to a largest norm before the update")] = False
     pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
     virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
+    ep: Annotated[int, _help("expert-parallel ranks")] = 1
+    expert_tp: Annotated[int | None, _help("tensor-parallel ranks of each expert; those of the rest if not given")] = (
+        None
+    )
+    expert_exchange: Annotated[ExpertExchange, _help("how tokens go to the ranks of their experts")] = "all_to_all"
+    expert_load: Annotated[float, _help("tokens of the fullest expert-parallel rank over the mean")] = 1.0
     compile: Annotated[bool, _help("torch.compile")] = False
     channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
 
@@ -119,6 +134,13 @@ class Execution(Record):
                 f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node {self.nproc_per_node}) cannot be"
                 f" divided by tp {self.tp} x pp {self.pp} x cp {self.cp} = {shards}.",
                 f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
+            )
+        check_fields(self, ("expert_load",), lambda load: 1 <= load <= self.ep, "from 1 to ep, where one rank gets all")
+        stage, experts = self.world_size // self.pp, self.ep * (self.expert_tp or self.tp)
+        if self.ep > 1 and stage % experts:
+            raise Contradiction(
+                f"the {stage} ranks of a pipeline stage cannot be divided by ep {self.ep} x expert_tp {experts // self.ep}.",
+                "Use a smaller ep, or expert_tp 1.",
             )
         if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
             raise Contradiction(
@@ -155,21 +177,21 @@ class ExecutionField(NamedTuple):
     """
 
     name: str
-    kind: Literal["count", "optional count", "choice", "flag", "text"]
+    kind: Literal["count", "optional count", "number", "choice", "flag", "text"]
     default: Any
     help: str
     choices: tuple[Any, ...] = ()
 
-    def encode(self, value: Any) -> int | bool:
+    def encode(self, value: Any) -> int | float | bool:
         """The number that stands for a value in an array."""
         if self.kind == "choice":
             return self.choices.index(value)
         return 0 if value is None else value
 
-    def decode(self, code: int | bool) -> Any:
+    def decode(self, code: int | float | bool) -> Any:
         """The value that a number stands for."""
         if self.kind == "choice":
-            return self.choices[code]
+            return self.choices[int(code)]
         return None if self.kind == "optional count" and not code else code
 
 
@@ -177,7 +199,9 @@ def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
     hint, meta = get_args(info.type)
     if get_origin(hint) is Literal:
         return ExecutionField(info.name, "choice", info.default, meta.description, get_args(hint))
-    kinds: dict[Any, Any] = {int: "count", bool: "flag", str: "text", int | None: "optional count"}
+    kinds: dict[Any, Any] = {
+        int: "count", bool: "flag", str: "text", float: "number", int | None: "optional count",
+    }  # fmt: skip
     return ExecutionField(info.name, kinds[hint], info.default, meta.description)
 
 

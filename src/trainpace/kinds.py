@@ -75,7 +75,7 @@ _KINDS = (
     Kind(
         "optimizer",
         traffic={"optimizer": 0.8, "optimizer_fused": 0.8},
-        functions=_calls(optimizer_fused="_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_"),
+        functions=_calls(optimizer_fused="_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_ blockwise_update_"),
         work={"optimizer": 10, "optimizer_fused": 10},
     ),
     Kind(

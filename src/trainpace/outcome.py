@@ -138,8 +138,8 @@ class JobTime(Record):
 class Memory(Record):
     """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
 
-    allocated: live tensors. reserved: memory held by the framework's allocator. device: memory shown by the device's
-    own monitor, with the driver's context.
+    allocated: live tensors. reserved: memory held by the framework's allocator. device: on the card, as its own monitor shows
+    it, with the driver's context.
     """
 
     parameters_gib: float
@@ -220,6 +220,7 @@ class Forecast(Record):
     scaling_reference_devices: int | None = None
     """1 where one device holds the model, else the fewest devices of this kind that do."""
     warnings: tuple[str, ...] = ()
+    fit_probability: float | None = None
     host: str = ""
     host_assumed: bool = False
     software: str = ""
@@ -320,6 +321,7 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "samples_per_second": f.samples_per_second,
         "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
         "fits": f.fits,
+        "fit_probability": f.fit_probability,
         "largest_batch": f.largest_micro_batch,
         "mfu": f.mfu,
         "exposed_ms": dict(f.exposed_ms),

@@ -24,6 +24,29 @@ Mode = Literal["train", "forward_backward", "inference"]
 """How much of a step was traced: all of it, all but the optimizer, or a forward pass in evaluation mode."""
 
 
+class Adaptation(NamedTuple):
+    """How a model is trained without training its own weights. adapter: lora or dora, "" for none. rank, dropout: of the
+    adapters. targets: names of linear layers, separated by commas, or all-linear. weights: the format of the frozen weights:
+    nf4, fp4, nf4_double (with quantised scales), "" as the form has them."""
+
+    adapter: str = ""
+    rank: int = 16
+    targets: str = "all-linear"
+    dropout: float = 0.0
+    weights: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """Such as "LoRA of rank 16 over nf4"; empty where a model is trained as it is."""
+        names = {"lora": "LoRA", "dora": "DoRA"}
+        adapter = f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
+        return " over ".join(part for part in (adapter, self.weights) if part)
+
+
+AS_IT_IS = Adaptation()
+ADAPTERS, QUANTISED = ("lora", "dora"), ("nf4", "fp4", "nf4_double")
+
+
 class Variant(NamedTuple):
     """Which of a spec's workloads: its input's size, how much of a step, and under which generation of torch.
 
@@ -39,6 +62,7 @@ class Variant(NamedTuple):
     legacy: bool = False
     checkpointing: bool = False
     cpu: bool = False
+    adaptation: Adaptation = AS_IT_IS
 
 
 PLAIN = Variant()
@@ -218,6 +242,9 @@ class Operators(Record):
 class MemoryProfile(Record):
     """Bytes alive on one device: states that stay, and the moments of a step that can be its peak.
 
+    paged_bytes: of further optimizer states, in memory that CUDA pages to the host where the device is full. frozen_bytes: of
+    parameters that are not trained, among parameter_bytes.
+
     peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
     temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of
     the step in order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same
@@ -228,6 +255,8 @@ class MemoryProfile(Record):
     optimizer_bytes: float
     peaks: np.ndarray
     moments: np.ndarray = msgspec.field(default_factory=lambda: np.zeros((0, 5)))
+    paged_bytes: float = 0.0
+    frozen_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name, array, columns in (("peaks", self.peaks, 3), ("moments", self.moments, 5)):
@@ -323,11 +352,25 @@ class TracedForm(Record):
             raise TrainpaceError("the repeated blocks do not belong to this operator table.")
 
 
+class TrainedShape(Record):
+    """Trainable parameters of one shape, and how many there are. is_vocabulary: an embedding's table, or a head over as many
+    words."""
+
+    sizes: tuple[int, ...]
+    is_vocabulary: bool
+    count: int
+
+
 class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
-    labels, of `sample_bytes` a sample in all. notes: sentences about what the trace took for granted or left out, which every
+    labels, of `sample_bytes` a sample in all.
+
+    notes: sentences about what the trace took for granted or left out, which every
     answer about the workload repeats. settings: what the task's own loader or trainer says of an `Execution`, by the names of its
-    fields, for requests that leave it open. whole_step: its step makes its own updates, once or several times."""
+    fields, for requests that leave it open. whole_step: its step makes its own updates, once or several times.
+    assumes_optimizer: nobody named it, and it is the usual one. adaptation: how it is trained without training its own weights.
+    trained: the shapes of its trainable parameters, by which another optimizer can be put in the place of this one.
+    """
 
     model: str
     parameters: int
@@ -344,6 +387,13 @@ class Workload(Record):
     notes: tuple[str, ...] = ()
     settings: dict[str, int | bool | str] = msgspec.field(default_factory=dict)
     whole_step: bool = False
+    assumes_optimizer: bool = False
+    adaptation: str = ""
+    trained: tuple[TrainedShape, ...] = ()
+
+    @property
+    def optimizer_in_words(self) -> str:
+        return f"{self.optimizer} (assumed)" if self.assumes_optimizer else self.optimizer
 
     @property
     def image_side(self) -> int | None:

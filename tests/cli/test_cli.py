@@ -237,7 +237,7 @@ BAD = {
     "many batches": ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:100M"],
     "zero batch step": ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:9:0"],
     "bad precision": ["forecast", "resnet50", "--gpu", "T4", "--precision", "int4"],
-    "bad optimizer": ["forecast", "resnet18", "--gpu", "T4", "--optimizer", "lion"],
+    "bad optimizer": ["forecast", "resnet18", "--gpu", "T4", "--optimizer", "lionn"],
     "samples alone": ["forecast", "resnet50", "--gpu", "T4", "--samples", "5"],
     "no such workload": ["forecast", "/nonexistent/w.json", "--gpu", "T4"],
     "no such file": ["forecast", "/nonexistent/m.py:task", "--gpu", "T4"],

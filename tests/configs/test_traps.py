@@ -189,7 +189,7 @@ num_machine: 2
         ("torchrun --nproc-per-node 4 -m pkg.train --nnodes 7", {"nproc_per_node": 4}, ""),
         ("torchrun --nproc-per-node 4 a.py && torchrun --nproc-per-node 2 b.py --num_train_epochs 2", {"nproc_per_node": 4}, ""),
         ("torchrun --nproc-per-node 4 a.py --num_train_epochs 3 --bf16 --learning-rate=1e-4 --optim adafactor",
-         {"nproc_per_node": 4, "epochs": 3.0, "precision": "amp_bf16", "learning_rate": 1e-4, "optimizer": "adafactor"}, ""),
+         {"nproc_per_node": 4, "epochs": 3.0, "precision": "amp_bf16", "learning_rate": 1e-4, "optimizer": "adafactor_transformers"}, ""),
         ("torchrun --nproc-per-node 4 a.py --num_train_epochs $EPOCHS", {"nproc_per_node": 4}, "--num_train_epochs: $EPOCHS is known only"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from trainpace.forecast.exchanges import Exchanges
 from trainpace.forecast.grid import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.ranks import RankTable, StageCosts
-from trainpace.forecast.shapes import CLASHES, divisors
+from trainpace.forecast.shapes import CLASHES, clashes, divisors
 from trainpace.forecast.target import FITTED, kernel_key
 from trainpace.hardware import Cluster, find_device
 from trainpace.software import TODAY
@@ -373,6 +373,31 @@ def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
     found = forecast(blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9))
     a_block = (found.step.forward_ms + found.step.backward_ms) / 10 / 2  # the fullest stage has two
     assert found.step.idle_ms == pytest.approx((LAYERS - 2) * a_block, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "virtual", "held"),
+    [
+        (126, 16, 8, (7, 8, 7)),
+        (127, 16, 8, (8, 8, 7)),
+        (4, 6, 1, (0, 1, 0)),
+        (5, 6, 1, (1, 1, 0)),
+        (14, 2, 8, (7, 0, 7)),
+    ],
+)
+def test_the_ends_of_a_pipeline_may_stand_for_a_block(layers, pp, virtual, held):
+    """Llama 3 of 405 billion parameters: 126 layers on 16 x 8 stages (Llama team 2024, section 3.3.2)."""
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    grid = Grid.of([
+        Execution(nproc_per_node=pp, pp=pp, accumulation=pp, virtual_stages=virtual, pipeline_schedule=schedule)
+    ])  # fmt: skip
+    blocks = replace(WORKLOAD.forms["half"].blocks, count=layers)
+    stages, _ = stages_of(grid, blocks)
+    assert tuple(stages.blocks[0]) == held
+    assert (stages.number * stages.blocks).sum() == layers
+    assert not clashes(grid, blocks, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)).any()
+    fewer = replace(blocks, count=pp * virtual - 3)
+    assert clashes(grid, fewer, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)).all()
 
 
 def test_an_embedding_without_a_head_is_the_first_stage_s():

@@ -4,18 +4,14 @@ import sys
 import pytest
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.measure.suites import CLASSIC, OPTIMIZERS, RANDOM_BATCHES, SuiteItem, suite
-from trainpace.trace import optimizers, zoo
+from trainpace.measure.suites import CLASSIC, RANDOM_BATCHES, SuiteItem, suite
+from trainpace.trace import zoo
 from trainpace.trace.generator import architecture
 
 
 def test_classic_is_the_zoo():
     assert set(CLASSIC) == {name for name in zoo.MODELS if not name.endswith("_keras")}
     assert [item.spec for item in suite("classic")] == list(CLASSIC)
-
-
-def test_the_optimizers_are_those_of_tasks():
-    assert set(OPTIMIZERS) == set(optimizers.OPTIMIZERS)
 
 
 def test_small_is_small():

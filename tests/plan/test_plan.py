@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from expert_models import language_task
 from nouns import forecast, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
@@ -20,6 +21,8 @@ from trainpace.plan.plan import ladder
 from trainpace.plan.search import NEARLY, executions_on, is_legal, search
 from trainpace.schedule import Schedule, total_steps
 from trainpace.trace import load_workload
+from trainpace.trace.trace import trace_task
+from trainpace.workload import Variant
 
 MODEL = workload()
 WAITING = (
@@ -96,6 +99,22 @@ def test_promises(s, micro_batch, data):
     begin = Choice(execution=first.execution, data=first.data) if first else Choice(execution=start, data=data[0])
     assert plan.saved_s == pytest.approx(judge.job_s(begin) - plan.best.job_s, abs=1e-6)
     assert plan.start_fits == (first is None)
+
+
+@pytest.mark.parametrize(("nodes", "memory_gib"), [(1, None), (2, 1.6)])
+def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
+    """The best of a search over ep and all else is that of its executions forecast one by one."""
+    experts = trace_task(language_task(), ("half",), Variant(optimizer="adamw"))
+    s = setting("H100", gpus=4, nodes=nodes, network=25.0, memory_gib=memory_gib)._replace(workload=experts)
+    start = start_on(s, micro_batch=256, precision="bf16")
+    found = search(s, start, executions_on(s.cluster, experts, start, Freedom(keep=("GPUs", "offload"))), WAITING[1:2])
+    assert set(found.grid.ep.tolist()) == {1, 2, 4, 8} - ({8} if nodes == 1 else set())
+    judge = Judge(s, start)
+    rows = range(0, len(found.grid), len(found.grid) // 200)
+    choices = [Choice(execution=found.grid.execution(row), data=WAITING[1]) for row in rows]
+    alone = [judge.job_s(choice) if judge.fits(choice) else math.inf for choice in choices]
+    assert alone == pytest.approx(found.job_s[list(rows), 0].tolist())
+    assert found.job_s[found.best()] <= min(alone)
 
 
 def test_simplest_is_the_fewest_changes():

@@ -83,7 +83,7 @@ def test_step_time_from_throughput():
         ({"precision": ""}, "no precision"),
         ({"precision": "int8"}, "int8"),
         ({"precision": "fp8_rowwise"}, "scale for every row"),
-        ({"num_gpus": 8.0, "parallelism": "dp=8,ep=8"}, "expert parallelism"),
+        ({"num_gpus": 8.0, "parallelism": "dp=8,ep=3"}, "cannot be divided by ep 3"),
         ({"num_gpus": 8.0, "parallelism": "pp=8"}, "neither a global batch"),
         ({"num_gpus": 8.0, "parallelism": "dp=8", "global_batch": 300.0}, "not a multiple"),
         ({"gpu_canonical": "V1000"}, "unknown GPU"),

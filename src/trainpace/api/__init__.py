@@ -204,6 +204,10 @@ def _request_about(kind: type[R], model: object, options: Mapping[str, Any], for
             raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
         return request_of(kind, {"model": model, **options})
     request = request_of(kind, {"model": type(model).__name__, **options})
+    if request.adapter is not None:
+        raise TrainpaceError(
+            "`adapter` is for a model that is named.", "Adapt the module itself: peft.get_peft_model(module, ...)."
+        )
     for name in ("sequence_length", "image_size"):
         if getattr(request, name) is not None:
             raise TrainpaceError(f"the {name} of a live model is its example's.", f"Leave {name} out.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainpace.configs.changes import ELSEWHERE, Draft
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
+from trainpace.optimizers import optimizer_called
 
 TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))
@@ -73,7 +74,7 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
         reading.note("optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false")
         optimizer = "adamw"
     if optimizer:
-        reading.put("optimizer", optimizer.casefold(), "optimizer.type")
+        reading.put("optimizer", optimizer_called(optimizer.casefold()), "optimizer.type")
     if data.get("activation_checkpointing") is not None:
         reading.note("activation_checkpointing", "how, not whether: the model's code turns it on")
     return reading.done()

@@ -5,6 +5,7 @@ from typing import Any
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
 from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
 from trainpace.errors import TrainpaceError
+from trainpace.optimizers import optimizer_called
 from trainpace.software import parse_attention
 
 NAMES = frozenset(names("huggingface", "arguments"))
@@ -29,10 +30,6 @@ _INTERVALS: dict[SettingName, tuple[str, str]] = {
     "evaluate_every_steps": ("eval_strategy", "eval_steps"),
     "checkpoint_every_steps": ("save_strategy", "save_steps"),
 }
-# one algorithm, several implementations
-_SAME_OPTIMIZER = dict.fromkeys(
-    "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf adamw_apex_fused".split(), "adamw"
-)
 _FUSED_OPTIMIZERS = frozenset(("adamw_torch_fused", "adamw_apex_fused"))
 DISTINCTIVE = frozenset(
     ("per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
@@ -103,7 +100,8 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
         _read_interval(reading, name, values, strategy, dashes + keys.get(strategy, strategy), steps, dashes + steps)
     optimizer = reading.word(values.get("optim"), f"{dashes}optim")
     if optimizer:
-        reading.put("optimizer", _SAME_OPTIMIZER.get(optimizer, optimizer), f"{dashes}optim")
+        own = optimizer == "adafactor"  # the Trainer takes transformers' for it, not torch's
+        reading.put("optimizer", "adafactor_transformers" if own else optimizer_called(optimizer), f"{dashes}optim")
     if optimizer in _FUSED_OPTIMIZERS:
         reading.put("optimizer_implementation", "fused", f"{dashes}optim")
     _read_kernels(reading, values, dashes)

@@ -7,6 +7,7 @@ from typing import Any
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, SHARDING, Draft
 from trainpace.configs.huggingface import is_training_arguments
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
+from trainpace.optimizers import optimizer_called
 
 TRAINER = frozenset(names("lightning", "trainer"))
 LIGHTNING_PRECISIONS = {
@@ -169,7 +170,9 @@ def _read_optimizer(reading: Reading, value: Any) -> None:
     reading.read("learning_rate", arguments.get("lr"), "optimizer.init_args.lr")
     if name:
         last = name.rpartition(".")[2].casefold()
-        reading.put("optimizer", "sgd_momentum" if last == "sgd" and arguments.get("momentum") else last, key)
+        reading.put(
+            "optimizer", "sgd_momentum" if last == "sgd" and arguments.get("momentum") else optimizer_called(last), key
+        )
 
 
 def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:

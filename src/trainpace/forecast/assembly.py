@@ -15,6 +15,7 @@ from trainpace.forecast.exchanges import REPLICATION, Exchanges, StepExchanges, 
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
+from trainpace.optimizers import host_update_bytes
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
@@ -25,8 +26,6 @@ COPY_START_US = 6.0
 HOST_MEMORY_GB_PER_S = 250.0
 """Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
 which STREAM reaches about 80 %, and updates that read and write in turn about 60. A cluster's record does not describe hosts."""
-CPU_ADAM_BYTES = 30.0
-"""Bytes per parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
 
 
 class Assembly:
@@ -39,6 +38,7 @@ class Assembly:
         self.groups = groups_of(grid, self.cluster.devices_per_domain)
         self.stages, total = stages_of(grid, form.blocks)
         self.held = self.stages.parameters / total
+        self.shard = self.stages.shard(self.groups)
 
     def _passes(self, block: Floats, first: Floats, last: Floats, repeated: Floats) -> Floats:
         """Times of a micro-batch's two passes on each kind of stage (n x 3 x 2), on the device or on the host."""
@@ -78,7 +78,11 @@ class Assembly:
             once = StepExchanges(*np.zeros((3, *gradients.shape)))
         else:
             once = exchanges.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
-        busy = took.sum(axis=2) + each.tensor + each.context + each.pipeline
+        overlapped = exposed(each.expert, np.zeros_like(each.expert), took.sum(axis=2))
+        each = each._replace(
+            expert=np.where(grid.has("expert_exchange", "overlapped")[:, None], overlapped, each.expert)
+        )
+        busy = took.sum(axis=2) + each.tensor + each.context + each.expert + each.pipeline
         exists = stages.number > 0
         slowest = np.where(exists, busy, -1.0).argmax(axis=1)
         every = np.arange(len(slowest))
@@ -91,14 +95,14 @@ class Assembly:
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
-        added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
+        added = gradients / np.where(sharded[:, None], self.shard, 1.0)
         moved = 3 * added * (m - 1)[:, None]  # read both, write one
         rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
         accumulate = moved / rate
         # torch.nn.utils.clip_grad_norm_: all gradients are read for their norm, then read and written; each rank its shard.
         # Launches and the sum of the ranks' norms, one number, are not counted
         norms = (
-            3 * gradients / np.where(grid.zero_stage >= 1, self.groups.shard, 1)[:, None] * grid.clip_gradients[:, None]
+            3 * gradients / np.where((grid.zero_stage >= 1)[:, None], self.shard, 1.0) * grid.clip_gradients[:, None]
         )
         optimizer = optimizer + norms / rate
         # the work besides the passes ends when the stage where it takes longest has done it
@@ -107,6 +111,7 @@ class Assembly:
         exposed_ms = {
             "data_parallel": once.data_parallel[every, last], "parameters": once.parameters[every, last],
             "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
+            "expert_parallel": m * slow(each.expert),
             "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
         }  # fmt: skip
         if self.engine == "data_parallel":
@@ -140,22 +145,31 @@ class Assembly:
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """The whole model's parameters in bytes, in the format in which they are exchanged (n)."""
-        return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+        """The whole model's parameters in bytes, in the format in which they are exchanged (n): below ZeRO 3 those that an update
+        changes, and packed ones as they are."""
+        w, memory = self.workload, self.form.memory
+        exchanged = np.where(
+            (self.grid.zero_stage >= 3) | (self.engine == "data_parallel"), w.parameters, w.trainable_parameters
+        )
+        wide = exchanged * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+        return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
 
     def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
         """(device milliseconds, milliseconds that the host adds) of the update on each kind of stage (n x 3). It moves the bytes
         that a rank holds, with 16-bit weights twice as many where its states are in fp32."""
-        grid, blocks = self.grid, self.form.blocks
+        grid, blocks, operators = self.grid, self.form.blocks, self.form.operators
         sharded = (grid.zero_stage >= 1)[:, None]
-        wide = self.half & (sharded | grid.is_megatron[:, None])
+        # products of an update (Muon's) stay in 16 bits
+        moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
+        wide = self.half & moves & (sharded | grid.is_megatron[:, None])
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
-        device = np.where(sharded, device / self.groups.shard[:, None], device)
+        device = np.where(sharded, device / self.shard, device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
         host = costs.optimizer_host[:, None] * share
         overhead = together_ms(device, host) - device if on_gpu else host
-        ranks = np.where(sharded, self.groups.shard[:, None], 1.0)
+        ranks = np.where(sharded, self.shard, 1.0)
         updated = self.held * self.workload.trainable_parameters / ranks
-        on_host = updated * CPU_ADAM_BYTES * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
+        moved = host_update_bytes(self.workload.optimizer) or np.nan  # refused before it comes here
+        on_host = updated * moved * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
         away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
         return np.where(away, on_host, device), np.where(away, 0.0, overhead)

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 
 from trainpace.execution import Engine
 from trainpace.forecast.collectives import Collective, collective_ms
-from trainpace.forecast.grid import Grid, Groups, Stages
+from trainpace.forecast.grid import ExpertGroups, Grid, Groups, Stages
 from trainpace.forecast.links import pcie_gb_per_s
 from trainpace.hardware import Cluster
-from trainpace.workload import Flags, Floats, Mode, TracedForm
+from trainpace.workload import GROUPED, Counts, Flags, Floats, Mode, TracedForm
 
 BUCKET_BYTES = 25 * 2**20
 """torch DDP's default bucket_cap_mb."""
@@ -43,8 +43,11 @@ PINNED_SHARE = 0.8
 """Share of PCIe's bandwidth that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in CUDA's bandwidthTest,
 generation 3)."""
 
-KINDS = ("data_parallel", "parameters", "tensor_parallel", "context_parallel", "pipeline", "offload")
-"""Kinds of exposed exchanges: gradients; parameters (FSDP, ZeRO); tensor, context and pipeline parallelism; host memory."""
+KINDS = (
+    "data_parallel", "parameters", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "offload",
+)  # fmt: skip
+"""Kinds of exposed exchanges: gradients; parameters (FSDP, ZeRO); tensor, context, expert and pipeline parallelism; host
+memory."""
 
 
 class MissingLink(Exception):
@@ -62,6 +65,7 @@ class PassExchanges(NamedTuple):
 
     tensor: Floats
     context: Floats
+    expert: Floats
     pipeline: Floats
 
 
@@ -101,7 +105,7 @@ class Exchanges(NamedTuple):
         grid, stages, blocks = self.grid, self.stages, self.form.blocks
         zero = np.zeros(stages.blocks.shape)
         if blocks is None:
-            return PassExchanges(zero, zero, zero)
+            return PassExchanges(zero, zero, zero, zero)
         hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
         passes = np.where(recomputes, 2.0, 1.0), 0.0 if self.mode == "inference" else 1.0
         tensor = zero if (grid.tp == 1).all() else self._tensor(hidden_bytes, *passes)
@@ -123,8 +127,9 @@ class Exchanges(NamedTuple):
         boundaries = np.where(inner, 2.0, boundaries) * (stages.number > 0)
         if self.mode == "inference":
             boundaries = np.minimum(boundaries, 1.0)
+        expert = stages.blocks * self._expert(*passes)[:, None] if (grid.ep > 1).any() else zero
         # a send and the receive of the other direction go at the same time
-        return PassExchanges(tensor, context, boundaries * (sends * grid.virtual_stages)[:, None])
+        return PassExchanges(tensor, context, expert, boundaries * (sends * grid.virtual_stages)[:, None])
 
     def _tensor(self, hidden_bytes: Floats, forward: Floats, backward: float) -> Floats:
         """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
@@ -140,14 +145,39 @@ class Exchanges(NamedTuple):
         ends = (stages.has_first + stages.has_last * backward) * one[:, None]
         return stages.blocks * each[:, None] + ends
 
-    def _row_products(self) -> float:
-        """Products with a row-parallel weight in a block's forward pass: each is followed by a sum over the tensor-parallel
-        ranks, as is the column products' backward."""
+    def _row_products(self) -> Floats:
+        """Products with a row-parallel weight in a block's forward pass (n): each is followed by a sum over the tensor-parallel
+        ranks, as is the column products' backward. Experts that are divided otherwise give their tokens back instead."""
         operators, blocks = self.form.operators, self.form.blocks
         assert blocks is not None
         kind, phase, role = (np.array(names) for names in (operators.kind, operators.phase, blocks.roles))
         rows = (kind == "gemm") & (phase == "forward") & (role == "row")
-        return float(blocks.operator_counts[rows].sum()) / blocks.count
+        grouped = rows & (np.array(operators.function) == GROUPED)
+        apart = (self.grid.ep > 1) | (self.grid.experts_tp != self.grid.tp)
+        number = blocks.operator_counts[rows].sum() - np.where(apart, blocks.operator_counts[grouped].sum(), 0)
+        return np.asarray(number / blocks.count)
+
+    def _expert(self, forward: Floats, backward: float) -> Floats:
+        """Sending a block's tokens to their experts and their results back, in each pass (n); those of experts that several ranks
+        divide are gathered there, and scattered when they come back. Passes as in `_tensor`."""
+        grid, blocks, inside = self.grid, self.form.blocks, self.groups.experts.expert_inside
+        assert blocks is not None
+        rows = blocks.dispatched_bytes[0] + blocks.dispatched_bytes[1] * grid.micro_batch
+        payload = np.where(grid.ep > 1, rows * grid.expert_load / (grid.cp * grid.tp), 0.0)
+        each_copy = self.ms("all_to_all", payload, grid.ep, inside)
+        nodes = np.maximum(grid.ep // inside, 1)
+        copies = max(blocks.dispatched_bytes[1] / max(blocks.input_bytes[1], 1.0), 1.0)
+
+        def reached(places: Counts) -> Floats:
+            """The places that have any of a token's experts, spread evenly, over its experts."""
+            return np.asarray(places * (1 - (1 - 1 / places) ** copies) / copies)
+
+        near = self.ms("all_to_all", payload * reached(grid.ep), inside, inside)
+        once_a_node = np.maximum(near, self.ms("all_to_all", payload * reached(nodes), nodes, 1))
+        one = np.where(grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy))
+        gathered = payload * grid.experts_tp
+        one = one + self.ms("all_gather", gathered, grid.experts_tp, self.groups.experts.tensor_inside)
+        return np.asarray(2 * one * (forward + backward))
 
     def _context(self, hidden_bytes: Floats, attention_ms: Floats, forward: Floats, backward: float) -> Floats:
         """Keys and values go round once forward; backward they go round again with their gradients. Passes as in `_tensor`."""
@@ -172,23 +202,22 @@ class Exchanges(NamedTuple):
         """
         grid, groups, blocks = self.grid, self.groups, self.stages.blocks
         stage, m = grid.zero_stage[:, None], grid.accumulation[:, None].astype(np.float64)
-        data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
-        data_inside, shard_inside, replicas_inside = (
-            a[:, None] for a in (groups.data_inside, groups.shard_inside, groups.replicas_inside)
-        )
         hides = 0.0 if self.engine == "unoverlapped" else 1.0
         ahead_window, window = hides * forward_ms, hides * backward_ms
         fully = stage >= 3
         units = np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES)))
-        bucket = gradient_bytes / units
-        summed = self.ms("all_reduce", np.where(stage == 0, bucket, 0.0), data, data_inside)
-        scattered = self.ms("reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, shard_inside)
-        between = np.where((stage >= 1) & (replicas > 1), bucket / shard, 0.0)
-        reduced = summed + (scattered + self.ms("all_reduce", between, replicas, replicas_inside))
+        bucket, of_experts = gradient_bytes / units, self.stages.expert_share
+        reduced = self._reduced(bucket * (1 - of_experts), groups)
+        if of_experts.any():
+            reduced = reduced + self._reduced(bucket * of_experts, groups.experts)
         collected = grid.collects_gradients[:, None]
         times = np.where((stage >= 2) & ~collected, m, 1.0)
         pieces = np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES)))
-        gather = self.ms("all_gather", np.where(stage >= 1, parameter_bytes / pieces, 0.0), shard, shard_inside)
+        piece = np.where(stage >= 1, parameter_bytes / pieces, 0.0)
+        gather = self.ms("all_gather", piece * (1 - of_experts), groups.shard[:, None], groups.shard_inside[:, None])
+        if of_experts.any():
+            own = groups.experts
+            gather = gather + self.ms("all_gather", piece * of_experts, own.shard[:, None], own.shard_inside[:, None])
         again = grid.reshard_after_forward[:, None] & fully & (self.mode != "inference")
         ahead = exposed(pieces * gather, gather, ahead_window)
         # gradients that are collected are scattered after the last backward pass, with nothing to hide under
@@ -208,6 +237,15 @@ class Exchanges(NamedTuple):
         offload = self._to_hosts(gradient_bytes, parameter_bytes, forward_ms, window)
         return StepExchanges(times * (behind - gathered_backward) + afterwards, parameters, offload)
 
+    def _reduced(self, bucket: Floats, groups: Groups | ExpertGroups) -> Floats:
+        """Summing a bucket of gradients over the ranks that share it, each keeping its part where they are sharded."""
+        stage = self.grid.zero_stage[:, None]
+        data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
+        summed = self.ms("all_reduce", np.where(stage == 0, bucket, 0.0), data, groups.data_inside[:, None])
+        scattered = self.ms("reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, groups.shard_inside[:, None])
+        between = np.where((stage >= 1) & (replicas > 1), bucket / shard, 0.0)
+        return summed + (scattered + self.ms("all_reduce", between, replicas, groups.replicas_inside[:, None]))
+
     def _to_hosts(
         self, gradient_bytes: Floats, parameter_bytes: Floats, forward_ms: Floats, backward_ms: Floats
     ) -> Floats:
@@ -220,7 +258,7 @@ class Exchanges(NamedTuple):
             return nothing
         per_ms = pcie_gb_per_s(self.cluster) * PINNED_SHARE * 1e6
         shards = (grid.zero_stage >= 1)[:, None]
-        held = np.where(shards, self.groups.shard[:, None], 1)
+        held = np.where(shards, self.stages.shard(self.groups), 1.0)
         out, back = gradient_bytes / held / per_ms, parameter_bytes / held / per_ms
         m = grid.accumulation[:, None]
         times = np.where(shards & ~grid.collects_gradients[:, None], m, 1)

@@ -25,6 +25,7 @@ from trainpace.forecast.grid import Grid
 from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.memory import RankMemory, fits
+from trainpace.forecast.optimizer_limits import impossible_updates, paging_ms
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.shapes import CLASHES, clashes, doublings
 from trainpace.forecast.tables import Tables
@@ -121,11 +122,11 @@ class Forecaster:
                 autocast = some.zero_stage < 3
                 refuse(rows[autocast], AUTOCAST_EXPERTS)
                 able &= ~autocast
-            if form.blocks is None:
-                for sizes, reason in _without_blocks(some, workload):
-                    refuse(rows[sizes], reason)
-                    able &= ~sizes
-            else:
+            impossible = impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
+            for sizes, reason in [*impossible, *(_without_blocks(some, workload) if form.blocks is None else [])]:
+                refuse(rows[sizes], reason)
+                able &= ~sizes
+            if form.blocks is not None:
                 uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0
             if not able.any():
                 continue
@@ -144,8 +145,19 @@ class Forecaster:
                     columns[name][rows[able]] = column
         capacity = cluster.device.memory_gib
         fit = np.ones(n, dtype=bool) if capacity is None else fits(memory, capacity.value)
+        paged_ms = paging_ms(memory, None if capacity is None else capacity.value, cluster)
+        exposed["offload"] += paged_ms
+        parts["communication_ms"] += paged_ms
         step_ms = sum(parts.values(), np.zeros(n))
         return ForecastTable(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
+
+    def least_gib(self, grid: Grid) -> Floats:
+        """What every execution's fullest rank holds all the time: less than its peak, and quickly known."""
+        least = np.zeros(len(grid))
+        for precision in np.unique(grid.precision).tolist():
+            rows = np.flatnonzero(grid.precision == precision)
+            least[rows] = self.tables.memory_model(form_of(PRECISIONS[precision])).least_gib(grid.at(rows))
+        return least
 
     def memory(self, execution: Execution) -> Memory:
         """Peak memory of the fullest rank."""
@@ -229,10 +241,15 @@ class Forecaster:
         rows = None
         sequence = grid.sequence_parallel & (grid.tp > 1)
         codes = ((grid.tp * (int(grid.cp.max()) + 1) + grid.cp) * 2 + sequence) * 2 + grid.compile
+        _, load_of = np.unique(grid.expert_load, return_inverse=True)
+        for more in (grid.ep, grid.experts_tp, load_of):
+            codes = codes * (int(more.max()) + 1) + more
         _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
         for i, first in enumerate(firsts.tolist()):
             at = np.flatnonzero(table_of == i)
-            sharding = Sharding(form_of(precision), int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first]))
+            experts = int(grid.ep[first]), int(grid.experts_tp[first]), float(grid.expert_load[first])
+            ranks = int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first])
+            sharding = Sharding(form_of(precision), *ranks, *experts)
             flags = bool(grid.channels_last[first]), bool(grid.compile[first])
             key = KernelKey(sharding, precision, *flags, self.target.software)
             batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
@@ -259,7 +276,7 @@ class Forecaster:
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
     """The executions that a model without repeated blocks cannot have, with the reason."""
-    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1}
+    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1, "expert": grid.ep > 1}
     cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
     refused = []
     for code in sorted(set(cuts[cuts > 0].tolist())):

@@ -15,7 +15,7 @@ from trainpace.forecast.explanations import heaviest, peak_flop_per_s
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import Spread, shares_of, with_host_spread
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import RankMemory, fits
+from trainpace.forecast.memory import RankMemory, fit_probability, fits
 from trainpace.forecast.ranks import RankTable
 from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
 from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, running_software
@@ -203,6 +203,7 @@ class ForecastTable:
             model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
             step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
+            fit_probability=None if capacity is None or memory is None else float(fit_probability(memory, capacity)),
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
             host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
             software=software.words, software_assumed=software.is_assumed, software_idle=software.idle,
@@ -286,15 +287,20 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
     weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
     counted = zip(operators.kind, flops.tolist(), strict=True)
-    return sum(work * weights[kind] for kind, work in counted if kind in weights) * execution.accumulation
+    of_model = (phase != "optimizer" for phase in operators.phase)  # Muon's products are not the model's
+    work = sum(work * weights.get(kind, 0.0) for (kind, work), counts in zip(counted, of_model, strict=True) if counts)
+    return work * execution.accumulation
 
 
 def _warnings(
     fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
 ) -> tuple[str, ...]:
     count, stages = 0 if form.blocks is None else form.blocks.count, execution.pp * execution.virtual_stages
+    placed = "the first are taken to hold one more than the last"
+    if stages > count:
+        placed = "the head, and then the embedding, are taken to stand for a block"
     warnings = {
-        f"{count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last": uneven,
+        f"{count} blocks over {stages} stages are uneven: {placed}": uneven,
         "does not fit in the device's memory; the time is what it would be if it did": fits is False,
         "launch-bound: the host's launches take longer than the device's work; a larger batch costs little":
             step.host_overhead_ms > 0.3 * step.total_ms,

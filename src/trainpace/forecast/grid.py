@@ -85,6 +85,11 @@ class Grid:
         return np.where(self.world_size % shards == 0, self.world_size // shards, 0)
 
     @property
+    def experts_tp(self) -> Counts:
+        """Tensor-parallel ranks of each expert."""
+        return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
+
+    @property
     def collects_gradients(self) -> Flags:
         """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up over all micro-batches
         and scattered once, as in torch's pipelines (PipelineStage.backward_maybe_with_nosync)."""
@@ -93,7 +98,7 @@ class Grid:
     @property
     def is_megatron(self) -> Flags:
         """Sharded in Megatron's manner: 16-bit weights, if the form is half, have fp32 master copies."""
-        return ((self.tp > 1) | (self.pp > 1)) & (self.zero_stage < 3)
+        return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
 
     @property
     def casts_shards(self) -> Flags:
@@ -126,6 +131,20 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
     return np.array([field.encode(name) for name in names.tolist()])[positions].reshape(array.shape)
 
 
+class ExpertGroups(NamedTuple):
+    """Sizes of the groups of experts, n each, named as in `Groups`: data-parallel copies of a rank's experts, those over which
+    their states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a node."""
+
+    data: Counts
+    shard: Counts
+    replicas: Counts
+    data_inside: Counts
+    shard_inside: Counts
+    replicas_inside: Counts
+    expert_inside: Counts
+    tensor_inside: Counts
+
+
 class Groups(NamedTuple):
     """Sizes of the groups that exchange, n each, and how many ranks of a group share a node.
 
@@ -142,6 +161,7 @@ class Groups(NamedTuple):
     shard_inside: Counts
     replicas_inside: Counts
     pipeline_inside: Counts
+    experts: ExpertGroups
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
@@ -153,6 +173,14 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         """How many of `size` ranks that lie `stride` apart share a node."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
+    one_copy = grid.ep * grid.experts_tp
+    copies = np.maximum(data * grid.tp // one_copy, 1)
+    divided = np.maximum(np.minimum(shard * grid.tp // one_copy, copies), 1)
+    replicas = np.maximum(copies // divided, 1)
+    experts = ExpertGroups(
+        copies, divided, replicas, inside(copies, one_copy), inside(divided, one_copy), inside(replicas, one_copy * divided),
+        inside(grid.ep, grid.experts_tp), inside(grid.experts_tp, np.ones_like(grid.tp)),
+    )  # fmt: skip
     return Groups(
         data=data,
         shard=shard,
@@ -164,6 +192,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         replicas_inside=inside(np.maximum(data // shard, 1), grid.tp * shard),
         # the slowest of the boundaries between neighbouring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
+        experts=experts,
     )
 
 
@@ -173,10 +202,13 @@ class Stages(NamedTuple):
 
     number: stages of the kind. blocks: the repeated blocks in one of them, for the middle ones in the fullest; mean_share: the
     mean over the middle stages as a share of the fullest. has_first, has_last: whether it holds what lies before or behind the
-    blocks. parameters: those of one tensor-parallel rank.
+    blocks. parameters: those of one tensor-parallel rank; expert_share: the part of them that expert parallelism divides
+    otherwise than tensor parallelism the rest, 0 where there is no difference.
 
     Where stages times virtual stages do not divide the blocks, the first stages hold one more (of each virtual stage) and the
-    last the fewest, since it has the head besides; frameworks let users place them so.
+    last the fewest, since it has the head besides; frameworks let users place them so. There may be two stages more than blocks:
+    the head and then the embedding count as a block (Megatron's --account-for-loss-in-pipeline-split and
+    --account-for-embedding-in-pipeline-split), as 126 layers on 16 x 8 stages do.
     """
 
     number: Floats
@@ -185,6 +217,13 @@ class Stages(NamedTuple):
     has_last: Floats
     parameters: Floats
     mean_share: Floats
+    expert_share: Floats
+
+    def shard(self, groups: Groups) -> Floats:
+        """The ranks that hold a part of a parameter's states (n x 3): a mean over all parameters, as those of experts have fewer
+        copies."""
+        of_experts = self.expert_share / groups.experts.shard[:, None]
+        return np.asarray(1 / ((1 - self.expert_share) / groups.shard[:, None] + of_experts))
 
 
 def has_vocabulary_head(blocks: Blocks) -> bool:
@@ -201,14 +240,21 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     has_first = np.stack([one, zero, zero], axis=1)
     has_last = np.stack([np.where(pp == 1, one, zero), zero, np.where(pp > 1, one, zero)], axis=1)
     if blocks is None:
-        return Stages(number, np.zeros_like(number), has_first, has_last, number, np.ones_like(number)), 1.0
+        return Stages(
+            number, np.zeros_like(number), has_first, has_last, number, np.ones_like(number), np.zeros_like(number)
+        ), 1.0
     chunks = pp * grid.virtual_stages
     most = np.ceil(blocks.count / chunks) * grid.virtual_stages
     least = np.where(pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages)
-    held = np.stack([np.minimum(most, blocks.count), most, least], axis=1) * (number > 0)
-    mean = (blocks.count - most - least) / np.maximum(pp - 2, 1)
+    first = np.minimum(most, blocks.count)
+    more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
+    first = np.where((pp > 1) & (more > 1), most - 1, first)
+    least = np.where((pp > 1) & (more > 0), most - 1, least)
+    held = np.stack([first, most, least], axis=1) * (number > 0)
+    mean = (blocks.count - first - least) / np.maximum(pp - 2, 1)
     mean_share = np.stack([one, np.where(pp > 2, np.clip(mean / most, 0, 1), one), one], axis=1)
-    block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / tp)
+    block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / tp)
+    experts = held * (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     vocabulary = blocks.outside_tensor_parameters
     # an embedding and a head that are not tied are alike in size
     head = vocabulary / 2 if has_vocabulary_head(blocks) and not blocks.tied_parameters else 0.0
@@ -217,5 +263,8 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     rest = blocks.outside_parameters - vocabulary
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
+    parameters += experts
+    apart = (grid.ep * grid.experts_tp != grid.tp)[:, None] & (experts > 0)
+    expert_share = np.where(apart, experts / np.maximum(parameters, 1.0), 0.0)
     total = float(blocks.count * blocks.parameters + blocks.outside_parameters)
-    return Stages(number, held, has_first, has_last, parameters, mean_share), total
+    return Stages(number, held, has_first, has_last, parameters, mean_share, expert_share), total

@@ -7,6 +7,8 @@ of the bandwidth that its class reaches, more where it fits in L2, or works on e
 array broadcasts: operators along the last axis, batch sizes and devices along axes before it.
 """
 
+from __future__ import annotations
+
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from trainpace.workload import (
     CONV,
     CONVOLUTION_KINDS,
     GEMM,
+    GROUPED,
     MOST_SIZES,
     OTHER,
     Flags,
@@ -94,9 +97,10 @@ class _Classes(NamedTuple):
 class KernelTable:
     """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
-    def __init__(self, operators: Operators, compiled_to: Fused | None = None) -> None:
-        """`compiled_to`: what torch.compile leaves of the rows, where they are not those of one workload in their order."""
-        self.operators, self._compiled_to = operators, compiled_to
+    def __init__(self, operators: Operators, compiled_to: Fused | None = None, like: KernelTable | None = None) -> None:
+        """`compiled_to`: what torch.compile leaves of the rows, where they are not those of one workload in their order; `like`:
+        a table for which it leaves the same."""
+        self.operators, self._compiled_to, self._like = operators, compiled_to, like
         self._classes: tuple[KernelConstants, _Classes] | None = None
         self._kind = np.array(operators.kind)
         groups = operators.dims[:, CONV.groups].sum(axis=1)
@@ -127,6 +131,8 @@ class KernelTable:
     @cached_property
     def fused(self) -> Fused:
         """What torch.compile leaves of every row."""
+        if self._like is not None:
+            return self._like.fused
         return fused(self.operators) if self._compiled_to is None else self._compiled_to
 
     def times(
@@ -253,7 +259,8 @@ class KernelTable:
     def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
         b, m, n, k, figures = self._product_sizes(np.asarray(batch, dtype=np.float64), rates)
-        return product_times(b, m, n, k, figures, model)
+        grouped = np.array(self.operators.function)[self._products] == GROUPED
+        return product_times(b, m, n, k, figures, model, grouped)
 
     def _with_products(
         self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants

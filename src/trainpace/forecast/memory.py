@@ -22,7 +22,10 @@ bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more th
 shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
 """
 
+from __future__ import annotations
+
 import functools
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +53,8 @@ channel: 28 MiB, times 2 channels over PCIe and about 8 over several network car
 INSIDE_COMMUNICATOR_GIB = 0.65
 """The same inside a node with NVSwitch, where tensor-parallel groups are: 24 channels on A100."""
 
+NEED_SD = 0.08
+"""Standard deviation of log(memory needed / forecast)."""
 MOST_SAMPLES = 2**24
 MOST_BETWEEN = 10
 """Batches that are tried at once on the way to the largest that fits."""
@@ -67,7 +72,8 @@ GATHERED_BLOCKS = 2.0
 
 
 class RankMemory(NamedTuple):
-    """GiB on the fullest rank, n each; the parts are those of `Memory`."""
+    """GiB on the fullest rank, n each; the parts are those of `Memory`. paged: optimizer states besides, which CUDA pages to the
+    host where the device is full."""
 
     parameters_gib: Floats
     gradients_gib: Floats
@@ -76,9 +82,23 @@ class RankMemory(NamedTuple):
     allocated_gib: Floats
     reserved_gib: Floats
     device_gib: Floats
+    paged_gib: Floats
 
     def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
+
+
+class _Lasting(NamedTuple):
+    """What each kind of stage holds all the time (n x 3): its share of the model, the ranks that divide a sharded byte, and the
+    bytes of its parameters, those that FSDP gathers aside, and of its states."""
+
+    groups: Groups
+    stages: Stages
+    held: Floats
+    shard: Floats
+    width: Widths
+    parameters: Floats
+    states: Floats
 
 
 class Widths(NamedTuple):
@@ -96,8 +116,9 @@ class Widths(NamedTuple):
     update: Floats
 
 
-def widths(grid: Grid, half: bool, trains: bool) -> Widths:
-    """The widths of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer."""
+def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> Widths:
+    """The widths of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer; `wide_states`:
+    whose states do not have their parameters' dtype."""
     stage = grid.zero_stage[:, None]
     one, zero = np.ones(stage.shape), np.zeros(stage.shape)
     keeps_fp32 = trains & half & ((stage > 0) | grid.is_megatron[:, None])
@@ -108,7 +129,7 @@ def widths(grid: Grid, half: bool, trains: bool) -> Widths:
     return Widths(
         shards=np.where(keeps_fp32 & (stage >= 3) & ~grid.offload_optimizer[:, None], 2.0, one),
         gathered=np.where(grid.casts_shards[:, None], 0.5, one),
-        states=np.where(keeps_fp32, 2.0, one),
+        states=np.where(keeps_fp32 & (not wide_states), 2.0, one),
         masters=np.where(masters, 2.0, zero),
         gradients=np.where(wide, 2.0, one),
         update=np.where(zero_12 & ~wide & ~grid.offload_optimizer[:, None], UPDATE_COPIES, zero),
@@ -116,14 +137,34 @@ def widths(grid: Grid, half: bool, trains: bool) -> Widths:
 
 
 class MemoryModel:
-    """The memory of one traced form. `checkpointed`: the trace recomputes activations already."""
+    """The memory of one traced form. `checkpointed`: the trace recomputes activations already. `wide_states`:
+    the optimizer's states are as wide whatever the weights are."""
 
-    def __init__(self, form: TracedForm, half: bool, checkpointed: bool = False) -> None:
-        self.form, self.half, self.checkpointed = form, half, checkpointed
+    def __init__(self, form: TracedForm, half: bool, checkpointed: bool = False, wide_states: bool = False) -> None:
+        self.form, self.half, self.checkpointed, self.wide_states = form, half, checkpointed, wide_states
         peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
         updates = peaks[:, 2] == 0
         self._updates = _upper_hull(peaks[updates], 0.0)
         self._front = functools.lru_cache(MOST_FRONTS)(functools.partial(_upper_hull, peaks[~updates]))
+
+    def least_gib(self, grid: Grid) -> Floats:
+        """What lasts on the fullest stage of every execution: its parameters and states, below any peak."""
+        lasting = self._lasting(grid)
+        return np.asarray((lasting.parameters + lasting.states).max(axis=1) / BYTES_PER_GIB)
+
+    def _lasting(self, grid: Grid) -> _Lasting:
+        memory, trains = self.form.memory, "optimizer" in self.form.operators.phase
+        trained_bytes = memory.parameter_bytes - memory.frozen_bytes
+        groups, (stages, total) = groups_of(grid, 1), stages_of(grid, self.form.blocks)
+        held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
+        stage, shard = grid.zero_stage[:, None], stages.shard(groups)
+        width = widths(grid, self.half, trains, self.wide_states)
+        states = held * (width.states * memory.optimizer_bytes + width.masters * trained_bytes)
+        states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
+        whole = held * memory.parameter_bytes
+        sharded = held * (trained_bytes * width.shards + memory.frozen_bytes) / shard
+        parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
+        return _Lasting(groups, stages, held, shard, width, parameters, states)
 
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
         """Peak memory of every execution, each on its fullest stage.
@@ -133,20 +174,14 @@ class MemoryModel:
         host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of them stays.
         """
         form, half, blocks = self.form, self.half, self.form.blocks
-        groups = groups_of(grid, 1)
-        stages, total = stages_of(grid, blocks)
-        held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
-        stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
-        parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
+        lasting = self._lasting(grid)
+        groups, stages, held, shard, width = lasting.groups, lasting.stages, lasting.held, lasting.shard, lasting.width
+        stage, states, parameters = grid.zero_stage[:, None], lasting.states, lasting.parameters
+        whole = held * form.memory.parameter_bytes
+        trained_bytes = form.memory.parameter_bytes - form.memory.frozen_bytes
+        paged = held * form.memory.paged_bytes / np.where(stage >= 1, shard, 1.0)
         gradient_bytes = float(form.memory.peaks[:, 0].max())
-        trains = "optimizer" in form.operators.phase
-        width = widths(grid, half, trains)
-        states = held * (width.states * state_bytes + width.masters * parameter_bytes)
-        states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
-        whole = held * parameter_bytes
-        sharded = whole * width.shards / shard
-        parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
-        parameters += _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
+        parameters = parameters + _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
         collected = grid.collects_gradients[:, None]
         wide = width.gradients * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
         leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
@@ -168,7 +203,7 @@ class MemoryModel:
 
         for gradient, constant in self._updates:  # the optimizer's own temporaries, sharded as its states are
             consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0))
-        update = whole * width.update / shard
+        update = held * trained_bytes * width.update / shard
         consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
         # what the blocks keep for any batch are autocast's copies of their weights
         copies = 0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]
@@ -188,7 +223,8 @@ class MemoryModel:
         beside = update[every, fullest] / BYTES_PER_GIB
         reserved = total_gib * RESERVED_FACTOR + np.where(activation > beside, beside, 0.0) if on_gpu else total_gib
         device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
-        return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
+        paged_gib = paged[every, fullest] / BYTES_PER_GIB
+        return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device, paged_gib)
 
     def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
         """The largest micro-batch that fits a GPU; 0 where not even one does."""
@@ -217,7 +253,9 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
     norms (Megatron-LM's parallel_state.py)."""
     several = (groups.data > 1) & (grid.tp * grid.pp > 1)
     kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
-    return COMMUNICATOR_GIB * (kinds + 3.0 * (grid.pp > 1) + 2.0 * several) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
+    return COMMUNICATOR_GIB * (
+        kinds + 3.0 * (grid.pp > 1) + 2.0 * several + (grid.ep > 1)
+    ) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
 
 
 def _upper_hull(peaks: Floats, batch: float) -> Front:
@@ -245,7 +283,8 @@ def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, 
     pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
-    block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = block + (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
     a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
     inside = a_block * stages.blocks
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
@@ -281,7 +320,9 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
     recomputes = has_backward and not checkpointed
     full, some = (grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective"))
-    whole_block = divided / grid.tp + (saved - divided) / sequence
+    # rows of other ranks' tokens that a router sends beyond the mean
+    more = np.where(grid.ep > 1, grid.expert_load - 1, 0.0) * at(blocks.expert_saved_bytes, grid.cp) / grid.tp
+    whole_block = divided / grid.tp + (saved - divided) / sequence + more
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
     else:
@@ -299,7 +340,8 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
-    return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
+    plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
+    return np.where(is_plain[:, None], plainly, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
@@ -350,6 +392,12 @@ def needed_gib(memory: Memory | RankMemory) -> Floats:
 def room_gib(capacity_gib: float) -> float:
     """The part of a device's memory that a training can use."""
     return capacity_gib * FIT_MARGIN
+
+
+def fit_probability(memory: Memory | RankMemory, capacity_gib: float) -> Floats:
+    """How likely a training is to fit: what it needs is forecast with a relative error of `NEED_SD`."""
+    distance = np.log(room_gib(capacity_gib) / np.maximum(needed_gib(memory), 1e-9)) / NEED_SD
+    return np.vectorize(NormalDist().cdf, otypes=[float])(distance)
 
 
 def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:

@@ -28,6 +28,7 @@ from trainpace.workload import (
     ATTENTION_KINDS,
     CONVOLUTION_KINDS,
     GEMM,
+    GROUPED,
     Blocks,
     Flags,
     Floats,
@@ -36,11 +37,18 @@ from trainpace.workload import (
 )
 
 REPEATED_PRODUCTS = 0.5
+SCATTERS = ("index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_")
 
 
-def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool) -> Operators:
-    """The operators of one of tp x cp ranks, in a table of the same rows. Optimizer rows stay whole."""
-    if blocks is None or tp * cp == 1:
+def rank_operators(
+    operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool, ep: int = 1, expert_tp: int = 1,
+    expert_load: float = 1.0,
+) -> Operators:  # fmt: skip
+    """The operators of one of tp x cp ranks, in a table of the same rows. Optimizer rows stay whole.
+
+    Of the experts it has those of one of ep x expert_tp ranks, the fullest if the router does not balance.
+    """
+    if blocks is None or tp * cp * ep * expert_tp == 1:
         return operators
     kind, phase = np.array(operators.kind), np.array(operators.phase)
     works = phase != "optimizer"
@@ -52,10 +60,19 @@ def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int
         name: getattr(operators, name) / np.stack([np.ones_like(tokens), tokens], axis=1)
         for name in ("flops", "read_bytes", "written_bytes")
     }
+    role = np.where(works, np.array(blocks.roles), "")
+    grouped = (np.array(operators.function) == GROUPED) & works & (blocks.operator_counts > 0)
     if tp > 1:
-        role = np.where(works, np.array(blocks.roles), "")
-        _divide_features(dims, tables, kind, role, phase, tp, sequence_parallel)
-    return replace(operators, dims=dims, **tables)
+        _divide_features(dims, tables, kind, np.where(grouped, "", role), phase, tp, sequence_parallel)
+    load = expert_load if ep > 1 else 1.0
+    for table in tables.values():
+        table[role == "expert"] *= load
+    _divide_experts(dims, tables, role, grouped, phase, (tp, ep, expert_tp), load)
+    # what sends tokens to other ranks knows where they came from: its gradient is a gather too, not a sum by index
+    # (Megatron-Core's fused permute and unpermute, DeepEP)
+    scattered = np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
+    function = tuple(np.where(scattered, "index_select", operators.function).tolist())
+    return replace(operators, function=function, dims=dims, **tables)
 
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
@@ -87,7 +104,7 @@ def _divide_features(
         share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
         tables[name][weight] *= share[weight]
     tables["flops"][weight] /= tp
-    divided = (role == "sharded") | (column & ~weight)
+    divided = np.isin(role, ("sharded", "expert")) | (column & ~weight)
     if sequence_parallel:
         divided |= (role == "replicated") | (row & ~weight)
     divided &= ~np.isin(kind, CONVOLUTION_KINDS)
@@ -95,6 +112,30 @@ def _divide_features(
     dims[divided & np.isin(kind, ATTENTION_KINDS), ATTENTION.heads] /= tp
     for table in tables.values():
         table[divided] /= tp
+
+
+def _divide_experts(
+    dims: Floats, tables: dict[str, Floats], role: NDArray[np.str_], grouped: Flags, phase: NDArray[np.str_],
+    ranks: tuple[int, int, int], load: float,
+) -> None:  # fmt: skip
+    """Grouped products on one of (tp, ep, expert_tp) ranks: ep divides the groups, and sends each of them the rows that all ep
+    ranks have for it. A tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them; expert_tp
+    gathers those of as many ranks, and divides each expert as tensor parallelism does."""
+    tp, ep, expert_tp = ranks
+    rows = np.flatnonzero(grouped)
+    of_weight = (dims[rows, GEMM.k, 1] > 0) & (dims[rows, GEMM.m, 1] == 0)
+    m, n, k = GEMM.m, GEMM.n, GEMM.k
+    column, forward = role[rows] == "column", phase[rows] == "forward"
+    feature = np.select([forward & column, forward, of_weight & column, of_weight, column], [n, k, m, n, k], n)
+    old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
+    dims[rows, GEMM.batch] /= ep
+    dims[rows, np.where(of_weight, k, m)] *= load * ep * expert_tp / tp
+    dims[rows, feature] /= expert_tp
+    new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
+    for name, old, new in (("read_bytes", old_read, new_read), ("written_bytes", old_written, new_written)):
+        share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
+        tables[name][rows] *= share[rows] / ep
+    tables["flops"][rows] *= load / tp
 
 
 def _product(dims: Floats, a: int, b: int) -> Floats:
@@ -161,8 +202,9 @@ class StageCosts(NamedTuple):
 class RankTable:
     """The operators of one rank, ready for a kernel model, and the share of each row that runs in each part of a stage."""
 
-    def __init__(self, operators: Operators, blocks: Blocks | None) -> None:
-        self.operators, self.kernels = operators, KernelTable(operators)
+    def __init__(self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None) -> None:
+        """`like`: a table of the same rows that torch.compile joins alike."""
+        self.operators, self.kernels = operators, KernelTable(operators, like=like)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         forward, backward, self.updates = (phase == name for name in ("forward", "backward", "optimizer"))
         self.part = parts_of(operators)

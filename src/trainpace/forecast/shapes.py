@@ -13,19 +13,20 @@ from trainpace.workload import Blocks, Counts
 
 CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
-    "shard_size", "engine", "nodes", "offload_parameters",
-    "whole step",
+    "shard_size", "engine", "nodes", "offload_parameters", "ep", "expert_tp", "whole step",
 )  # fmt: skip
 """What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
 
 MOST_SHOWN = 64
+ENDS = 2
+"""Stages that may have no block: the embedding's and the head's."""
 
 
 def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:
     """The first clash of every execution, as a position in CLASHES."""
     shards = grid.tp * grid.pp * grid.cp
     count, heads, groups = (0, 0, 0) if blocks is None else (blocks.count, blocks.heads, blocks.key_value_heads)
-    one = np.ones_like(grid.tp)
+    one, experts = np.ones_like(grid.tp), 0 if blocks is None else blocks.experts
     stages = grid.pp * grid.virtual_stages
     interleaved, one_process = grid.has("pipeline_schedule", "interleaved"), grid.has("engine", "data_parallel")
     share = grid.data_parallel_size % np.where(grid.shard_size > 0, grid.shard_size, one)
@@ -36,7 +37,7 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
         "tp": (grid.tp > 1) & ((one * heads) % grid.tp != 0),
         # more ranks than key-value heads hold copies of them, evenly
         "key_value_heads": (grid.tp > 1) & (groups > 0) & ((groups % grid.tp != 0) & (grid.tp % max(1, groups) != 0)),
-        "pp": stages > max(1, count),
+        "pp": stages > np.where(grid.pp > 1, count + ENDS, max(1, count)),
         "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
         "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | ~interleaved),
         "accumulation": interleaved & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
@@ -44,6 +45,8 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
         "engine": one_process & ((shards > 1) | (grid.zero_stage > 0)),
         "nodes": one_process & (grid.world_size > cluster.devices_per_node),
         "offload_parameters": grid.offload_parameters & (grid.zero_stage < 3),
+        "ep": (grid.ep > 1) & (experts % grid.ep != 0 if experts else True),
+        "expert_tp": (grid.ep > 1) & (grid.world_size % (grid.pp * grid.ep * grid.experts_tp) != 0),
     }
     result = np.zeros_like(grid.tp)
     for name, rows in reversed(is_wrong.items()):
@@ -64,6 +67,8 @@ def contradiction(
     possible_tp = "The model has no attention whose heads could be divided."
     if heads:
         possible_tp = f"Possible tp: {', '.join(str(n) for n in divisors(heads) if n <= MOST_SHOWN)}."
+    experts = 0 if blocks is None else blocks.experts
+    has = f"{experts} experts" if experts else "no repeated blocks with grouped products of experts"
     messages = {
         "world_size": (
             f"the execution has {world} processes, and the cluster {cluster.num_devices} devices"
@@ -80,8 +85,9 @@ def contradiction(
             "Every rank needs the same number of them, or copies of one.",
         ),
         "pp": (
-            f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block each; the model has {count}.",
-            f"Use at most {count} stages.",
+            f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block each, but for"
+            f" the embedding's and the head's; the model has {count}.",
+            f"Use at most {count + ENDS} stages.",
         ),
         "cp": (f"cp {cp} does not divide the sequence length {sequence_length}.", "Every rank needs as many tokens."),
         "accumulation": (
@@ -104,6 +110,10 @@ def contradiction(
             f"the model's step makes its own updates, so that accumulation {accumulation} cannot be put around it.",
             "Accumulate in the step itself.",
         ),
+        "ep": (
+            f"ep {e.ep} cannot divide the model's experts: it has {has}.",
+            f"Possible ep: {', '.join(map(str, divisors(experts)))}." if experts else "Use ep 1.",
+        ),
     }  # fmt: skip
     return Contradiction(*messages[CLASHES[clash]])
 
@@ -122,8 +132,9 @@ def doublings(most: int) -> list[int]:
 def alone(execution: Execution) -> Execution:
     """The same micro-batches on one device: the reference of scaling, where one device holds the model."""
     return replace(
-        execution, nnodes=1, nproc_per_node=1, tp=1, pp=1, cp=1, engine="ddp", zero_stage=0, shard_size=None,
-        offload_optimizer=False, offload_parameters=False, sequence_parallel=False, virtual_stages=1, pipeline_schedule="1f1b",
+        execution, nnodes=1, nproc_per_node=1, tp=1, pp=1, cp=1, ep=1, expert_tp=None, expert_load=1.0, engine="ddp",
+        zero_stage=0, shard_size=None, offload_optimizer=False, offload_parameters=False, sequence_parallel=False,
+        virtual_stages=1, pipeline_schedule="1f1b",
     )  # fmt: skip
 
 
@@ -138,6 +149,8 @@ def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
         world = execution.tp * execution.pp * execution.cp * ranks
         nodes = -(-world // devices_per_node)
         shard = None if execution.shard_size is None else min(execution.shard_size, ranks)
-        if (nodes == 1 or world % devices_per_node == 0) and (shard is None or ranks % shard == 0):
+        experts = execution.pp * execution.ep * (execution.expert_tp or execution.tp)
+        whole = (nodes == 1 or world % devices_per_node == 0) and (execution.ep == 1 or world % experts == 0)
+        if whole and (shard is None or ranks % shard == 0):
             smaller.append(replace(execution, nnodes=nodes, nproc_per_node=world // nodes, shard_size=shard))
     return smaller

@@ -15,6 +15,7 @@ from trainpace.forecast.memory import MemoryModel, RankMemory
 from trainpace.forecast.ranks import RankTable, rank_operators
 from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import KernelKey, RankTimes, Sharding, Target
+from trainpace.optimizers import widens
 from trainpace.software import Software
 from trainpace.workload import Floats, Workload
 
@@ -109,7 +110,12 @@ class Tables:
     def table(self, sharding: Sharding) -> RankTable:
         def make() -> RankTable:
             form = self.workload.forms[sharding.form]
-            return RankTable(rank_operators(form.operators, form.blocks, *sharding[1:]), form.blocks)
+            operators = rank_operators(form.operators, form.blocks, *sharding[1:])
+            if sharding.ep == 1:
+                return RankTable(operators, form.blocks)
+            # dividing experts changes no chain of operators
+            whole = self.table(sharding._replace(ep=1, expert_tp=sharding.tp, expert_load=1.0))
+            return RankTable(operators, form.blocks, whole.kernels)
 
         return self._tables.get(sharding, make)
 
@@ -148,8 +154,10 @@ class Tables:
         return self._costs.get(made_for, lambda: ByBatch(rows_at)).at(batches)
 
     def memory_model(self, name: Form) -> MemoryModel:
-        form = self.workload.forms[name]
-        return self._memory_models.get(name, lambda: MemoryModel(form, name == "half", self.workload.checkpointed))
+        form, wide = self.workload.forms[name], not widens(self.workload.optimizer)
+        return self._memory_models.get(
+            name, lambda: MemoryModel(form, name == "half", self.workload.checkpointed, wide)
+        )
 
     def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:
         model = self.memory_model(name)

@@ -47,6 +47,9 @@ class Sharding(NamedTuple):
     tp: int
     cp: int
     sequence_parallel: bool
+    ep: int = 1
+    expert_tp: int = 1
+    expert_load: float = 1.0
 
 
 class KernelKey(NamedTuple):
@@ -60,7 +63,8 @@ class KernelKey(NamedTuple):
 
 
 def kernel_key(e: Execution, software: Software) -> KernelKey:
-    sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1)
+    experts = e.ep, e.expert_tp or e.tp, e.expert_load
+    sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1, *experts)
     return KernelKey(sharding, e.precision, e.channels_last, e.compile, software)
 
 

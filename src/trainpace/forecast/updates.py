@@ -64,9 +64,9 @@ def updated(workload: Workload, form: TracedForm, implementation: OptimizerImple
     phase = np.array(operators.phase) == "optimizer"
     rows = [i for i in np.flatnonzero(phase).tolist() if operators.kind[i] == "optimizer"]
     numbers = float(workload.trainable_parameters)
-    width = form.memory.parameter_bytes / max(workload.parameters, 1)
     if not rows:
         return form
+    width = 2.0 if operators.half[rows].any() else 4.0
     once = min(rows, key=lambda i: operators.count[i])  # every algorithm has a call that it makes once
     parts: dict[int, Sequence[Part]] = dict.fromkeys(rows, ())
     result = exchanged(form, parts | {once: _parts(workload.optimizer, implementation, numbers, width, operators)})

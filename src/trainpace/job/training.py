@@ -274,7 +274,7 @@ def with_job(
 def state_bytes(workload: Workload, execution: Execution) -> float:
     """What a checkpoint holds: parameters and the optimizer's states."""
     memory = workload.form(execution.precision).memory
-    count = memory.parameter_bytes + memory.optimizer_bytes
+    count = memory.parameter_bytes + memory.optimizer_bytes + memory.paged_bytes
     if form_of(execution.precision) == "half" and execution.zero_stage:
         count *= 2  # fp32 masters and moments: 12 bytes a parameter with Adam
     return count

@@ -273,7 +273,7 @@ def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[f
         if i >= 3 and time.perf_counter() > end:
             return
         task = build_task(spec)
-        workload = trace_task(task, ("fp32",), Variant(cpu=True))
+        workload = trace_task(task, ("fp32",), Variant("sgd_momentum", cpu=True))
         forecast = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
         if forecast.step is None:
             raise TrainpaceError(f"{spec} cannot be forecast: {forecast.reason}")

@@ -21,7 +21,7 @@ from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.measure.sweep import Conditions
 from trainpace.outcome import MeasuredNoiseScale
 from trainpace.schedule import FEWEST_STEPS, GradientNorms, noise_scale
-from trainpace.trace import build_task, make_optimizer, map_tensors
+from trainpace.trace import build_task, make_optimizer, map_tensors, usual_optimizer
 
 MOST_STEPS = 500
 FIRST_STEPS = 30
@@ -122,7 +122,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
         raise TrainpaceError("a batch of 1 sample has no halves.", "Give a larger --batch.")
     model = task.model.to(c.device).train()
     own = task.optimizer if c.optimizer is None else None
-    optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
+    optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
     gradients = NoiseNorms(model, samples, parts)
     order = _shuffled(len(task.dataset), c.seed)
     device_clock = StepClock(c.device)

@@ -22,7 +22,7 @@ from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.trace import build_task, longest_first, make_optimizer, optimizer_name
+from trainpace.trace import build_task, longest_first, make_optimizer, optimizer_name, usual_optimizer
 
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
@@ -49,8 +49,8 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
         model = task.model  # in the modes that its function left it in: a teacher may not train
     else:
         own = task.optimizer if c.optimizer is None else None
-        own_name = "" if own is None else optimizer_name(own)
-        optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", task.model)
+        own_name = usual_optimizer(task) if own is None else optimizer_name(own)
+        optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), task.model)
         model = task.model.train()
     execution = c.execution(batch_size, own_name)
     engine = PlainEngine(execution, c.device, model, optimizer)

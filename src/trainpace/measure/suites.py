@@ -15,6 +15,7 @@ from typing import Any
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import PRECISIONS, Precision
+from trainpace.optimizers import OPTIMIZERS
 from trainpace.records import Record, read_bytes
 from trainpace.trace import RANDOM_FAMILIES, is_random, parse_random
 
@@ -31,7 +32,6 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 RANDOM_BATCHES = (2, 4, 8, 16, 32)
 """Not 1, at which a batch norm over single values refuses to train."""
 SMALL_BATCHES = (2, 4, 8)
-OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
 MOST_ITEMS = 100_000
 SEEDS_PER_SUITE = 1_000_000
 """Random suites of different seeds share no architecture."""
@@ -40,7 +40,7 @@ _KEYS = ("model", "batch", "precision", "optimizer", "sequence_length")
 
 
 class SuiteItem(Record):
-    """One model to measure at several batch sizes. `optimizer` None: the task's own, or SGD with momentum."""
+    """One model to measure at several batch sizes. `optimizer` None: the task's own, or the usual one."""
 
     spec: str
     batches: tuple[int, ...]
@@ -102,7 +102,7 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
         raise TrainpaceError(f"{where} names no model.", 'Write model = "resnet50", or another model spec.')
     if is_random(spec):
         parse_random(spec)
-    for key, choices in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+    for key, choices in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
         if key in task and task[key] not in choices:
             hint = f"{key.capitalize()}s: {', '.join(choices)}."
             raise UnknownName(f"{key} in {where}", str(task[key]), choices, hint)

@@ -12,6 +12,7 @@ from trainpace import records
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
 from trainpace.execution import Execution, Precision
 from trainpace.measure.adaptive import next_batch
+from trainpace.optimizers import FOR_LANGUAGE, FOR_OTHERS
 from trainpace.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
 from trainpace.process import run_isolated
 from trainpace.records import Record
@@ -30,7 +31,7 @@ class Conditions(Record):
     """The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them.
 
     `seconds` is the training time of one probe; `memory_limit_gib` the most memory that its process may map (CPU only);
-    `optimizer` None is the task's own, or sgd_momentum.
+    `optimizer` None is the task's own, or the usual one (`trainpace.optimizers`).
     """
 
     model: str
@@ -56,10 +57,12 @@ class Conditions(Record):
             raise TrainpaceError("a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there.")
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
-        """How a probe at this batch size is executed. `own_optimizer`: the task's own, "" where it has none."""
+        """How a probe at this batch size is executed. `own_optimizer`: what the task is trained with, "" before it was built."""
+        is_language = self.sequence_length is not None or self.model.startswith("transformers:")
         return Execution(
             micro_batch=batch_size, accumulation=self.accumulation, precision=self.precision,
-            optimizer=self.optimizer or own_optimizer or "sgd_momentum", channels_last=self.channels_last,
+            optimizer=self.optimizer or own_optimizer or (FOR_LANGUAGE if is_language else FOR_OTHERS),
+            channels_last=self.channels_last,
             compile=self.compile,
         )  # fmt: skip
 

@@ -71,6 +71,8 @@ def _undivided(setting: Setting, grid: Grid, chosen: Execution, limited: Set[str
         "pp": f"no number of these GPUs divides {blocks.count} blocks",
         "cp": f"a sequence of {workload.sequence_length} tokens is too short to be divided",
     }
+    if blocks.experts:
+        whys["ep"] = f"no number of these GPUs divides {blocks.experts} experts"
     if cluster.devices_per_node == 1:
         whys["tp"] = "it stays inside a node, which has one GPU"
     for field, why in whys.items():
@@ -133,7 +135,7 @@ def _weigh(result: SearchResult, judge: Judge, best: tuple[int, int], subject: _
         why, lost_s = _against(result, judge, best, index)
         return Rejected(title=subject.title, why=f"{subject.because}{why}", lost_s=lost_s)
     rows = np.flatnonzero(subject.executions)
-    able = rows[np.isfinite(result.evaluation.step_ms[rows])]
+    able = rows[result.evaluation.reason[rows] == 0]
     if not len(able):
         return Rejected(title=subject.title, why=result.evaluation.why_not(rows) or "cannot be forecast")
     least = float(result.evaluation.needed_gib[able].min())

@@ -78,8 +78,8 @@ class Evaluation(NamedTuple):
 
     @property
     def timed_gib(self) -> Floats:
-        """`needed_gib`, infinite where there is no step."""
-        return np.where(np.isnan(self.step_ms), np.inf, self.needed_gib)
+        """`needed_gib`, infinite where there is a reason why not."""
+        return np.where(self.reason > 0, np.inf, self.needed_gib)
 
     def why_not(self, rows: NDArray[np.int64]) -> str:
         """The first reason among some executions."""
@@ -105,13 +105,19 @@ def device_room_gib(cluster: Cluster) -> float:
 
 
 def evaluate(setting: Setting, grid: Grid) -> Evaluation:
-    """Every execution of a grid, those on the same part of the cluster together."""
+    """Every execution of a grid, those on the same part of the cluster together. One whose lasting states do not fit gets no
+    step, and these states for what it needs."""
     step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
     reason = np.zeros(len(grid), dtype=np.int64)
     reasons = [""]
     for nnodes, nproc_per_node in sorted({*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}):
         rows = np.flatnonzero((grid.nnodes == nnodes) & (grid.nproc_per_node == nproc_per_node))
-        forecasts = setting.on_part(nnodes, nproc_per_node).at(grid.at(rows))
+        forecaster = setting.on_part(nnodes, nproc_per_node)
+        needed[rows] = least = forecaster.least_gib(grid.at(rows))
+        rows = rows[least <= device_room_gib(setting.cluster)]
+        if not len(rows):
+            continue
+        forecasts = forecaster.at(grid.at(rows))
         timed = forecasts.timed
         step[rows] = np.where(timed, forecasts.step_ms, np.nan)
         evaluating[rows] = np.where(timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan)

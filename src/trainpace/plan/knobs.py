@@ -34,7 +34,7 @@ def fleet_in_words(e: Execution) -> str:
 
 
 def _layout(e: Execution) -> str:
-    parts = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp)) if size > 1]
+    parts = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp), ("ep", e.ep)) if size > 1]
     stages = f"{e.virtual_stages} virtual stages" if e.virtual_stages > 1 else ""
     parts += ["sequence parallel" if e.sequence_parallel else "", "async tp" if e.async_tensor_parallel else "", stages]
     return ", ".join(filter(None, parts)) or "no model parallelism"
@@ -93,10 +93,11 @@ KNOBS: tuple[Knob, ...] = (
          lambda a, b: _offload(b.execution), lambda c: {"offload_optimizer": c.execution.offload_optimizer,
                                                         "offload_param": c.execution.offload_parameters}),
     Knob("model parallelism", ("tp", "pp", "cp", "sequence_parallel", "async_tensor_parallel", "pipeline_schedule",
-                               "virtual_stages"), "code change", _changed(_layout),
+                               "virtual_stages", "ep", "expert_tp"), "code change", _changed(_layout),
          lambda c: {"tp": c.execution.tp, "pp": c.execution.pp, "cp": c.execution.cp,
                     "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}
-         | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})),
+         | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})
+         | ({"ep": c.execution.ep} if c.execution.ep > 1 else {})),
     Knob("GPUs", ("nnodes", "nproc_per_node"), "infrastructure", _changed(fleet_in_words),
          lambda c: {"--nnodes": c.execution.nnodes, "--nproc-per-node": c.execution.nproc_per_node}),
     Knob("global batch", (), "config key",
@@ -179,7 +180,7 @@ def config_line(choice: Choice) -> str:
     parts = [
         f"micro-batch {e.micro_batch} x accumulation {e.accumulation} x dp {e.data_parallel_size} = {e.global_batch:,}",
         fleet_in_words(e), e.precision, _sharding(e) if e.data_parallel_size > 1 or e.zero_stage else "",
-        _layout(e) if e.tp * e.pp * e.cp > 1 else "",
+        _layout(e) if e.tp * e.pp * e.cp * e.ep > 1 else "",
         "torch.compile" if e.compile else "", "channels_last" if e.channels_last else "",
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
         _offload(e) if e.offload_optimizer or e.offload_parameters else "", data_in_words(choice),

@@ -31,8 +31,9 @@ STEPS_DOWN = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
 NEARLY = 0.02
 """Share of the fastest job's time that the simplest choice may lose to it."""
 
-PARALLELISM = {"tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism"}
-MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages")
+PARALLELISM = {"tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism",
+               "ep": "expert parallelism"}  # fmt: skip
+MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages", "ep", "expert_tp")
 OTHER = ("precision", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_parameters",
          "sequence_parallel", "compile", "channels_last", "reshard_after_forward", "async_tensor_parallel")  # fmt: skip
 VARIED = (*MESH, "micro_batch", "accumulation", *OTHER, "pipeline_schedule")
@@ -133,21 +134,26 @@ def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
 def _meshes(
     workload: Workload, start: Execution, cluster: Cluster, freedom: Freedom, blocks: Blocks | None
 ) -> Iterator[tuple[int, ...]]:
-    """(nnodes, nproc_per_node, tp, pp, cp, virtual_stages)."""
+    """The fields of MESH."""
     shapes = {(start.nnodes, start.nproc_per_node)}
     if freedom.may("GPUs"):
         most = cluster.devices_per_node
         shapes |= {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
-    layouts: set[tuple[int, ...]] = {(start.tp, start.pp, start.cp, start.virtual_stages)}
+    layouts: set[tuple[int, ...]] = {
+        (start.tp, start.pp, start.cp, start.virtual_stages, start.ep, start.expert_tp or 0)
+    }
     if blocks is not None and freedom.may("model parallelism"):
         layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
     for (nodes, processes), layout in product(sorted(shapes), sorted(layouts)):
-        if nodes * processes % (layout[0] * layout[1] * layout[2]) == 0:
+        tp, pp, cp, _, ep, expert_tp = layout
+        whole = ep == 1 or nodes * processes % (pp * ep * (expert_tp or tp)) == 0
+        if nodes * processes % (tp * pp * cp) == 0 and whole:
             yield nodes, processes, *layout
 
 
 def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Iterator[tuple[int, ...]]:
-    """(tp, pp, cp, virtual_stages). Tensor parallelism stays inside a node: its exchange is never hidden."""
+    """(tp, pp, cp, virtual_stages, ep, expert_tp). Tensor parallelism stays inside a node: its exchange is never hidden;
+    experts that are divided over ranks stay whole there, as their products are small already."""
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
     tensor = [t for t in divisors(devices_per_node) if heads % t == 0 and (groups % t == 0 or t % groups == 0)]
@@ -157,11 +163,12 @@ def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Itera
     for tp, pp, cp in product(tensor, divisors(blocks.count), context):
         for virtual in divisors(blocks.count // pp) if pp > 1 else [1]:
             if virtual <= LARGEST_VIRTUAL:
-                yield tp, pp, cp, virtual
+                for ep in divisors(blocks.experts) if blocks.experts else [1]:
+                    yield tp, pp, cp, virtual, ep, int(ep > 1)
 
 
 def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: int) -> Iterator[tuple[int, int]]:
-    nodes, processes, tp, pp, cp, _ = mesh
+    nodes, processes, tp, pp, cp, *_ = mesh
     ranks = nodes * processes // (tp * pp * cp)
     for factor in GLOBAL_BATCH_FACTORS if freedom.allow_global_batch else (1,):
         share, rest = divmod(batch * factor, ranks)

@@ -32,6 +32,8 @@ JOB_WORDS = {
     "evaluation_s": "evaluation", "checkpoint_s": "checkpoints", "failures_s": "failures and restarts", "startup_s": "start-up",
     "compiling_s": "compiling", "preparing_s": "preparing data", "transfer_s": "copying data to the servers",
 }  # fmt: skip
+SURE = 0.99
+"""From here on the probability to fit is not worth a word."""
 SHOWN_SHARE = 0.005
 """Share of a whole training from which a part of it is listed."""
 HOST_MATTERS = 0.05
@@ -50,7 +52,7 @@ def print_forecasts(
     e, trained = rows[0].execution, workload.trainable_parameters
     frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
     parameters = f"{format_count(workload.parameters)} parameters{frozen}"
-    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {e.optimizer}")
+    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {workload.optimizer_in_words}")
     done = [row for row in rows if row.step is not None]
     print_verdict(*verdict(rows, trends))
     shown = _deciding(rows, trends)
@@ -140,6 +142,8 @@ def software_lines(rows: Sequence[Forecast]) -> list[str]:
 
 def _only(f: Forecast) -> str:
     fits = "" if f.fits is None else " It fits in memory."
+    if f.fit_probability is not None and f.fits and f.fit_probability < SURE:
+        fits = f" It fits in memory with a probability of {percent(f.fit_probability)}."
     answer = f"A step takes {_step(f)}: {number(f.samples_per_second)} samples/s.{fits}"
     if f.training_time is None:
         return answer
@@ -320,9 +324,11 @@ def _print_breakdown(f: Forecast) -> None:
     if f.memory is not None:
         m = f.memory
         with_context = m.device_gib > m.reserved_gib  # a CPU has no driver context
-        monitor = f"; nvidia-smi would show about {number(m.device_gib)} GiB" if with_context else ""
-        if f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib:
-            monitor = "; nvidia-smi would show the card as full, because torch's allocator keeps what was freed"
+        full = f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib
+        # torch's allocator keeps what was freed as long as there is room
+        shown = "all of the card" if full else f"{number(m.device_gib)} on the card"
+        monitor = f"; {number(m.allocated_gib)} allocated, "
+        monitor += f"{number(m.reserved_gib)} reserved, {shown} (nvidia-smi)" if with_context else "in all"
         print_lines(
             f"Memory at the peak: parameters {number(m.parameters_gib)}, gradients {number(m.gradients_gib)},"
             f" optimizer states {number(m.optimizer_states_gib)}, activations {number(m.activations_gib)}"
@@ -355,13 +361,14 @@ def forecast_page(
         "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
         "trends": {name: to_jsonable(trend) for name, trend in (trends or {}).items()},
     }  # fmt: skip
+    optimizer = workload.optimizer_in_words
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     priced = any(row.training_time is not None for row in rows)
     return page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
         [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *journal_notes],
         forecast_pictures(groups, jumps), data, best is not None,
-        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {e.optimizer}{accumulated}.",
+        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {optimizer}{accumulated}.",
         rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
         reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
     )  # fmt: skip

@@ -26,7 +26,7 @@ DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and th
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
     parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
-    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet}")
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}")
     target = plan.target
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)

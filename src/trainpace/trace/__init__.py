@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from trainpace.trace.generator import RANDOM_FAMILIES, is_random, parse_random
     from trainpace.trace.operators import Row, map_tensors, rows_of
     from trainpace.trace.optimizers import make_optimizer, optimizer_name
+    from trainpace.trace.packages import import_package
     from trainpace.trace.specs import build_task
     from trainpace.trace.stored import stored_precision
-    from trainpace.trace.task import Task, WholeStep, import_package, longest_first
+    from trainpace.trace.task import Task, WholeStep, longest_first, usual_optimizer
     from trainpace.trace.trace import on_meta, trace_task
     from trainpace.trace.workloads import is_saved, load_workload, packaged_workload, trace_many, workload_on_its_way
 

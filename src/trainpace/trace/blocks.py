@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder
+from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder, share_of_memory
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
 from trainpace.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Blocks, Role
 
@@ -29,14 +29,18 @@ _SUMS = frozenset({"add", "add_"})
 
 
 class Chain(NamedTuple):
-    """Consecutive children of one class whose parameters have the same names and shapes, in order."""
+    """Consecutive children of one class whose parameters have the same names and shapes, in order.
+
+    modules: the first of them, which run. length: of the whole chain.
+    """
 
     name: str
     modules: tuple[nn.Module, ...]
+    length: int
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.modules[0].parameters())
+        return sum(map(share_of_memory, self.modules[0].parameters()))
 
 
 def longest_chain(model: nn.Module) -> Chain | None:
@@ -50,9 +54,11 @@ def longest_chain(model: nn.Module) -> Chain | None:
 
     parents = [(name, parent) for name, parent in model.named_modules() if len(list(parent.children())) >= SHORTEST]
     runs = [(name, list(run)) for name, parent in parents for _, run in groupby(parent.named_children(), key=form)]
-    chains = [Chain(f"{name}.{run[0][0]}".strip("."), tuple(module for _, module in run)) for name, run in runs]
+    chains = [
+        Chain(f"{name}.{run[0][0]}".strip("."), tuple(module for _, module in run), len(run)) for name, run in runs
+    ]
     chains = [chain for chain in chains if len(chain.modules) >= SHORTEST and chain.parameters]
-    return max(chains, key=lambda c: (c.parameters * len(c.modules), len(c.modules)), default=None)
+    return max(chains, key=lambda c: (c.parameters * c.length, c.length), default=None)
 
 
 class Layout(NamedTuple):
@@ -115,41 +121,42 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
 
 
 def _is_most(chain: Chain, run: Recorder) -> bool:
-    if chain.parameters * len(chain.modules) >= LEAST_SHARE * run.parameter_count:
+    if chain.parameters * chain.length >= LEAST_SHARE * run.parameter_count:
         return True
     products = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
-    inside = sum(r.row.flops for r in products if r.origin.place > BEFORE)
-    return inside > 0 and inside >= LEAST_SHARE * sum(r.row.flops for r in products)
+    outside = sum(r.row.flops for r in products if r.origin.place <= BEFORE)
+    inside = sum(r.row.flops for r in products if r.origin.place > BEFORE) * chain.length / len(chain.modules)
+    return inside > 0 and inside >= LEAST_SHARE * (inside + outside)
 
 
 def blocks_of(
-    layout: Layout, runs: Sequence[Recorder], batches: Sequence[int], inside: Sequence[bool], roles: Sequence[Role],
-    counts: np.ndarray,
+    layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], batches: Sequence[int],
+    inside: Sequence[bool], roles: Sequence[Role], counts: np.ndarray,
 ) -> Blocks | None:  # fmt: skip
     """The record, or None where the runs differ in their calls.
 
-    runs: recorded at `batches`, the first two of which give the coefficients. inside, roles, counts: one for each row of the
-    operator table.
+    runs: recorded at `batches`, the first two of which give the coefficients. steps: the same of the whole chain. inside, roles,
+    counts: one for each row of the operator table.
     """
     if any(run.places != runs[0].places for run in runs):
         return None
     described = next(run for run in runs if run.steps is not None)
-    sizes = [_bytes(layout, run) for run in runs[:2]]
+    sizes = [_bytes(layout, run, step) for run, step in zip(runs[:2], steps, strict=False)]
     # a maximum over moments is convex in the batch size, so that its line may cross zero
     slope = np.maximum((sizes[1] - sizes[0]) / (batches[1] - batches[0]), 0.0)
     constant = np.maximum(sizes[0] - slope * batches[0], 0.0)
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
     heads, key_value_heads = _heads(layout, described)
-    count = len(layout.chain.modules)
-    numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
-    grouped = [r for place in range(1, count + 1) for r in _grouped(described, place)]
+    count, ran = layout.chain.length, len(layout.chain.modules)
+    numbers = {value: share_of_memory(parameter) for value, parameter in described.parameters.items()}
+    grouped = [r for place in range(1, ran + 1) for r in _grouped(described, place)]
     of_experts = described.parameters_of({r.module for r in grouped})
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
         count=count, heads=heads, key_value_heads=key_value_heads, parameters=layout.chain.parameters,
-        tensor_parameters=sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // count,
+        tensor_parameters=sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // ran,
         experts=int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
-        expert_parameters=sum(numbers[value] for value in of_experts) // count,
+        expert_parameters=sum(numbers[value] for value in of_experts) // ran,
         outside_parameters=described.parameter_count - count * layout.chain.parameters,
         outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
         tied_parameters=_tied(described), operator_counts=np.where(inside, counts, 0), roles=tuple(roles),
@@ -157,7 +164,7 @@ def blocks_of(
     )  # fmt: skip
 
 
-def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
+def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> np.ndarray:
     """The figures named in `_BYTES`, at the run's batch size, of a block in the middle of the chain."""
     middle = len(layout.chain.modules) // 2 + 1
     saved = sharded = attention = before = after = up_to_here = of_experts = 0.0
@@ -174,13 +181,15 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
             of_experts += size * (call in layout.inside.experts)
             attention += size * (call in layout.inside.core)
         up_to_here += size * (BEFORE < place <= middle)
-    saved_in_all = sum(storage.size for storage in run.saved)
+    repeats = layout.chain.length - len(layout.chain.modules)
+    saved_in_all = sum(storage.size for storage in run.saved) + repeats * saved
     phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
     working = after_working = 0.0
     for r in run.recorded:
         if r.origin.place == middle and r.phase == phase:
             working = max(working, r.activation_bytes - r.set_aside_bytes - before - up_to_here)
-        elif r.origin.place == AFTER and r.phase != "optimizer":
+    for r in step:
+        if r.origin.place == AFTER and r.phase != "optimizer":
             after_working = max(after_working, r.activation_bytes - saved_in_all)
     entered = run.entered[middle - 1][2]
     outside = before + after, after, after_working

@@ -37,8 +37,8 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too, as
-    FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
+    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too,
+    as FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
     dropout, which is fused there too."""
 
     def __init__(self, form: Form, fused_attention: bool = True, cpu: bool = False) -> None:
@@ -73,6 +73,11 @@ class CudaMapping(TorchFunctionMode):
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
         return func(*args, **kwargs)
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the autocast region, which recomputed activations enter block by block."""
+        super().__exit__(*error)
+        self.forget_casts()
 
     def forget_casts(self) -> None:
         """Leave the autocast region: its cache of cast weights is dropped, as torch does."""

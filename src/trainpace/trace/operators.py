@@ -70,7 +70,9 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
         return _foreach(name, inputs, outputs, mutates=name.endswith("_"))
     read, written = _bytes(inputs), _bytes(outputs)
-    if func._schema.is_mutable and not outputs:
+    if name == "blockwise_update_":  # all but the gradient
+        written = read - _bytes(inputs[1:2])
+    elif func._schema.is_mutable and not outputs:
         written = _bytes(inputs[:1])
     if name.startswith("_embedding_bag") and "backward" not in name:
         table, ids = args[:2]

@@ -1,7 +1,7 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +57,12 @@ class Storage:
     is_gradient: bool = False
 
 
+def share_of_memory(parameter: torch.nn.Parameter) -> int:
+    """Numbers of a parameter, by which memory is shared out among stages; a packed one counts as many of 16 bits as it takes."""
+    n = parameter.numel()
+    return n * parameter.element_size() // 2 if hasattr(parameter, "keeps_dtype") else n
+
+
 class Recorder(TorchDispatchMode):
     """Sees every ATen call below autograd. Read `recorded` afterwards.
 
@@ -71,8 +77,9 @@ class Recorder(TorchDispatchMode):
         self.recording = True
         self.recorded: list[Recorded] = []
         self.flop_check = FlopCheck()
-        self.parameter_bytes = self.optimizer_bytes = 0.0
-        """Bytes of parameters and buffers, and of the optimizer's states."""
+        self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
+        """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
+        the states that CUDA pages to the host."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
@@ -86,7 +93,7 @@ class Recorder(TorchDispatchMode):
         """The storages alive when the forward pass ends."""
         self.parameters: dict[int, torch.nn.Parameter] = {}
         """Parameters by value."""
-        self.parameter_count = sum(p.numel() for p in parameters.values())
+        self.parameter_count = sum(map(share_of_memory, parameters.values()))
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
@@ -183,7 +190,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        shortcut = _SHORTCUTS.get(func)
+        shortcut = _SHORTCUTS.get(func) or _foreach_shortcut(func, args)
         self._locate(func, args)
         out = func(*args, **kwargs) if shortcut is None else shortcut(*args, **kwargs)
         self._track(out)
@@ -314,7 +321,29 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> 
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
 
+def _foreach_shortcut(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What stands for an update of many tensors, of which torch's own meta kernel runs Python for each tensor of each list."""
+    name = func._schema.name.partition("::")[2]
+    if not name.startswith("_foreach_") or not all(tensor.is_meta for tensor in args[0]):
+        return None  # step counters are the host's, and count
+    if name.endswith("_"):
+        return _in_place
+    return _like_the_first if name in _FOREACH_ALIKE else None
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _like_the_first(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
 _DETACH = torch.ops.aten.detach.default
+_FOREACH_ALIKE = frozenset(
+    f"_foreach_{name}" for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
+)
+"""Out-of-place updates whose results are as large as the first list's tensors."""
 _sequence_number = torch._C._autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 

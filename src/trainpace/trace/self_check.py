@@ -6,7 +6,6 @@ which nothing is known. What is counted is held against torch's own formulas (to
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +58,7 @@ class FlopCheck:
 
     def __init__(self) -> None:
         self._flops = 0.0
-        self._differences: Counter[str] = Counter()
+        self._differences: dict[str, float] = {}
 
     def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, rows: Sequence[Row]) -> None:
         expected = _expected_flops(func, args, kwargs, out)
@@ -67,14 +66,15 @@ class FlopCheck:
             return
         counted = sum(row.flops for row in rows if row.kind in MATRIX_KINDS)
         self._flops += expected
-        self._differences[func._schema.name] += abs(counted - expected)
+        name = func._schema.name
+        self._differences[name] = self._differences.get(name, 0.0) + abs(counted - expected)
 
     def note(self) -> str | None:
         """A sentence where the two counts differ by more than a little."""
         difference = sum(self._differences.values())
         if difference <= LARGEST_DIFFERENCE * self._flops:
             return None
-        name, _ = self._differences.most_common(1)[0]
+        name = max(self._differences, key=lambda name: self._differences[name])
         return (
             f"The FLOPs counted here differ from torch's own formulas by {difference / self._flops:.0%} of a step's, most in"
             f" {name}: do not trust the times before it is known which count is right."

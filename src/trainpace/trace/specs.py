@@ -12,7 +12,8 @@ from trainpace.trace.batches import forward, loss_by
 from trainpace.trace.diffusers_task import diffusers_task
 from trainpace.trace.generated import build_generated
 from trainpace.trace.generator import is_random
-from trainpace.trace.task import Task, image_task, import_package, name_of_loss
+from trainpace.trace.packages import import_package
+from trainpace.trace.task import Task, image_task, name_of_loss
 from trainpace.trace.transformers_task import transformers_task
 from trainpace.trace.user_task import TASK, task_from_file
 

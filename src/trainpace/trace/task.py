@@ -1,6 +1,5 @@
 """A task: model, loss, optimizer and samples. Every kind of model spec ends as one."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError
+from trainpace.optimizers import FOR_LANGUAGE, FOR_OTHERS
 from trainpace.trace.batches import forward, loss_by
 from trainpace.trace.operators import tensors_in
 from trainpace.trace.optimizers import optimizer_name
@@ -106,17 +106,9 @@ def name_of_loss(criterion: Callable[..., Any]) -> str | None:
     return None if name == "<lambda>" else name.lstrip("_")
 
 
-def import_package(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        if isinstance(error, ImportError):
-            raise TrainpaceError(
-                f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
-            ) from None
-        hint = f"Install the {package} build that belongs to this torch."
-        raise TrainpaceError(f"{package} does not load beside this torch ({reason}).", hint) from None
+def usual_optimizer(task: Task) -> str:
+    """What a task without an optimizer of its own is taken to be trained with: AdamW where samples are sequences of tokens."""
+    return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
 
 
 def longest_first(task: Task, n: int) -> Any | None:

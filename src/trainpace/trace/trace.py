@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.optimizers import find_optimizer
 from trainpace.process import explain
-from trainpace.trace.blocks import Chain, Layout, blocks_of, layout_of, longest_chain
+from trainpace.trace.adapters import adapted
+from trainpace.trace.blocks import Chain, blocks_of, layout_of, longest_chain
 from trainpace.trace.cuda_mapping import (
     CudaMapping,
     checkpoints_see_through,
@@ -26,30 +28,25 @@ from trainpace.trace.cuda_mapping import (
 )
 from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.optimizers import make_optimizer, optimizer_name
+from trainpace.trace.quantised import packed_away
 from trainpace.trace.recorder import BEFORE, Recorded, Recorder
+from trainpace.trace.repeats import idle_parameters, only_these_blocks, repeated, shortened
+from trainpace.trace.rows import alike, numbers_of
 from trainpace.trace.specs import build_task
 from trainpace.trace.stand_ins import answered
-from trainpace.trace.task import Task, WholeStep, recompute_activations
-from trainpace.trace.whole_step import on_meta_in_place, record_whole_step, storage_bytes
-from trainpace.workload import (
-    MOST_SIZES,
-    PHASES,
-    PLAIN,
-    Form,
-    MemoryProfile,
-    Operators,
-    TracedForm,
-    Variant,
-    Workload,
-    form_of,
-)
+from trainpace.trace.stepping import launch_together, step_once, storage_bytes
+from trainpace.trace.task import Task, WholeStep, recompute_activations, usual_optimizer
+from trainpace.trace.updates import trained_shapes
+from trainpace.trace.whole_step import on_meta_in_place, record_whole_step
+from trainpace.workload import AS_IT_IS, PHASES, PLAIN, Form, MemoryProfile, TracedForm, Variant, Workload, form_of
 
 BATCHES = (2, 3, 5)
 """The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """Trace a model spec. `variant.optimizer` names one of `optimizers.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
+    """Trace a model spec. `variant.optimizer` names one of `trainpace.optimizers`; None takes the task's own, or the
+    usual one: AdamW where samples are sequences of tokens, else SGD with momentum.
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `load_workload`.
     """
@@ -58,6 +55,8 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
     else:
         with torch.device("meta"):
             task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
+    if variant.adaptation != AS_IT_IS:
+        task = adapted(task, variant.adaptation)
     if variant.checkpointing:
         if task.step is not None:
             raise TrainpaceError(f"{task.name} has a step of its own.", "Let its models recompute activations there.")
@@ -67,14 +66,12 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     """The workload of a task, in the form of its own settings' precision where `forms` names none."""
-    own = "sgd_momentum" if task.optimizer is None else optimizer_name(task.optimizer)
-    if task.step is not None:
-        own = task.step.optimizer_name
-        if variant.optimizer is not None or variant.mode != "train":
-            raise TrainpaceError(
-                f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
-                "Leave `optimizer` and `mode` out.",
-            )
+    variant = _named(variant)
+    if task.step is not None and (variant.optimizer is not None or variant.mode != "train"):
+        raise TrainpaceError(
+            f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
+            "Leave `optimizer` and `mode` out.",
+        )
     forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
@@ -83,30 +80,51 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
     return Workload(
         model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
-        parameters=sum(p.numel() for p in parameters),
+        parameters=sum(p.numel() for p in parameters) + packed_away(task.model),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        optimizer="none" if variant.mode != "train" else variant.optimizer or own,
+        optimizer=_optimizer(task, variant),
+        adaptation=variant.adaptation.in_words, trained=trained_shapes(task.model),
+        assumes_optimizer=variant.mode == "train" and variant.optimizer is None is task.optimizer and task.step is None,
         mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
         settings=dict(task.settings), whole_step=task.step is not None,
         forms={form: result for form, (result, _) in traced.items()},
     )  # fmt: skip
 
 
+def _named(variant: Variant) -> Variant:
+    """The variant with its optimizer's name as this package has it. Raises UnknownName."""
+    return variant if variant.optimizer is None else variant._replace(optimizer=find_optimizer(variant.optimizer)[0])
+
+
+def _optimizer(task: Task, variant: Variant) -> str:
+    if variant.mode != "train":
+        return "none"
+    if task.step is not None:
+        return task.step.optimizer_name
+    own = usual_optimizer(task) if task.optimizer is None else optimizer_name(task.optimizer)
+    return variant.optimizer or own
+
+
 def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
     """The form, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
         runs = _whole_steps(task, task.step, form, variant)
-        return _fit(task.name, runs, None), runs[1].flop_check.note()
-    model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
+        return _fit(task.name, runs, [run.recorded for run in runs], None), runs[1].flop_check.note()
+    own = task.optimizer if variant.optimizer is None else None
+    model, own = on_meta(task.model, own, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
-    stepper = own if variant.optimizer is None else None
-    stepper = stepper or make_optimizer(variant.optimizer or "sgd_momentum", model)
-    chain = longest_chain(model)
-    runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
-    if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
-        # a model may compute something once and keep it, such as relative positions: later steps are without it
-        runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
-    return _fit(task.name, runs, chain), runs[1].flop_check.note()
+    stepper = own or make_optimizer(variant.optimizer or usual_optimizer(task), model)
+    whole = longest_chain(model)
+    short = None if whole is None else shortened(model, whole)
+    for chain in (short, whole):
+        runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
+        if _kinds(runs[0].recorded) != _kinds(runs[1].recorded) == _kinds(runs[2].recorded):
+            # a model may compute something once and keep it, such as relative positions: later steps are without it
+            runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
+        steps = [step for run in runs if (step := repeated(run, chain)) is not None]
+        if len(steps) == len(runs):
+            break
+    return _fit(task.name, runs, steps, chain), runs[1].flop_check.note()
 
 
 def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[Recorder]:
@@ -124,8 +142,8 @@ def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> l
     return runs
 
 
-def _kinds(run: Recorder) -> list[str]:
-    return [recorded.row.kind for recorded in run.recorded]
+def _kinds(recorded: Sequence[Recorded]) -> list[str]:
+    return [one.row.kind for one in recorded]
 
 
 def _one_step(
@@ -133,9 +151,7 @@ def _one_step(
     chain: Chain | None,
 ) -> Recorder:  # fmt: skip
     stepper.state.clear()
-    for group in stepper.param_groups:
-        if "foreach" in group and not group.get("fused"):
-            group["foreach"] = not (variant.legacy or variant.cpu)  # CUDA's default since torch 2.0
+    launch_together(stepper, not (variant.legacy or variant.cpu))
     model.zero_grad(set_to_none=True)
     batch = _meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
@@ -153,6 +169,7 @@ def _one_step(
         for name, module in model.named_modules()
         if name
     ]
+    idle = [] if chain is None else [p for p in idle_parameters(model, chain) if p.requires_grad]
     mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
         with (
@@ -163,7 +180,7 @@ def _one_step(
             recorder,
         ):
             warnings.simplefilter("ignore")
-            with mapping, checkpoints_see_through(mapping):
+            with mapping, checkpoints_see_through(mapping), only_these_blocks(model, chain):
                 if variant.mode == "inference":
                     with torch.no_grad():
                         task.forward(model, batch)
@@ -171,11 +188,11 @@ def _one_step(
                 else:
                     _forward_and_backward(task, model, batch, recorder, mapping)
             if variant.mode == "train":
-                recorder.phase = "optimizer"
-                recorder.recording = False
-                stepper.step()  # creates the states, which is no part of later steps
-                recorder.recording = True
-                stepper.step()
+                recorder.recording, recorder.phase = False, "optimizer"
+                for parameter in idle:
+                    parameter.grad = torch.empty_like(parameter)
+                    recorder.gradient_ready(parameter.grad)
+                step_once(stepper, recorder)
     except TrainpaceError:
         raise
     except Exception as error:
@@ -183,12 +200,8 @@ def _one_step(
     finally:
         for hook in hooks:
             hook.remove()
-    recorder.optimizer_bytes = storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
     recorder.parameter_bytes = storage_bytes(lasting)
-    # the states were made during this step, but are there before it in every other one
-    for recorded in recorder.recorded:
-        if recorded.phase == "optimizer":
-            recorded.activation_bytes = max(0.0, recorded.activation_bytes - recorder.optimizer_bytes)
+    recorder.frozen_bytes = storage_bytes(p for p in named.values() if not p.requires_grad)
     return recorder
 
 
@@ -202,9 +215,10 @@ def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Re
     loss.backward()
 
 
-def _fit(name: str, runs: list[Recorder], chain: Chain | None) -> TracedForm:
-    first, second, _ = runs
-    kinds = [_kinds(run) for run in runs]
+def _fit(name: str, runs: list[Recorder], steps: list[list[Recorded]], chain: Chain | None) -> TracedForm:
+    """The form of three runs, whose `steps` are of the whole chain."""
+    first, second, recorded = runs[0], runs[1], steps[0]
+    kinds = [_kinds(step) for step in steps]
     if not kinds[0]:
         raise TrainpaceError(f"{name} does nothing on the device.")
     if not kinds[0] == kinds[1] == kinds[2]:
@@ -214,75 +228,46 @@ def _fit(name: str, runs: list[Recorder], chain: Chain | None) -> TracedForm:
             "Measure it with `trainpace measure` instead.",
         )
     b0, b1, b2 = BATCHES
-    columns = [np.array([_numbers(recorded) for recorded in run.recorded]) for run in runs]
+    columns = [np.array([numbers_of(one) for one in step]) for step in steps]
     slope = (columns[1] - columns[0]) / (b1 - b0)
     constant = columns[0] - slope * b0
     wrong = np.abs(constant + slope * b2 - columns[2]) > 1e-6 * np.maximum(1.0, np.abs(columns[2]))
     wrong[:, -1] = False  # the moment at which a tensor dies may move by one operator
     if wrong.any():
         number = int(np.flatnonzero(wrong.any(axis=1))[0])
-        other = first.recorded[number]
+        other = recorded[number]
         raise TrainpaceError(
             f"{name} is not affine in the batch size: its {other.row.kind} operator number {number}"
             f" ({other.module or other.phase}) grows otherwise.",
             "Measure it with `trainpace measure` instead.",
         )
     memory = MemoryProfile(
-        parameter_bytes=first.parameter_bytes, optimizer_bytes=first.optimizer_bytes,
-        peaks=_peaks(constant[:, -2], constant[:, -1], slope[:, -1]), moments=_moments(first.recorded, constant, slope),
+        parameter_bytes=first.parameter_bytes, optimizer_bytes=first.optimizer_bytes - first.paged_bytes,
+        paged_bytes=first.paged_bytes, frozen_bytes=first.frozen_bytes,
+        peaks=_peaks(constant[:, -2], constant[:, -1], slope[:, -1]), moments=_moments(recorded, constant, slope),
     )  # fmt: skip
     layout = layout_of(chain, second)
-    operators, heads = _group(first.recorded, constant, slope, layout)
+    operators, heads = alike(recorded, constant, slope, layout)
     if layout is None:
         return TracedForm(operators=operators, memory=memory)
-    origins = [first.recorded[i].origin for i in heads]
+    origins = [recorded[i].origin for i in heads]
     inside = [origin.place > BEFORE for origin in origins]
     roles = [layout.role(*row) for row in zip(operators.kind, operators.function, origins, strict=True)]
-    blocks = blocks_of(layout, runs, BATCHES, inside, roles, operators.count)
+    blocks = blocks_of(layout, runs, steps, BATCHES, inside, roles, operators.count)
     return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
 
-def _numbers(recorded: Recorded) -> list[float]:
-    row = recorded.row
-    sizes = [*map(float, row.dims), *([0.0] * (MOST_SIZES - len(row.dims)))]
-    alive = (recorded.gradient_bytes, recorded.activation_bytes)
-    return [row.flops, row.read_bytes, row.written_bytes, *sizes, *alive]
-
-
-def _group(
-    recorded: Sequence[Recorded], constant: np.ndarray, slope: np.ndarray, layout: Layout | None
-) -> tuple[Operators, np.ndarray]:
-    """Alike operators into one row with a count, in order of first appearance, and the first of each.
-
-    Those inside and outside of the blocks are kept apart, and those of different roles.
-    """
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, r in enumerate(recorded):
-        place = layout and (r.origin.place > BEFORE, layout.role(r.row.kind, r.row.function, r.origin))
-        numbers = (constant[i, :-2].tobytes(), slope[i, :-2].tobytes())
-        key = (r.row.kind, r.row.function, r.phase, r.row.half, r.row.launches, place, *numbers)
-        groups.setdefault(key, []).append(i)
-    heads = np.array([members[0] for members in groups.values()])
-    both = np.stack([constant[heads], slope[heads]], axis=-1)
-    first = [recorded[i] for i in heads]
-    operators = Operators(
-        kind=tuple(r.row.kind for r in first), function=tuple(r.row.function for r in first),
-        phase=tuple(r.phase for r in first), module=tuple(r.module for r in first),
-        half=np.array([r.row.half for r in first]), launches=np.array([r.row.launches for r in first]),
-        count=np.array([len(members) for members in groups.values()]),
-        flops=both[:, 0], read_bytes=both[:, 1], written_bytes=both[:, 2], dims=both[:, 3 : 3 + MOST_SIZES],
-    )  # fmt: skip
-    return operators, heads
-
-
 def _peaks(gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The moments on the upper envelope of total bytes over the batch size: the others are never the peak."""
+    """The moments on the upper envelope of total bytes over the batch size: the others are never the peak. And one with all
+    gradients, which tells how many there are."""
     slope = np.maximum(slope, 0.0)
     total = gradient + constant
     envelope: list[int] = []
     for i in sorted(range(len(total)), key=lambda i: (-slope[i], -total[i])):
         if not envelope or total[i] > total[envelope[-1]]:
             envelope.append(i)
+    if gradient[envelope].max() < gradient.max():
+        envelope.append(max(range(len(total)), key=lambda i: (gradient[i], total[i])))
     return np.stack([gradient[envelope], constant[envelope], slope[envelope]], axis=1)
 
 
@@ -317,7 +302,8 @@ def on_meta(
     """
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
-        bare = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta")
+        cast = tensor.is_floating_point() and not hasattr(tensor, "keeps_dtype")
+        bare = torch.empty_like(tensor, dtype=dtype if cast else None, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
     copied = copy.deepcopy(model, memo)

@@ -14,8 +14,9 @@ from torch import nn
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.records import read_json
 from trainpace.trace.cuda_mapping import fuse_mpt_attention
+from trainpace.trace.packages import import_package
 from trainpace.trace.stored import STORAGE_KEYS
-from trainpace.trace.task import Task, image_task, import_package
+from trainpace.trace.task import Task, image_task
 
 _DEFAULT_LENGTH = 1024
 _OF_NO_STEP = frozenset(

@@ -16,6 +16,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
 from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.recorder import Recorder, in_backward
+from trainpace.trace.stepping import launch_together, storage_bytes
 from trainpace.trace.task import WholeStep
 from trainpace.workload import Form, Variant
 
@@ -30,9 +31,7 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
     mapping = StepMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     recorder.backward_begins = mapping.forget_casts
     for optimizer in step.optimizers:
-        for group in optimizer.param_groups:
-            if "foreach" in group and not group.get("fused"):
-                group["foreach"] = not (variant.legacy or variant.cpu)
+        launch_together(optimizer, not (variant.legacy or variant.cpu))
     hooks = [
         p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad))
         for p in model.parameters()
@@ -65,6 +64,7 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
         raise TrainpaceError("the step never calls an optimizer's step().", "A step trains: forward, backward, update.")
     recorder.optimizer_bytes = storage_bytes(_states(step.optimizers))
     recorder.parameter_bytes = storage_bytes(lasting)
+    recorder.frozen_bytes = storage_bytes(p for p in model.parameters() if not p.requires_grad)
     return recorder
 
 
@@ -176,9 +176,3 @@ def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
 
 def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
     return list(tensors_in([dict(state) for optimizer in optimizers for state in optimizer.state.values()]))
-
-
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
-    """The bytes of meta tensors, of which some may share their storage."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == "meta"}
-    return float(sum(storages.values()))

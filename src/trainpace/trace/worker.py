@@ -11,8 +11,8 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.process import explain, serve
-from trainpace.records import save, to_json
-from trainpace.workload import Variant, Workload
+from trainpace.records import from_json, save, to_json
+from trainpace.workload import Adaptation, Variant, Workload
 
 COMPILER = "torch._dynamo"
 
@@ -59,8 +59,14 @@ def _work(request: dict[str, Any]) -> str:
     gc.enable()
 
     def traced(one: dict[str, Any]) -> Workload:
-        return trace(one["spec"], one["forms"], Variant(**one["variant"]))
+        given = one["variant"]
+        variant = Variant(**given | {"adaptation": Adaptation(*given["adaptation"])})
+        return trace(one["spec"], one["forms"], variant)
 
+    if "workload" in request:
+        from trainpace.trace.updates import with_optimizer
+
+        return to_json(with_optimizer(from_json(request["workload"], Workload), request["optimizer"]))
     if "files" not in request:
         return to_json(traced(request))
     reasons: dict[str, str] = {}

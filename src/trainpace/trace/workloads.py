@@ -1,4 +1,4 @@
-"""Get a Workload: from its file, from the package for a built-in model, or by tracing a spec in a child process.
+"""Get a Workload: from its file, from the package for a built-in model, from the cache, or by tracing a spec in a child process.
 
 ``zoo_workloads/NAME.VARIANT.json.gz`` holds a workload in all three number forms, where VARIANT is an optimizer, or a mode in
 which none steps, so that a forecast of a built-in model needs no torch. ``make zoo-workloads`` traces them with the torch of
@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from trainpace import records
 from trainpace.errors import UserCodeError
+from trainpace.optimizers import FOR_OTHERS, optimizer_called
 from trainpace.process import run_isolated, started_isolated
+from trainpace.trace import cache
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -43,20 +45,44 @@ def workload_on_its_way(
 
     Gives what waits for the workload, so that something can be done meanwhile.
     """
-    if isinstance(spec, Workload):
-        workload = spec
-        yield lambda: workload
-        return
     if is_saved(spec):
-        yield lambda: records.load(spec, Workload)
+        saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
+        yield lambda: _with_optimizer(saved, variant.optimizer, timeout_s)
         return
+    assert isinstance(spec, str), "a workload is saved"
     packaged = packaged_workload(spec, forms, variant)
     if packaged is not None:
         yield lambda: packaged
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
+    file = cache.file_of(request)
+    found = cache.kept(file)
+    if found is not None:
+        yield lambda: found
+        return
     with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
-        yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
+
+        def traced() -> Workload:
+            text = answer()
+            workload = records.from_json(text, Workload, f"the trace of {spec}")
+            cache.keep(file, text)
+            return workload
+
+        yield traced
+
+
+def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float) -> Workload:
+    """The saved workload with an optimizer that was asked for, its own where none was."""
+    if (
+        optimizer is None
+        or workload.mode != "train"
+        or optimizer_called(optimizer) == workload.optimizer
+        or not workload.trained
+    ):
+        return workload
+    request = {"workload": records.to_json(workload), "optimizer": optimizer}
+    answer = run_isolated(_WORKER, request, timeout_s, f"tracing the update of {workload.model} by {optimizer}")
+    return records.from_json(answer, Workload, f"the trace of {optimizer}'s update")
 
 
 def is_saved(spec: str | Workload) -> bool:
@@ -92,7 +118,7 @@ def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
 def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
     """The packaged trace of a built-in model, None for everything else."""
     name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)
-    optimizer = variant.optimizer or "sgd_momentum"
+    optimizer = optimizer_called(variant.optimizer or FOR_OTHERS)
     usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
     if not name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
         return None
@@ -100,7 +126,10 @@ def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Wor
     if not file.is_file():
         return None
     workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
-    return replace(workload, model=spec, forms={form: workload.forms[form] for form in forms})
+    assumed = variant.optimizer is None and variant.mode == "train"
+    return replace(
+        workload, model=spec, assumes_optimizer=assumed, forms={form: workload.forms[form] for form in forms}
+    )
 
 
 def packaged_file(name: str, variant: str) -> Path:

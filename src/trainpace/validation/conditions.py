@@ -102,7 +102,11 @@ def case_of(run: Run, folder: Path) -> Case:
 def execution_of(run: Run) -> Execution:
     """How a run was executed. Raises `TrainpaceError` for sizes that do not go together."""
     stated = read_parallelism(run.parallelism)
-    nodes, gpus, shards = max(1, int(run.num_nodes or 1)), max(1, int(run.num_gpus or 1)), stated.world_size
+    nodes, gpus, shards = (
+        max(1, int(run.num_nodes or 1)),
+        max(1, int(run.num_gpus or 1)),
+        stated.tp * stated.pp * stated.cp,
+    )
     if gpus % nodes:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
     if gpus % shards:
@@ -126,14 +130,12 @@ def read_parallelism(text: str) -> Execution:
     The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` are three virtual stages a device,
     `gpipe` and `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation
     checkpointing. `fsdp=32` counts the ranks that shard, `fsdp=FULL_SHARD` names torch's strategy. `DataParallel` is
-    torch's module of that name. Raises `TrainpaceError` for sizes of 0, a ZeRO stage above 3, and expert parallelism,
-    which is not forecast.
+    torch's module of that name. `ep=8` divides experts over ranks, of which each holds whole ones unless `etp` says otherwise,
+    as in NVIDIA's recipes. Raises `TrainpaceError` for sizes of 0 and a ZeRO stage above 3.
     """
-    tp, pp, cp, experts = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep"))
+    tp, pp, cp, ep, expert_tp = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep", "etp"))
     zero = _size(text, "zero", 0)
-    if experts > 1:
-        raise TrainpaceError(f"expert parallelism (ep={experts}) is not forecast.")
-    if 0 in (tp, pp, cp) or zero > 3:
+    if 0 in (tp, pp, cp, ep, expert_tp) or zero > 3:
         raise TrainpaceError(f"parallelism {text!r} is not understood.")
     sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
     strategy = (sharding[1] or "").upper() if sharding else ""
@@ -142,7 +144,8 @@ def read_parallelism(text: str) -> Execution:
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
     return Execution(
-        nproc_per_node=tp * pp * cp, tp=tp, pp=pp, cp=cp,
+        nproc_per_node=tp * pp * cp * ep * expert_tp, tp=tp, pp=pp, cp=cp,
+        ep=ep, expert_tp=expert_tp if ep > 1 else None, expert_exchange="deep_ep" if "deepep" in text.lower() else "all_to_all",
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
         virtual_stages=virtual_stages, pipeline_schedule=schedule,
         zero_stage=3 if shards else zero,  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, Device, find_device
+from trainpace.optimizers import optimizer_called
 from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
 from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
@@ -41,6 +42,7 @@ from trainpace.verbs.training import (
     Network,
     Offload,
     TrainingRequest,
+    adaptation_of,
     default_precision,
     execution_values,
     fleet_of,
@@ -149,7 +151,12 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
-    variant = Variant(optimizer, schedule.sequence_length, r.image_size)
+    variant = Variant(
+        optimizer_called(optimizer) if optimizer else None,
+        schedule.sequence_length,
+        r.image_size,
+        adaptation=adaptation_of(r),
+    )
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)

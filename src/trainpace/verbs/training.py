@@ -12,12 +12,14 @@ from trainpace.execution import (
     Checkpointing,
     Engine,
     Execution,
+    ExpertExchange,
     PipelineSchedule,
     Precision,
     ZeroStage,
 )
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
+from trainpace.optimizers import optimizer_called
 from trainpace.records import save
 from trainpace.trace import is_saved, load_workload, stored_precision, workload_on_its_way
 from trainpace.units import hours_from_s
@@ -31,6 +33,7 @@ from trainpace.verbs.request import (
     DURATION,
     EPOCHS,
     GB_PER_S,
+    LOAD,
     MOST_DEVICES,
     Argument,
     Field,
@@ -49,10 +52,15 @@ from trainpace.verbs.software import (
     runs_anyway,
     software_of,
 )
-from trainpace.workload import Form, Mode, Variant, Workload
+from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload
 
 ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
-Optimizer = Annotated[str | None, Field("sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")]
+Optimizer = Annotated[
+    str | None,
+    Field(
+        "sgd, adamw, adamw_8bit, lion, adafactor, muon, ...  [default: the task's own, else adamw for tokens, sgd_momentum]"
+    ),
+]
 SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
 ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
 ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
@@ -79,6 +87,17 @@ class TracedRequest(Request):
     optimizer: Optimizer = None
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
+    adapter: Annotated[
+        Literal["lora", "dora"] | None, Field("Train small adapters beside frozen weights, as peft does.")
+    ] = None
+    lora_rank: Annotated[int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1)] = None
+    lora_targets: Annotated[
+        str | None, Field("Linear layers that get adapters: q_proj,v_proj, ...  [default: all-linear, but the head]")
+    ] = None
+    weights: Annotated[
+        Literal["nf4", "fp4", "nf4_double"] | None,
+        Field("Format of frozen weights under adapters, as bitsandbytes keeps them; double: its scales in 8 bits too."),
+    ] = None
     timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
     save_workload: str | None = None
 
@@ -90,7 +109,8 @@ class TracedRequest(Request):
     @property
     def variant(self) -> Variant:
         mode: Mode = getattr(self, "mode", None) or "train"
-        return Variant(self.optimizer, self.sequence_length, self.image_size, mode=mode)
+        optimizer = None if self.optimizer is None else optimizer_called(self.optimizer)
+        return Variant(optimizer, self.sequence_length, self.image_size, mode=mode, adaptation=adaptation_of(self))
 
     @property
     def recomputes(self) -> bool:
@@ -100,6 +120,18 @@ class TracedRequest(Request):
     @property
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.model
+
+
+def adaptation_of(request: TracedRequest) -> Adaptation:
+    """How the model is trained without training its own weights. Raises Misuse for what does nothing without adapters."""
+    r = request
+    if r.adapter is None:
+        for name in ("lora_rank", "lora_targets", "weights"):
+            if getattr(r, name) is not None:
+                raise Misuse(f"`{name}` does nothing without `adapter`.")
+        return AS_IT_IS
+    chosen = AS_IT_IS._replace(adapter=r.adapter, rank=r.lora_rank or AS_IT_IS.rank, weights=r.weights or "")
+    return chosen._replace(targets=r.lora_targets or AS_IT_IS.targets)
 
 
 class TraceRequest(TracedRequest):
@@ -159,11 +191,18 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
     }  # fmt: skip
     for setting, was in traced.items():
         value = getattr(request, setting, None)
+        value = optimizer_called(value) if setting == "optimizer" and value else value
         if value is None or value == was:
             continue
         shown = was if was is not None else f"none ({workload.sample})"
         raise Contradiction(
             f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
+            "Leave the option out, or name the model.",
+        )
+    wanted = adaptation_of(request).in_words
+    if wanted and wanted != workload.adaptation:
+        raise Contradiction(
+            f"{name} was traced with {workload.adaptation or 'no adapters'}, and {wanted} needs a new trace, from the model.",
             "Leave the option out, or name the model.",
         )
 
@@ -243,6 +282,18 @@ class ExecutedRequest(TrainingRequest):
         PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
     ] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
+    ep: Annotated[int, Field("Expert-parallel ranks: divide the experts of each layer.", AT_LEAST_1)] = 1
+    expert_tp: Annotated[
+        int | None, Field("Tensor-parallel ranks of each expert.  [default: as `tp`]", AT_LEAST_1)
+    ] = None  # fmt: skip
+    expert_exchange: Annotated[
+        ExpertExchange,
+        Field("How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under computation."),
+    ] = "all_to_all"
+    expert_load: Annotated[
+        float,
+        Field("Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router, to `ep`.", LOAD),
+    ] = 1.0
     engine: Annotated[
         Engine,
         Field("How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP and ZeRO on top), after it, by"
@@ -323,6 +374,9 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
             "`tp` of 2 or more and `checkpointing`",
         ),
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
+        "expert_tp": (r.expert_tp is not None and r.ep == 1, "`ep` of 2 or more"),
+        "expert_exchange": (r.expert_exchange != "all_to_all" and r.ep == 1, "`ep` of 2 or more"),
+        "expert_load": (r.expert_load != 1 and r.ep == 1, "`ep` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
         "fp8_recipe": (r.fp8_recipe is not None and r.precision != "fp8", "`precision` fp8"),

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DURATION, Field, Progress, Request, within
-from trainpace.verbs.training import ImageSize, ModelSpec, Optimizer, SequenceLength
+from trainpace.verbs.training import ImageSize, ModelSpec, SequenceLength
 from trainpace.verify import Equivalence, Question, verify
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
@@ -20,7 +20,9 @@ class VerifyRequest(Request):
     steps: Annotated[int, Field("Updates.", AT_LEAST_1)] = 10
     way: Annotated[tuple[Way, ...], Field("Only this one; several.  [default: all but deepspeed]")] = ()
     precision: Annotated[Literal["fp32", "bf16", "amp_bf16"], Field("Number format.")] = "fp32"
-    optimizer: Optimizer = None
+    optimizer: Annotated[str | None, Field("As in trainpace forecast.  [default: the task's own, or sgd_momentum]")] = (
+        None
+    )
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
     tolerance: Annotated[float, Field("Up to this relative difference it is rounding.", DIFFERENCE)] = 1e-5

@@ -1,0 +1,64 @@
+"""Measured training steps with expert parallelism against their forecasts, no constant of which was fitted on any of them.
+
+python -m benchmarks.experts --data ../shared/data        prints the table of benchmarks/results/experts.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fitting.prepare import prepared
+
+from trainpace.validation import Row, Run, evaluate, read_runs
+
+FILES = ("measured_runs.parquet", "runs2.parquet")
+
+
+def expert_runs(data: Path) -> list[Run]:
+    """The timed runs that divide their experts."""
+    runs = [run for name in FILES for run in read_runs(data / name)]
+    return [run for run in runs if re.search(r"\bep=(?!1\b)\d", run.parallelism) and run.mode in ("", "train")]
+
+
+def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of Markdown: errors by model, then every run."""
+    pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.error_pct is not None]
+    yield "| model | n | mean error | median | bias |"
+    yield "|---|--:|--:|--:|--:|"
+    families = sorted({run.model.partition(" (")[0] for run, _ in pairs})
+    for name in [*families, ""]:
+        errors = [row.error_pct for run, row in pairs if run.model.startswith(name) and row.error_pct is not None]
+        if errors:
+            sizes = [abs(error) for error in errors]
+            figures = statistics.fmean(sizes), statistics.median(sizes), statistics.fmean(errors)
+            yield f"| {name or 'all'} | {len(errors)} | " + " | ".join(f"{figure:.1f} %" for figure in figures) + " |"
+    yield ""
+    yield "| model | GPUs | parallelism | precision | measured, ms | forecast, ms | error |"
+    yield "|---|---|---|---|--:|--:|--:|"
+    for run, row in pairs:
+        yield (
+            f"| {run.model} | {row.num_gpus} x {row.gpu} | {run.parallelism} | {row.precision} | {row.measured_ms:,.0f}"
+            f" | {row.forecast_ms:,.0f} | {row.error_pct:+.1f} % |"
+        )
+    yield ""
+    reasons = [row.unsupported or "no time was measured" for row in rows if row.error_pct is None]
+    for reason in sorted(set(reasons)):
+        yield f"- {reasons.count(reason)} runs without a forecast: {reason}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--work", type=Path, default=Path("out/experts"))
+    options = parser.parse_args()
+    runs = [prepared(run, options.data, options.work / "configurations") for run in expert_runs(options.data)]
+    rows = evaluate(runs, options.data, options.work / "traces", print, workers=1)
+    print("\n".join(table(runs, rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Expert parallelism: who computes what, holds what, and sends what to whom."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from expert_models import CHOSEN, EXPERTS, INNER, TOKENS, WIDTH, language_task
+from nouns import stacked
+from trainpace.errors import Contradiction
+from trainpace.execution import Execution
+from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.ranks import rank_operators
+from trainpace.hardware import Cluster, find_device
+from trainpace.trace.trace import trace_task
+from trainpace.units import BYTES_PER_GIB
+from trainpace.validation import read_parallelism
+from trainpace.workload import GEMM, GROUPED, Variant, at_batch
+
+EP8 = Execution(nproc_per_node=8, micro_batch=256, precision="bf16", optimizer="adamw", ep=8)
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return trace_task(language_task(), ("half", "amp"), Variant(optimizer="adamw"))
+
+
+def forecaster(workload, nodes=1, per_node=8):
+    cluster = Cluster(
+        device=find_device("H100 SXM"), devices_per_node=per_node, nodes=nodes, network_gb_per_s_per_device=25.0
+    )
+    return Forecaster(workload, Target(cluster))
+
+
+def grouped(workload, batch, *ranks):
+    """(FLOPs, groups, rows of all groups) of the first grouped product of a rank."""
+    form = workload.forms["half"]
+    table = rank_operators(form.operators, form.blocks, *ranks)
+    first = table.function.index(GROUPED)
+    groups, rows, *_ = at_batch(table.dims[first, GEMM], batch)
+    return at_batch(table.flops[first], batch), groups, groups * rows
+
+
+def test_ranks_hold_fewer_experts_and_get_as_many_rows(workload):
+    rows, flops = 4 * TOKENS * CHOSEN, 4 * TOKENS * CHOSEN * 2 * WIDTH * 2 * INNER
+    assert grouped(workload, 4, 1, 1, False) == (flops, EXPERTS, rows)
+    assert grouped(workload, 4, 1, 1, False, 4, 1) == (flops, EXPERTS / 4, rows)
+    # a tensor-parallel rank brings its part of the tokens; experts that two ranks divide get those of both
+    assert grouped(workload, 4, 2, 1, True, 4, 1) == (flops / 2, EXPERTS / 4, rows / 2)
+    assert grouped(workload, 4, 2, 1, True, 4, 2) == (flops / 2, EXPERTS / 4, rows)
+    assert grouped(workload, 4, 1, 1, False, 4, 1, 1.5) == (1.5 * flops, EXPERTS / 4, 1.5 * rows)
+
+
+def test_states_of_experts_have_fewer_copies(workload):
+    """16 ranks, ep 4: 4 copies of each expert, 16 of all else."""
+    experts = workload.forms["half"].blocks.expert_parameters * workload.forms["half"].blocks.count
+    rest = workload.parameters - experts
+    one = replace(EP8, nnodes=2, ep=4)
+    memory = {stage: forecaster(workload, nodes=2).memory(replace(one, zero_stage=stage)) for stage in (0, 1)}
+    assert memory[0].parameters_gib * BYTES_PER_GIB == pytest.approx(2 * (rest + experts / 4), rel=1e-3)
+    # fp32 weights and two moments
+    assert memory[1].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(12 * (rest / 16 + experts / 16), rel=1e-3)
+    assert memory[0].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(12 * (rest + experts / 4), rel=1e-3)
+
+
+def exposed(workload, nodes=1, per_node=8, **changes):
+    execution = replace(EP8, nnodes=nodes, nproc_per_node=per_node, **changes)
+    return forecaster(workload, nodes, per_node).forecast(execution).exposed_ms.get("expert_parallel", 0.0)
+
+
+def test_tokens_are_sent_to_their_experts(workload):
+    here, far = exposed(workload), exposed(workload, nodes=8, per_node=1)
+    assert exposed(workload, ep=1) == 0 < here < far
+    assert exposed(workload, nodes=4, per_node=2, expert_exchange="deep_ep") < exposed(workload, nodes=4, per_node=2)
+    assert exposed(workload, expert_exchange="overlapped") < 0.5 * here
+    assert here < exposed(workload, expert_load=2.0) < 2 * here
+    recomputed = exposed(workload, activation_checkpointing="full")
+    assert recomputed == pytest.approx(1.5 * here)  # forward, forward again, backward
+
+
+def test_a_fuller_rank_takes_longer_and_more_memory(workload):
+    even, uneven = (forecaster(workload).forecast(replace(EP8, expert_load=load)) for load in (1.0, 3.0))
+    assert uneven.step.forward_ms > even.step.forward_ms
+    assert uneven.memory.activations_gib > even.memory.activations_gib
+
+
+@pytest.mark.parametrize(
+    ("execution", "words"),
+    [
+        (replace(EP8, ep=3, nproc_per_node=9), "it has 8 experts"),
+        (replace(EP8, ep=16, nproc_per_node=16), "it has 8 experts"),
+    ],
+)
+def test_sizes_that_do_not_divide_experts(workload, execution, words):
+    with pytest.raises(Contradiction, match=words) as refused:
+        forecaster(workload, per_node=execution.nproc_per_node).forecast(execution)
+    assert "1, 2, 4, 8" in refused.value.hint
+
+
+def test_a_model_without_experts_has_none_to_divide():
+    execution = Execution(nproc_per_node=2, ep=2)
+    with pytest.raises(Contradiction, match="no repeated blocks with grouped products"):
+        forecaster(stacked(), per_node=2).forecast(execution)
+
+
+def test_ranks_must_make_whole_copies_of_the_experts():
+    with pytest.raises(Contradiction, match="ep 4 x expert_tp 2"):
+        Execution(nproc_per_node=4, tp=2, ep=4)
+    assert Execution(nproc_per_node=4, tp=2, ep=4, expert_tp=1).data_parallel_size == 2
+
+
+def test_autocast_is_refused_where_it_would_leave_experts_in_fp32(workload):
+    table = forecaster(workload).at([replace(EP8, precision="amp_bf16", zero_stage=stage) for stage in (0, 3)])
+    assert np.isfinite(table.step_ms).tolist() == [False, True]
+    assert "autocast leaves grouped products in fp32" in table.reason(0)
+
+
+def test_measured_runs_state_their_experts():
+    execution = read_parallelism("tp=2,pp=8,cp=1,vp=4,ep=64,deepep")
+    assert (execution.ep, execution.expert_tp, execution.expert_exchange) == (64, 1, "deep_ep")
+    assert read_parallelism("ep=8,etp=2").expert_tp == 2
