@@ -12,7 +12,8 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.records import read_json
-from trainpace.trace.task import Task, import_package
+from trainpace.trace.packages import import_package
+from trainpace.trace.task import Task
 
 PIXELS_A_LATENT = 8
 """The VAEs of Stable Diffusion and Flux make one latent of 8 x 8 pixels (Rombach et al. 2022, arXiv:2112.10752: f = 8)."""
