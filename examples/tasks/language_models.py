@@ -40,13 +40,18 @@ def lora():
     return adapted, None, torch.optim.AdamW(trained), samples()
 
 
-def trainer():
+def trainer(optim="adamw_torch"):
     """Batch, accumulation, precision, optimizer and checkpointing are those of the arguments, unless the command has others."""
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=4, gradient_accumulation_steps=8, bf16=True,
-        gradient_checkpointing=True, optim="adamw_torch", report_to="none",
+        gradient_checkpointing=True, optim=optim, report_to="none",
     )  # fmt: skip
     return Trainer(model=model(), args=arguments, train_dataset=samples())
+
+
+def trainer_8bit():
+    """bitsandbytes need not be installed for a forecast."""
+    return trainer(optim="adamw_bnb_8bit")
 
 
 def sft():

@@ -13,7 +13,7 @@ from trainpace.workload import Variant, Workload, at_batch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
-    "language_models": ("own_loss", "lora", "trainer", "sft"), "lightning_modules": ("classifier", "gan"),
+    "language_models": ("own_loss", "lora", "trainer", "trainer_8bit", "sft"), "lightning_modules": ("classifier", "gan"),
     "diffusion": ("text_to_image",), "several_models": ("gan", "distillation", "preference"),
     "graphs_sequences_tables": ("graphs", "sequences", "recommender"),
 }  # fmt: skip
@@ -95,6 +95,13 @@ def test_a_trainers_arguments_are_the_tasks_settings_and_are_said(traced):
     }  # fmt: skip
     assert any("Trainer's arguments" in note and "accumulation 8" in note for note in trainer.notes)
     assert products(trainer, "backward") == products(traced["own_loss"], "backward")  # the forecast recomputes blocks
+
+
+def test_an_optimizer_of_a_trainer_whose_library_is_missing_is_taken_by_its_name(traced):
+    by_name = traced["trainer_8bit"]
+    assert by_name.optimizer == "adamw_8bit"
+    assert not by_name.assumes_optimizer
+    assert by_name.forms["amp"].memory.optimizer_bytes < 0.3 * traced["own_loss"].forms["amp"].memory.optimizer_bytes
 
 
 def test_trls_trainer_on_texts_of_different_lengths(traced):

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from trainpace.trace.operators import map_tensors
+from trainpace.trace.recurrent import MODES, cudnn_call
 from trainpace.workload import Form
 
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
@@ -61,6 +62,11 @@ class CudaMapping(TorchFunctionMode):
                 args, kwargs = map_tensors(self._half, (args, kwargs))
             elif func in self._to_fp32:
                 args, kwargs = map_tensors(_fp32, (args, kwargs))
+        if func in MODES and not self._cpu:
+            on_half = map_tensors(self._half, args) if self._amp else args
+            called = None if kwargs else cudnn_call(MODES[func], on_half)
+            if called is not None:
+                return called
         if func in self._dropout and not self._cpu:
             return _dropout(*args, **kwargs)
         if func in self._attention:

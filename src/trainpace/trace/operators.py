@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainpace.kinds import FUNCTIONS, KINDS
+from trainpace.trace.recurrent import parts_of
 from trainpace.workload import GROUPED, AttentionSizes, ConvSizes, GemmSizes, OtherSizes, attention_widths
 
 FOREACH_TENSORS_PER_LAUNCH = 36
@@ -62,6 +63,8 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         return [row, Row("elementwise", "conv_bias", _is_half([out]), 1, float(out.numel()), size, size, sizes)]
     if name == "convolution_backward":
         return _convolution_backward(args, out)
+    if name.startswith("_cudnn_rnn"):
+        return _recurrent(name, args)
     if "scaled_dot_product" in name:
         return [_attention(func, name, args, inputs, outputs)]
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
@@ -87,6 +90,21 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         sizes = sizes._replace(extent=kind.extent(name, args, inputs))
     flops = sum(sizes[:2]) / 2 if kind.flops is None else kind.flops(name, args, inputs, outputs)
     return [Row(kind.name, name, _is_half(outputs or inputs), 1, flops, read, written, sizes)]
+
+
+def _recurrent(name: str, args: Sequence[Any]) -> list[Row]:
+    """The kernels of a recurrent layer, a row for each that runs."""
+    half, width, rows = _is_half(args[:1]), args[0].element_size(), []
+    for part in parts_of(name, args):
+        if part.product is not None:
+            batch, m, n, k = part.product
+            read, written = float(width * (m * k + k * n)), float(width * m * n)
+            row = Row("gemm", name, half, 1, 2.0 * batch * m * n * k, read, written, part.product)
+        else:
+            size, sizes = float(width * part.elements) / 2, OtherSizes(part.elements // 2, part.elements // 2)
+            row = Row("elementwise", name, half, 1, float(part.elements), size, size, sizes)
+        rows += [row] * part.runs
+    return rows
 
 
 def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainpace.trace import recurrent
 from trainpace.trace.operators import Row, matrices_of, offsets_of, rows_of, tensors_in
 from trainpace.trace.roles import Step
 from trainpace.trace.self_check import FlopCheck, refuse_uncounted
@@ -348,6 +349,8 @@ _current_node = torch._C._current_autograd_node
 
 # torch's own meta kernels of these two run a Python decomposition of 20 operators: 80 % of ResNet-50's trace
 _SHORTCUTS: dict[Any, Any] = {
+    torch.ops.aten._cudnn_rnn.default: recurrent.forward_result,
+    torch.ops.aten._cudnn_rnn_backward.default: recurrent.backward_result,
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
     torch.ops.aten._grouped_mm.default: _grouped_mm,

@@ -29,7 +29,7 @@ _PRODUCT = re.compile(
 _NO_PRODUCT = frozenset("linalg_vector_norm linalg_cross lu_unpack _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()) | {
     "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"
 }  # fmt: skip
-_KNOWN_LIBRARIES = {"aten", "prims", "prim"}
+_KNOWN_LIBRARIES = {"aten", "prims", "prim", "trainpace"}
 _MOVE_BYTES_ALONE = frozenset(
     f"torchvision::{name}"
     for name in "roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align ps_roi_pool nms".split()

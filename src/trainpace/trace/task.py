@@ -107,7 +107,10 @@ def name_of_loss(criterion: Callable[..., Any]) -> str | None:
 
 
 def usual_optimizer(task: Task) -> str:
-    """What a task without an optimizer of its own is taken to be trained with: AdamW where samples are sequences of tokens."""
+    """What a task without an optimizer of its own is taken to be trained with: what its trainer names, else AdamW where samples
+    are sequences of tokens."""
+    if "optimizer" in task.settings:
+        return str(task.settings["optimizer"])
     return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
 
 

@@ -72,6 +72,8 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
             f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
             "Leave `optimizer` and `mode` out.",
         )
+    if task.optimizer is None and variant.optimizer is None and variant.mode == "train":
+        variant = variant._replace(optimizer=task.settings.get("optimizer"))
     forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)

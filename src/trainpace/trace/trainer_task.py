@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.optimizers import find_optimizer
 from trainpace.trace.batches import forward
 from trainpace.trace.operators import tensors_in
 from trainpace.trace.task import Task
@@ -61,7 +62,11 @@ def trainer_task(name: str, trainer: Any) -> Task:
         return trainer.compute_loss(model, dict(batch))
 
     said = f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim {_word(trainer.args.optim)}."
-    task = Task(name, trainer.model, forward, loss, samples.batch, _optimizer(trainer, kind), "")
+    made = _optimizer(trainer, kind)
+    if isinstance(made, str):
+        settings["optimizer"] = made
+    optimizer = None if isinstance(made, str) else made
+    task = Task(name, trainer.model, forward, loss, samples.batch, optimizer, "")
     return with_samples(task._replace(settings=settings, notes=(said,)), samples, name)
 
 
@@ -83,18 +88,19 @@ def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
     return settings
 
 
-def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer:
-    if trainer.optimizer is not None:
-        made = trainer.optimizer
-    else:
-        try:
-            made = trainer.create_optimizer()
-        except (ImportError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise TrainpaceError(
-                f"the optimizer {_word(trainer.args.optim)} of the {kind} cannot be made here: {reason}.",
-                "Give its arguments another `optim`, or install what it needs.",
-            ) from None
+def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
+    """The Trainer's own; its name, as `make_optimizer` knows it, where its library is not installed here."""
+    word = _word(trainer.args.optim)
+    try:
+        made = trainer.optimizer or trainer.create_optimizer()
+    except (ImportError, ValueError, RuntimeError) as error:
+        with contextlib.suppress(UnknownName):
+            return find_optimizer(word.replace("_bnb", ""))[0]
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise TrainpaceError(
+            f"the optimizer {word} of the {kind} cannot be made here: {reason}.",
+            "Give its arguments another `optim`, or install what it needs.",
+        ) from None
     made = getattr(made, "optimizer", made)  # inside of accelerate's
     if not isinstance(made, torch.optim.Optimizer):
         raise TrainpaceError(f"the {kind} has a {type(made).__name__} as optimizer.", "It should be one of torch's.")
