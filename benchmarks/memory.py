@@ -1,6 +1,6 @@
 """Peaks of memory beside those that others measured: by file and way of training, into benchmarks/results/memory.md.
 
-    python benchmarks/memory.py ../shared/data [FOLDER]
+    python -m benchmarks.memory ../shared/data [FOLDER]
 
 FOLDER keeps the traces for another run. Nothing is fitted on these rows. Configurations of models are their published ones. A
 row that cannot be forecast is counted by its reason.
@@ -127,6 +127,8 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     if gib is None and not row["oom"]:
         raise TrainpaceError("no peak")
     image = bool(row["img_size"])
+    if not row["gpu_canonical"]:
+        raise TrainpaceError("no GPU")
     if not row["batch_per_gpu"] or not (row["seq_len"] or image):
         raise TrainpaceError("no batch or length")
     how, way = adaptation_of(text)
@@ -271,7 +273,7 @@ def table(results: list[tuple[Case, float, Any]], left: Counter[tuple[str, str]]
     lines = [
         "# Peaks of memory",
         "",
-        "Made by `python benchmarks/memory.py`; errors in per cent of the measured peak.",
+        "Made by `python -m benchmarks.memory`; errors in per cent of the measured peak.",
         "",
     ]
     lines += ["| file | way | memory | n | mean | median | bias | within 8 % |", "|---|---|---|--:|--:|--:|--:|--:|"]

@@ -1,0 +1,76 @@
+"""Memory where weights stay in 16 bits, under torch.compile, of paged states; and how likely it is to fit."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nouns import stacked, step_memory
+from trainpace.execution import Execution
+from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.memory import COMPILED_KEEPS, NEED_SD, fit_probability, needed_gib, room_gib
+from trainpace.hardware import Cluster, find_device
+
+FORM = stacked().forms["half"]
+
+
+def memory(form=FORM, **changes):
+    return step_memory(form, Execution(**{"micro_batch": 1, "precision": "bf16", **changes}), True)
+
+
+def with_update(temporary):
+    """The form with an update that needs so many bytes besides, more than any other moment."""
+    gradients = float(FORM.memory.peaks[:, 0].max())
+    peaks = np.concatenate([FORM.memory.peaks, [[gradients, temporary, 0.0]]])
+    return replace(FORM, memory=replace(FORM.memory, peaks=peaks))
+
+
+def test_pure_16_bit_shards_are_half_of_those_with_an_fp32_copy():
+    sharded = {"zero_stage": 3, "nproc_per_node": 4}
+    wide, pure = memory(**sharded), memory(**sharded, pure_16_bit=True)
+    assert pure.optimizer_states_gib == pytest.approx(wide.optimizer_states_gib / 2)
+    assert pure.parameters_gib < wide.parameters_gib
+    assert pure.optimizer_states_gib == pytest.approx(memory().optimizer_states_gib / 4)
+
+
+def test_nothing_is_gathered_while_fsdp_updates():
+    form = with_update(1e12)
+    shard = FORM.memory.parameter_bytes / 4 / 2**30
+    ranks = {"zero_stage": 3, "nproc_per_node": 4, "pure_16_bit": True}
+    assert memory(form, **ranks).parameters_gib == pytest.approx(shard)
+    assert memory(form, **ranks, reshard_after_forward=False).parameters_gib > 2 * shard
+    assert memory(**ranks).parameters_gib > shard
+
+
+def test_compiled_blocks_keep_less_and_recomputed_ones_no_less():
+    eager, compiled = (memory(micro_batch=64, compile=on).activations_gib for on in (False, True))
+    assert COMPILED_KEEPS * eager < compiled < eager
+    full = [memory(micro_batch=64, compile=on, activation_checkpointing="full").activations_gib for on in (False, True)]
+    assert full[0] == full[1]
+
+
+def test_a_training_that_needs_all_of_its_room_fits_every_other_time():
+    m = memory()
+    capacity = float(needed_gib(m)) / room_gib(1.0)
+    assert fit_probability(m, capacity) == pytest.approx(0.5)
+    assert fit_probability(m, capacity * np.exp(NEED_SD)) == pytest.approx(0.841, abs=0.001)
+    assert fit_probability(m, 2 * capacity) > 0.999 > 0.001 > fit_probability(m, capacity / 2)
+
+
+def test_states_that_find_no_room_come_over_pcie():
+    device = find_device("T4")
+    room = room_gib(device.memory_gib.value)
+
+    def forecast(paged_gib):
+        form = replace(FORM, memory=replace(FORM.memory, paged_bytes=paged_gib * 2**30))
+        w = replace(stacked(), optimizer="paged_adamw_8bit", forms={"half": form})
+        return Forecaster(w, Target(Cluster(device=device))).forecast(
+            Execution(precision="fp16", optimizer=w.optimizer)
+        )
+
+    some, none = forecast(0.5 * room), forecast(0.0)
+    assert some.exposed_ms.get("offload", 0.0) == 0.0
+    assert some.memory == none.memory
+    free = room - float(needed_gib(none.memory))
+    spilled = forecast(free + 4.0)
+    assert spilled.fits
+    assert spilled.exposed_ms["offload"] == pytest.approx(2 * 4 * 2**30 / (15.76e9 * 0.8) * 1e3, rel=0.01)
