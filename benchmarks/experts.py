@@ -22,8 +22,8 @@ DEEPSEEK_V3 = Run(
     attention="flash3", parallelism="pp=16,ep=64,zero=1,deepep,ep_overlap", num_gpus=2048.0, num_nodes=256.0, batch_per_gpu=1.0,
     global_batch=15360.0, seq_len=4096.0, tokens_per_sec=1e12 / (180e3 / 2048 * 3600),
 )  # fmt: skip
-"""DeepSeek-V3's training as its report tells it (arXiv:2412.19437, sections 3.1, 3.2 and 4.2): 180 thousand H800 hours for a trillion
-tokens. Its kernels are fused by hand, which `compile` stands for; the norms and projections that it computes again are not."""
+"""DeepSeek-V3's training as its report tells it (arXiv:2412.19437, sections 3.1, 3.2 and 4.2): 180 thousand H800 hours for
+a trillion tokens. Its kernels are fused by hand, which `compile` stands for; what it computes again is not counted."""
 
 
 def expert_runs(data: Path) -> list[Run]:

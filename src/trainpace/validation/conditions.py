@@ -141,7 +141,7 @@ def read_parallelism(text: str) -> Execution:
     sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
     strategy = (sharding[1] or "").upper() if sharding else ""
     # one data-parallel rank shards nothing; but FSDP shards over context-parallel ranks too, as torchtitan does
-    shards = sharding and strategy != "NO_SHARD" and not (strategy == "1" and cp == 1)
+    shards = sharding and strategy not in ("NO_SHARD", "0") and not (strategy == "1" and cp == 1)
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
     return Execution(
