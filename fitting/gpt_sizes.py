@@ -62,13 +62,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "kimik2": DEEPSEEK_V3
     | {"vocab_size": 163840, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64,
        "n_routed_experts": 384, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+    "gptoss120b": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "vocab_size": 201088, "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+        "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072,
+        "tie_word_embeddings": False, "attn_implementation": "flash_attention_3",
+    },
     "qwen330ba3b": QWEN_3_MOE, "qwen3moe30b": QWEN_3_MOE,
     "qwen3235ba22b": QWEN_3_MOE
     | {"hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94, "num_attention_heads": 64},
 }  # fmt: skip
 """Touvron et al. 2023, table 1 and the released configurations; Llama team 2024, table 3. SantaCoder: Ben Allal et al. 2023,
 section 5, and its released configuration; PowerLM-3B: Shen et al. 2024 and its released configuration, 3.51 B parameters;
-DeepSeek-V3, Kimi K2 and Qwen3: their released configurations."""
+DeepSeek-V3, Kimi K2, GPT-OSS and Qwen3: their released configurations."""
 LANGUINI = {
     "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False,
 }  # fmt: skip

@@ -118,3 +118,6 @@ def test_measured_runs_state_their_experts():
     execution = read_parallelism("tp=2,pp=8,cp=1,vp=4,ep=64,deepep")
     assert (execution.ep, execution.expert_tp, execution.expert_exchange) == (64, 1, "deep_ep")
     assert read_parallelism("ep=8,etp=2").expert_tp == 2
+    assert read_parallelism("ep=8,deepep,ep_overlap").expert_exchange == "overlapped"
+    assert read_parallelism("fsdp=0,tp=1,pp=1,ep=8").zero_stage == 0
+    assert read_parallelism("fsdp=8,ep=8").zero_stage == 3

@@ -101,6 +101,7 @@ def test_promises(s, micro_batch, data):
     assert plan.start_fits == (first is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "memory_gib"), [(1, None), (2, 1.6)])
 def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
     """The best of a search over ep and all else is that of its executions forecast one by one."""

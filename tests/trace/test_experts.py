@@ -101,3 +101,21 @@ def test_latent_attention_of_deepseek(tmp_path):
     forward, backward = (at_batch(table.flops[attention[kind]], 1) for kind in ("attention", "attention_backward"))
     assert forward == 2 * scores * (24 + 16)
     assert backward == 2 * scores * (3 * 24 + 2 * 16)
+
+
+def test_sinks_of_gpt_oss_are_inside_a_fused_kernel(tmp_path):
+    pytest.importorskip("transformers")
+    config = {
+        **MIXTRAL,
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "head_dim": 8,
+        "sliding_window": 8,
+    }
+    kinds = {}
+    for way in ("eager", "flash_attention_3"):
+        spec = configuration(tmp_path, **config, attn_implementation=way)
+        form = trace(spec, ("half",), STEP._replace(sequence_length=TOKENS)).forms["half"]
+        kinds[way] = set(form.operators.kind)
+        assert form.blocks.experts == EXPERTS
+    assert {way: "attention" in found for way, found in kinds.items()} == {"eager": False, "flash_attention_3": True}

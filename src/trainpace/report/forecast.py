@@ -284,7 +284,7 @@ def _print_scaling(f: Forecast) -> None:
     if f.step is None or f.num_devices == 1:
         return
     total, e = f.step.total_ms, f.execution
-    sizes = {"data": e.data_parallel_size, "tensor": e.tp, "pipeline": e.pp, "context": e.cp}
+    sizes = {"data": e.data_parallel_size, "tensor": e.tp, "pipeline": e.pp, "context": e.cp, "expert": e.ep}
     shape = ", ".join(f"{name}-parallel size {n}" for name, n in sizes.items() if n > 1 or name == "data")
     print_lines(f"Parallelism: {shape}; global batch {e.global_batch:,}.")
     if f.exposed_ms:

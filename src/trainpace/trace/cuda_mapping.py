@@ -187,3 +187,22 @@ def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -
     mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
     return out, None
+
+
+def fuse_gpt_oss_attention(model: nn.Module) -> None:
+    """FlashAttention and FlexAttention add GPT-OSS's sinks inside. Its windows are not modelled: every layer sees all tokens."""
+    for module in model.modules():
+        if type(module).__name__ == "GptOssAttention":
+            module.forward = types.MethodType(_gpt_oss_attention, module)
+
+
+def _gpt_oss_attention(
+    self: Any, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    shape = hidden_states.shape[:-1]
+    products = (projection(hidden_states) for projection in (self.q_proj, self.k_proj, self.v_proj))
+    q, k, v = (product.view(*shape, -1, self.head_dim).transpose(1, 2) for product in products)
+    q, k = sys.modules[type(self).__module__].apply_rotary_pos_emb(q, k, *position_embeddings)
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    out: torch.Tensor = self.o_proj(mixed.transpose(1, 2).reshape(*shape, -1))
+    return out, None

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.records import read_json
-from trainpace.trace.cuda_mapping import fuse_mpt_attention
+from trainpace.trace.cuda_mapping import fuse_gpt_oss_attention, fuse_mpt_attention
 from trainpace.trace.packages import import_package
 from trainpace.trace.stored import STORAGE_KEYS
 from trainpace.trace.task import Task, image_task
@@ -50,7 +50,7 @@ def transformers_task(path: str, sequence_length: int | None, image_size: int | 
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     _longer_positions(text, sequence_length)
     wanted = values.get("attn_implementation") or values.get("_attn_implementation") or "sdpa"
-    model = _build(architecture, config, fused_attention and wanted != "eager")
+    model = _build(architecture, config, fused_attention and wanted != "eager", wanted)
     notes = _notes(config, values, wanted)
     spec = f"transformers:{path}"
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
@@ -87,7 +87,7 @@ def _without_storage(values: Any) -> Any:
     return {key: _without_storage(value) for key, value in values.items() if key not in STORAGE_KEYS}
 
 
-def _build(architecture: Any, config: Any, fused_attention: bool) -> nn.Module:
+def _build(architecture: Any, config: Any, fused_attention: bool, wanted: str) -> nn.Module:
     build = getattr(architecture, "_from_config", None) or architecture.from_config
     config._attn_implementation = "sdpa" if fused_attention else "eager"
     try:
@@ -97,6 +97,8 @@ def _build(architecture: Any, config: Any, fused_attention: bool) -> nn.Module:
         model = build(config)
     if fused_attention and config.model_type == "mpt":
         fuse_mpt_attention(model)
+    if fused_attention and config.model_type == "gpt_oss" and wanted != "sdpa":
+        fuse_gpt_oss_attention(model)
     return model
 
 
@@ -123,6 +125,8 @@ def _notes(config: Any, values: Mapping[str, Any], attention: str) -> tuple[str,
         notes.append(f"The configuration's attn_implementation {attention} is not known, and was taken as sdpa.")
     elif attention == "flex_attention":
         notes.append("The configuration's flex_attention was taken as fused attention without a mask of its own.")
+    if config.model_type == "gpt_oss" and attention in _FUSED[1:]:
+        notes.append("Its layers with a sliding window were taken to attend to all tokens before.")
     unknown = sorted(key for key in values if key not in known and not key.endswith("_token_id"))
     if unknown:
         notes.append(f"{type(config).__name__} does not know these keys, and they are not used: {', '.join(unknown)}.")

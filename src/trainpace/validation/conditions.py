@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
+from trainpace.execution import PRECISIONS, Execution, ExpertExchange, PipelineSchedule, Precision
 from trainpace.forecast import Implementation, implementation_on
 from trainpace.hardware import Cluster, Device, find_device, find_host
 from trainpace.software import TODAY, Software, parse_version
@@ -130,8 +130,9 @@ def read_parallelism(text: str) -> Execution:
     The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` are three virtual stages a device,
     `gpipe` and `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation
     checkpointing. `fsdp=32` counts the ranks that shard, `fsdp=FULL_SHARD` names torch's strategy. `DataParallel` is
-    torch's module of that name. `ep=8` divides experts over ranks, of which each holds whole ones unless `etp` says otherwise,
-    as in NVIDIA's recipes. Raises `TrainpaceError` for sizes of 0 and a ZeRO stage above 3.
+    torch's module of that name. `ep=8` divides experts over ranks, of which each holds whole ones unless `etp` says
+    otherwise, as in NVIDIA's recipes; `deepep` sends tokens by DeepEP, `ep_overlap` under other computation. Raises
+    `TrainpaceError` for sizes of 0 and a ZeRO stage above 3.
     """
     tp, pp, cp, ep, expert_tp = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep", "etp"))
     zero = _size(text, "zero", 0)
@@ -140,12 +141,12 @@ def read_parallelism(text: str) -> Execution:
     sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
     strategy = (sharding[1] or "").upper() if sharding else ""
     # one data-parallel rank shards nothing; but FSDP shards over context-parallel ranks too, as torchtitan does
-    shards = sharding and strategy != "NO_SHARD" and not (strategy == "1" and cp == 1)
+    shards = sharding and strategy not in ("NO_SHARD", "0") and not (strategy == "1" and cp == 1)
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
     return Execution(
         nproc_per_node=tp * pp * cp * ep * expert_tp, tp=tp, pp=pp, cp=cp,
-        ep=ep, expert_tp=expert_tp if ep > 1 else None, expert_exchange="deep_ep" if "deepep" in text.lower() else "all_to_all",
+        ep=ep, expert_tp=expert_tp if ep > 1 else None, expert_exchange=_expert_exchange(text),
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
         virtual_stages=virtual_stages, pipeline_schedule=schedule,
         zero_stage=3 if shards else zero,  # type: ignore[arg-type]
@@ -167,6 +168,12 @@ def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
     if stages == 1 and "interleaved" in text.lower():
         stages = 2
     return (stages, "interleaved") if stages > 1 else (1, "1f1b")
+
+
+def _expert_exchange(text: str) -> ExpertExchange:
+    if "ep_overlap" in text:
+        return "overlapped"
+    return "deep_ep" if "deepep" in text.lower() else "all_to_all"
 
 
 def _size(text: str, name: str, default: int) -> int:

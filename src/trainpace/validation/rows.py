@@ -39,7 +39,7 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 EAGER_CONTEXT_GIB = 1573 / 1024
 """The CUDA context with every kernel on an A100; source: BigScience, train/tr11-176B-ml/chronicles-prequel.md."""
 MODELS_PER_PROCESS = 12
-TRACE_VERSION = 3
+TRACE_VERSION = 4
 """Raise when traces change, so that earlier ones are made again."""
 T = TypeVar("T")
 
