@@ -119,7 +119,12 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, s
     whole = longest_chain(model)
     short = None if whole is None else shortened(model, whole)
     for chain in (short, whole):
-        runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
+        try:
+            runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
+        except UserCodeError:
+            if chain is whole:
+                raise
+            continue  # code that counts its blocks, or pairs them with something, wants them all
         if _kinds(runs[0].recorded) != _kinds(runs[1].recorded) == _kinds(runs[2].recorded):
             # a model may compute something once and keep it, such as relative positions: later steps are without it
             runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
