@@ -94,7 +94,7 @@ def spec_of(row: dict[str, Any], folder: Path) -> str:
     name = row["model"] or ""
     known = name if name in CONFIGURATIONS else next((k for word, k in _NAMES if word in name.casefold()), None)
     if known is None:
-        raise TrainpaceError(f"no definition of {name.split('/')[-1].split()[0] if name else 'a nameless model'}")
+        raise TrainpaceError("no definition of the model")
     path = folder / (known.replace("/", "_") + ".json")
     path.write_text(json.dumps(CONFIGURATIONS[known]))
     return f"transformers:{path}"

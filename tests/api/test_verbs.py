@@ -236,10 +236,10 @@ def test_a_workload_serves_every_verb_that_forecasts():
     assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
     plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
     assert plan.model == workload.model
-    (other,) = trainpace.forecast(workload, gpu="T4", optimizer="adam")
-    assert other.execution.optimizer == "adam"
-    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with `image_size`"):
-        trainpace.forecast(workload, gpu="T4", image_size=128)
+    adam = trainpace.forecast(workload, gpu="T4", optimizer="adam").rows[0]
+    assert adam.memory.optimizer_states_gib == pytest.approx(8 * workload.parameters / 2**30, rel=1e-3)
+    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with `image_size` 224"):
+        trainpace.forecast(workload, gpu="T4", image_size=256)
 
 
 def test_measured_steps_as_a_table(tmp_path):
