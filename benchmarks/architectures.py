@@ -75,7 +75,7 @@ def _einsum(out: Any, args: Any, kwargs: Any) -> float:
     operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
     if len(operands) < 2:
         return 0.0
-    sizes = {}
+    sizes: dict[str, int] = {}
     for letters, operand in zip(args[0].replace(" ", "").partition("->")[0].split(","), operands, strict=True):
         sizes |= dict(zip(letters, operand.shape, strict=True)) if "." not in letters else {}
     return float(prod(sizes.values()))

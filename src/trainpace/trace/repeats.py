@@ -77,6 +77,9 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
     recorded = run.recorded
     if chain is None or len(chain.modules) == chain.length:
         return recorded
+    entered = [hidden for *_, hidden in run.entered]
+    if len(entered) != len(chain.modules) or entered[1:] != run.left[:-1]:
+        return None  # modules beside each other may be as many as something else has parts
     times = chain.length - len(chain.modules)
     first: dict[tuple[str, int], int] = {}
     for i, one in enumerate(recorded):
