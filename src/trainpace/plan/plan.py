@@ -84,10 +84,10 @@ def _worthwhile(result: SearchResult, now: Choice, index: tuple[int, int], setti
 
 
 def _what_binds(result: SearchResult) -> str:
-    if np.isnan(result.evaluation.step_ms).all():
-        return result.evaluation.why_not(np.arange(len(result.grid))) or "nothing can be forecast."
     needed = result.evaluation.timed_gib
     row = int(np.argmin(needed))
+    if not math.isfinite(needed[row]):
+        return result.evaluation.why_not(np.arange(len(result.grid))) or "nothing can be forecast."
     if needed[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
     return (
