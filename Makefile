@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run calculator test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-thesis bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-thesis bench-callbacks bench-memory bench-experts bench-architectures docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -161,6 +161,15 @@ bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	$(BIN)/python benchmarks/noise_scale.py
 
 # as root: the thesis replayed on a Slurm of four nodes
+bench-memory: $(VENV)/installed
+	PYTHONPATH=. $(BIN)/python -m benchmarks.memory $(DATA)
+
+bench-experts: $(VENV)/installed
+	PYTHONPATH=. $(BIN)/python -m benchmarks.experts --data $(DATA)
+
+bench-architectures: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/architectures.py
+
 bench-thesis: $(VENV)/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/thesis_replay.py
 

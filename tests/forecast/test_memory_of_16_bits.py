@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nouns import stacked, step_memory
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
-from trainpace.forecast.memory import COMPILED_KEEPS, NEED_SD, fit_probability, needed_gib, room_gib
+from trainpace.forecast.memory import NEED_SD, fit_probability, needed_gib, room_gib
 from trainpace.hardware import Cluster, find_device
 
 FORM = stacked().forms["half"]
@@ -39,13 +39,6 @@ def test_nothing_is_gathered_while_fsdp_updates():
     assert memory(form, **ranks).parameters_gib == pytest.approx(shard)
     assert memory(form, **ranks, reshard_after_forward=False).parameters_gib > 2 * shard
     assert memory(**ranks).parameters_gib > shard
-
-
-def test_compiled_blocks_keep_less_and_recomputed_ones_no_less():
-    eager, compiled = (memory(micro_batch=64, compile=on).activations_gib for on in (False, True))
-    assert COMPILED_KEEPS * eager < compiled < eager
-    full = [memory(micro_batch=64, compile=on, activation_checkpointing="full").activations_gib for on in (False, True)]
-    assert full[0] == full[1]
 
 
 def test_a_training_that_needs_all_of_its_room_fits_every_other_time():

@@ -68,9 +68,6 @@ Front = tuple[tuple[float, float], ...]
 """Pairs of gradient and activation bytes."""
 UPDATE_COPIES = 3.0
 """Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
-COMPILED_KEEPS = 0.76
-"""Share of what blocks keep for their backward pass that is left under torch.compile, which computes some of it again in the
-kernels that need it. By the largest batch of languini's GPT "small" that ran on an A100; both of 24 blocks say 0.76 too."""
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -338,10 +335,8 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         selective = whole_block - core / grid.tp
     else:
         selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
-    compiled = grid.compile & recomputes & ~(full | some)
-    fused = whole_block * COMPILED_KEEPS
-    block = np.select([full, some, compiled], [entering / partition, selective, fused], whole_block)
-    at_work = working / grid.tp + np.where(compiled, 0.0, whole_block - block)
+    block = np.select([full, some], [entering / partition, selective], whole_block)
+    at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
@@ -351,7 +346,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     at_head = stages.has_last * loss[:, None]
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
     bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
-    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some | compiled)
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
     return np.where(is_plain[:, None], plainly, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
