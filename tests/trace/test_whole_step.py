@@ -176,6 +176,21 @@ def test_half_precision_casts_the_models_and_autocast_their_products():
     assert workload.forms["half"].memory.parameter_bytes == 2 * WIDTH**2
 
 
+@pytest.mark.parametrize(("form", "said"), [("fp32", True), ("amp", False)])
+def test_an_autocast_of_the_steps_own_is_not_followed_without_a_word(form, said):
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = one_update(model, optimizer)
+
+    def step(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            plain(batch)
+
+    notes = trace_task(task(step, model, optimizer), (form,)).notes
+    assert any("torch.autocast was not followed" in note for note in notes) == said
+    assert trace_task(task(plain, model, optimizer), (form,)).notes == ()
+
+
 def refused(step, model, optimizer, match, error=TrainpaceError):
     with pytest.raises(error, match=match) as caught:
         trace_task(task(step, model, optimizer))

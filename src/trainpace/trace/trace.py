@@ -37,9 +37,13 @@ from trainpace.trace.stand_ins import answered
 from trainpace.trace.stepping import launch_together, step_once, storage_bytes
 from trainpace.trace.task import Task, WholeStep, recompute_activations, usual_optimizer
 from trainpace.trace.updates import trained_shapes
-from trainpace.trace.whole_step import on_meta_in_place, record_whole_step
+from trainpace.trace.whole_step import StepRecorder, on_meta_in_place, record_whole_step
 from trainpace.workload import AS_IT_IS, PHASES, PLAIN, Form, MemoryProfile, TracedForm, Variant, Workload, form_of
 
+AUTOCASTS = (
+    "The step's own torch.autocast was not followed: its products are forecast in the number format of the precision. --precision"
+    " amp_bf16 or amp_fp16 is what it does."
+)
 BATCHES = (2, 3, 5)
 """The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
 
@@ -110,8 +114,10 @@ def _optimizer(task: Task, variant: Variant) -> str:
 def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
     """The form, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
-        runs = _whole_steps(task, task.step, form, variant)
-        return _fit(task.name, runs, [run.recorded for run in runs], None), runs[1].flop_check.note()
+        own_runs = _whole_steps(task, task.step, form, variant)
+        doubts = [own_runs[1].flop_check.note(), AUTOCASTS if own_runs[1].autocasts and form != "amp" else None]
+        fitted = _fit(task.name, own_runs, [run.recorded for run in own_runs], None)
+        return fitted, " ".join(filter(None, doubts)) or None
     own = task.optimizer if variant.optimizer is None else None
     model, own = on_meta(task.model, own, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
@@ -134,7 +140,7 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, s
     return _fit(task.name, runs, steps, chain), runs[1].flop_check.note()
 
 
-def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[Recorder]:
+def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[StepRecorder]:
     runs = []
     for n in BATCHES:
         batch = _meta_batch(task, n, form)
@@ -222,7 +228,7 @@ def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Re
     loss.backward()
 
 
-def _fit(name: str, runs: list[Recorder], steps: list[list[Recorded]], chain: Chain | None) -> TracedForm:
+def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None) -> TracedForm:
     """The form of three runs, whose `steps` are of the whole chain."""
     first, second, recorded = runs[0], runs[1], steps[0]
     kinds = [_kinds(step) for step in steps]

@@ -23,7 +23,7 @@ from trainpace.workload import Form, Variant
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
 
-def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant) -> Recorder:
+def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant) -> "StepRecorder":
     """The second of two steps on one batch: the first makes the optimizers' states, and whatever else a model keeps."""
     lasting = [*model.parameters(), *model.buffers()]
     recorder = StepRecorder(dict(model.named_parameters()))
@@ -51,7 +51,13 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
         hooks.append(optimizer.register_step_pre_hook(lambda *_: updating(True)))
         hooks.append(optimizer.register_step_post_hook(lambda *_: updating(False)))
     try:
-        with python_functions_see_through(), recorder, mapping, checkpoints_see_through(mapping):
+        with (
+            python_functions_see_through(),
+            _noticed_autocast(recorder),
+            recorder,
+            mapping,
+            checkpoints_see_through(mapping),
+        ):
             recorder.recording = False
             step.run(batch)
             recorder.keep_for_ever(_states(step.optimizers))
@@ -68,6 +74,22 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
     return recorder
 
 
+@contextlib.contextmanager
+def _noticed_autocast(recorder: "StepRecorder") -> Iterator[None]:
+    enter = torch.autocast.__enter__
+
+    def entered(region: torch.autocast) -> Any:
+        recorder.autocasts |= region._enabled
+        return enter(region)
+
+    owner: Any = torch.autocast
+    owner.__enter__ = entered
+    try:
+        yield
+    finally:
+        owner.__enter__ = enter
+
+
 class StepRecorder(Recorder):
     """A recorder that tells phases by what calls an operator."""
 
@@ -75,6 +97,8 @@ class StepRecorder(Recorder):
         super().__init__(parameters)
         self.updates = False
         self.updated = False
+        self.autocasts = False
+        """Whether the step enters torch.autocast, which does nothing to meta tensors."""
         self.backward_begins: Callable[[], None] = lambda: None
 
     def _locate(self, func: Any, args: Any) -> None:
