@@ -118,7 +118,7 @@ def traced_flops(workload: Workload) -> float:
     return float(flops[forward].sum())
 
 
-def specs(folder: Path, only: str) -> Iterator[tuple[str, str, int | None]]:
+def specs(folder: Path) -> Iterator[tuple[str, str, int | None]]:
     """(name, spec, tokens) of every architecture."""
     for kind, architecture in LANGUAGE.items():
         path = folder / f"{kind}.json"
@@ -152,7 +152,7 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, spec, length in specs(Path(folder), ""):
+        for name, spec, length in specs(Path(folder)):
             if not options.only or any(word in name for word in options.only):
                 rows.append(row_of(name, spec, length))
                 print(rows[-1], flush=True)

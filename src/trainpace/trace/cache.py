@@ -8,11 +8,9 @@ what they import cannot be known. TRAINPACE_TRACES names another folder, or "off
 import contextlib
 import functools
 import gzip
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,9 @@ _SOURCES = ("trace/*.py", "workload.py", "kinds.py", "optimizers.py", "execution
 
 def file_of(request: Mapping[str, Any]) -> Path | None:
     """Where the trace of a request to the worker is kept; None for what is not kept, and where the cache is off."""
+    import hashlib  # late, with the versions: a built-in model is forecast without either
+    from importlib.metadata import PackageNotFoundError, version
+
     kind, _, name = str(request["spec"]).partition(":")
     if ":" not in str(request["spec"]):
         kind, name = "", kind
@@ -49,6 +50,8 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
 
 @functools.cache
 def _tracer() -> str:
+    import hashlib
+
     package = Path(__file__).parent.parent
     files = sorted(file for pattern in _SOURCES for file in package.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

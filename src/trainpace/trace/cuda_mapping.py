@@ -94,14 +94,16 @@ class CudaMapping(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Other values for attributes of a module, until the context is left."""
-    saved = {name: getattr(owner, name) for name in values}
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Other values for attributes of a module, where it is loaded and has them, until the context is left."""
+    saved = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
-        vars(owner).update(values)
+        for name in saved:
+            setattr(owner, name, values[name])
         yield
     finally:
-        vars(owner).update(saved)
+        for name, value in saved.items():
+            setattr(owner, name, value)
 
 
 def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
@@ -111,7 +113,7 @@ def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
     or `dropout` would hide what they call. They ask `has_torch_function` first: answering no sends them on.
     """
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    return _replaced(F, **dict.fromkeys(names, lambda *_: False))
+    return replaced(F, **dict.fromkeys(names, lambda *_: False))
 
 
 def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
@@ -119,7 +121,7 @@ def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
     masking = sys.modules.get("transformers.masking_utils")
     if not hasattr(masking, "find_packed_sequence_indices"):
         return contextlib.nullcontext()
-    return _replaced(masking, find_packed_sequence_indices=lambda _: None)
+    return replaced(masking, find_packed_sequence_indices=lambda _: None)
 
 
 @contextlib.contextmanager

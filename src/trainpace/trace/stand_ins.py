@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainpace.trace.cuda_mapping import replaced
 from trainpace.workload import Form
 
 
@@ -22,7 +23,7 @@ def answered(form: Form, pads: bool) -> Iterator[None]:
     ]
     with contextlib.ExitStack() as stack:
         for owner, values in replacements:
-            stack.enter_context(_replaced(owner, values))
+            stack.enter_context(replaced(owner, **values))
         yield
 
 
@@ -61,16 +62,3 @@ def holds_padding(batch: Any) -> bool:
     """Whether a real batch's attention mask leaves something out."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return isinstance(mask, torch.Tensor) and mask.device.type != "meta" and not bool(mask.bool().all())
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Other values for attributes of a module, where it is loaded and has them, until the context is left."""
-    saved = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
-    try:
-        for name in saved:
-            setattr(owner, name, values[name])
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(owner, name, value)
