@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run calculator test test-fast lint bench bench-measure bench-journal fit fit-cards fit-attention bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-thesis bench-callbacks bench-memory bench-experts bench-architectures docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long fuzz audit lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
 	@echo "make calculator  five image networks over batch 1 to 70, measured here and forecast on four cards; all kept (about ten minutes)"
 	@echo "make test        lint, types, and every test"
 	@echo "make test-fast   the tests that take no more than a few seconds each"
+	@echo "make test-long   what make test leaves out: rarely failing tests that take long (some minutes)"
+	@echo "make fuzz        hostile files of every type, for MINUTES=30"
+	@echo "make audit       pinned packages beside the database of known vulnerabilities, and a bill of materials"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       commands as whole processes, interleaved, and tracing times, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
@@ -21,13 +24,18 @@ help:
 	@echo "make fit-cards   fit convolutions, norms and what moves bytes on measured kernels, by generation and card (ten minutes)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make fit-attention  fit fused attention on measured kernels, and say what it errs on those left out (a quarter of an hour)"
+	@echo "make public-journal  package the measurements that may be shared, with the forecasts of this version (a minute or two; the first time twenty)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour; goes on where it was interrupted)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-gpu   forecasts beside steps that were measured on an H100 and an H200 (needs no GPU)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
+	@echo "make bench-accelerator  faults planted in the code for GPUs, and the test on a simulated device that catches each (half an hour)"
+	@echo "make bench-memory, bench-adapters, bench-experts  peaks and fits, steps of LoRA and QLoRA, divided experts, beside measured rows"
 	@echo "make bench-callbacks  the callbacks' time left against what trainings then took, on a machine that does nothing else (ten minutes)"
 	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
+	@echo "make bench-soak  people who work with the dashboard beside hundreds who ask nothing (MINUTES=30)"
+	@echo "make bench-kills  every verb ended at random moments (KILLS=100 of each; some hours)"
 	@echo "make docs        the documentation as a site, into out/docs"
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
@@ -45,6 +53,11 @@ $(VENV)/installed: requirements.lock pyproject.toml
 # tests/shims, its model definitions load all the same. Apart from .venv, so that nothing else sees them.
 .zoo/installed: requirements-zoo.lock | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo -r requirements-zoo.lock
+	@touch $@
+
+# transformers and peft as fms-acceleration's runs had them (its scripts/benchmarks/refs/requirements.txt)
+.fms/installed: requirements-fms.lock | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .fms -r requirements-fms.lock
 	@touch $@
 
 # The engines that planted scripts are written for. --no-deps, so that no other torch comes along; deepspeed has no
@@ -78,8 +91,23 @@ calculator: $(VENV)/installed
 test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed lint
 	$(BIN)/python -m pytest
 
+test-long: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.zoo:tests/shims $(BIN)/python -m pytest -m long
+
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
+
+# how long: MINUTES=30
+MINUTES ?= 30
+fuzz: $(VENV)/installed
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+.audit/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .audit pip-audit cyclonedx-bom
+	@touch $@
+
+audit: .audit/installed
+	PYTHONPATH=.audit $(BIN)/python tools/audit.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests benchmarks examples fitting docs tools
@@ -100,6 +128,9 @@ bench-measure: $(VENV)/installed .zoo/installed
 
 bench-callbacks: $(VENV)/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/time_left.py
+
+bench-accelerator: $(VENV)/installed
+	$(BIN)/python benchmarks/accelerator_faults.py
 
 bench-diagnose: $(VENV)/installed .engines/installed .peers-watch/installed
 	$(BIN)/python benchmarks/diagnose.py
@@ -132,6 +163,10 @@ fit-products: $(VENV)/installed
 fit-attention: $(VENV)/installed
 	PYTHONPATH=. $(BIN)/python -m fitting.attention --data $(DATA) --folds
 
+# after every change of constants: the packaged forecasts are of one version, which a test checks
+public-journal: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m fitting.public_journal --data $(DATA) --traces $(TRACES)
+
 bench-accuracy: $(TRACES)/done
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals
 
@@ -152,6 +187,14 @@ bench-gpu: $(VENV)/installed .zoo/installed
 bench-serve: $(VENV)/installed
 	$(BIN)/python benchmarks/dashboard.py
 
+# how long: MINUTES=30
+bench-soak: $(VENV)/installed
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+
+KILLS ?= 100
+bench-kills: $(VENV)/installed
+	$(BIN)/python benchmarks/kills.py --kills $(KILLS)
+
 # as root, for a Slurm whose nodes are network namespaces
 bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_ladder.py
@@ -160,9 +203,11 @@ bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/equivalence.py
 	$(BIN)/python benchmarks/noise_scale.py
 
-# as root: the thesis replayed on a Slurm of four nodes
-bench-memory: $(VENV)/installed
-	PYTHONPATH=. $(BIN)/python -m benchmarks.memory $(DATA)
+bench-memory: $(VENV)/installed .zoo/installed .fms/installed
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m benchmarks.memory $(DATA)
+
+bench-adapters: $(VENV)/installed .zoo/installed .fms/installed
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/adapters.py
 
 bench-experts: $(VENV)/installed
 	PYTHONPATH=. $(BIN)/python -m benchmarks.experts --data $(DATA)
@@ -170,6 +215,7 @@ bench-experts: $(VENV)/installed
 bench-architectures: $(VENV)/installed .zoo/installed
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/architectures.py
 
+# as root: the thesis replayed on a Slurm of four nodes
 bench-thesis: $(VENV)/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/thesis_replay.py
 
@@ -197,4 +243,4 @@ lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .zoo .engines .docs .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .fms .engines .docs .audit .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,7 +30,7 @@ from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model, read_pairs
 from msgspec.structs import replace
 
-from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, fitted_spreads, with_host_spread
+from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, fitted_spreads, widened
 from trainpace.forecast.posterior import Observed
 from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
@@ -186,16 +186,14 @@ def _ends(spreads: Spreads | None, row: HeldOut) -> tuple[float, float]:
     if spreads is None:
         return math.nan, math.nan
     sd = deviation(spreads, row.shares, row.seen)
-    spread = with_host_spread(
-        Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""), row.host_sd
-    )
+    spread = widened(Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""), row.outside_sd)
     return spread.low, spread.high
 
 
 def _errors(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
     known = [row for row in rows if teaches(pairs[row.run][0])]
     return [
-        (row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file, row.host_sd))
+        (row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file, row.outside_sd))
         for row in known
     ]
 

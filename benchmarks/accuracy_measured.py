@@ -73,7 +73,7 @@ def observed_by_collection(
 def _observed(row: HeldOut, case: Case, spreads: Spreads) -> Observed:
     assert case.measured_ms is not None
     e = case.execution
-    log_sd = math.hypot(deviation(spreads, row.shares, row.seen) * spreads.high / Z_95, row.host_sd)
+    log_sd = math.hypot(deviation(spreads, row.shares, row.seen) * spreads.high / Z_95, row.outside_sd)
     variant = repr((case.variant, e.precision, e.optimizer, e.channels_last, e.compile, case.software))
     model = f"{case.spec}, {case.variant.mode}"
     card_sd = 0.0 if row.seen else card_deviation(spreads, row.shares, "")

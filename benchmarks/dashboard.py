@@ -210,7 +210,7 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    from hostile import requests, send  # type: ignore[import-not-found]
+    from hostile_requests import requests, send  # type: ignore[import-not-found]
     from served import served  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:

@@ -6,20 +6,25 @@ python -m benchmarks.experts --data ../shared/data        prints the table of be
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fitting.prepare import prepared
 
+from trainpace.forecast.intervals import COVERAGE, EXPERTS_SD, Z_95
 from trainpace.validation import Row, Run, evaluate, read_runs
 
 FILES = ("measured_runs.parquet", "runs2.parquet")
 DEEPSEEK_V3 = Run(
     index=0, file="DeepSeek-V3 report", model="DeepSeekV3", framework="pytorch", gpu="H800", gpu_canonical="H800",
     interconnect="InfiniBand 400 Gb/s per GPU", precision="fp8", compile="compile", optimizer="AdamW", engine="megatron_core",
-    attention="flash3", parallelism="pp=16,ep=64,zero=1,deepep,ep_overlap", num_gpus=2048.0, num_nodes=256.0, batch_per_gpu=1.0,
+    attention="flash3",
+    parallelism="pp=16,dualpipe,ep=64,zero=1,deepep,ep_overlap,fp8_dispatch,expert_nodes=4",
+    num_gpus=2048.0, num_nodes=256.0, batch_per_gpu=1.0,
     global_batch=15360.0, seq_len=4096.0, tokens_per_sec=1e12 / (180e3 / 2048 * 3600),
 )  # fmt: skip
 """DeepSeek-V3's training as its report tells it (arXiv:2412.19437, sections 3.1, 3.2 and 4.2): 180 thousand H800 hours for
@@ -38,13 +43,16 @@ def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
     pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.error_pct is not None]
     yield "| model | n | mean error | median | bias |"
     yield "|---|--:|--:|--:|--:|"
-    families = sorted({run.model.partition(" (")[0] for run, _ in pairs})
-    for name in [*families, ""]:
-        errors = [row.error_pct for run, row in pairs if run.model.startswith(name) and row.error_pct is not None]
-        if errors:
+    for key in (family_of, release_of, lambda run: "all"):
+        groups: dict[str, list[float]] = defaultdict(list)
+        for run, row in pairs:
+            groups[key(run)].append(row.error_pct or 0.0)
+        for name, errors in sorted(groups.items()):
             sizes = [abs(error) for error in errors]
             figures = statistics.fmean(sizes), statistics.median(sizes), statistics.fmean(errors)
-            yield f"| {name or 'all'} | {len(errors)} | " + " | ".join(f"{figure:.1f} %" for figure in figures) + " |"
+            yield f"| {name} | {len(errors)} | " + " | ".join(f"{figure:.1f} %" for figure in figures) + " |"
+    yield ""
+    yield from spread(pairs)
     yield ""
     yield "| model | GPUs | parallelism | precision | measured, ms | forecast, ms | error |"
     yield "|---|---|---|---|--:|--:|--:|"
@@ -57,6 +65,46 @@ def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
     reasons = [row.unsupported or "no time was measured" for row in rows if row.error_pct is None]
     for reason in sorted(set(reasons)):
         yield f"- {reasons.count(reason)} runs without a forecast: {reason}"
+
+
+def family_of(run: Run) -> str:
+    return run.model.partition(" (")[0]
+
+
+def maker_of(run: Run) -> str:
+    """What is left out together: all models of a maker."""
+    found = re.match("DeepSeek|[A-Za-z]+", run.model)
+    return found[0] if found else run.model
+
+
+def release_of(run: Run) -> str:
+    """The container that a vendor's table is of."""
+    found = re.search(r"\d\d\.\d\d", run.framework_version) or re.search(r"\d\d\.\d\d", run.model)
+    return f"container {found[0]}" if found else "others"
+
+
+def spread(pairs: Sequence[tuple[Run, Row]]) -> Iterator[str]:
+    """What a forecast of experts' layers may be off beyond the spread of its parts, fitted without each family of models."""
+    errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run, row in pairs:
+        assert row.measured_ms
+        assert row.forecast_ms
+        assert row.low_ms
+        of_parts = math.log(row.forecast_ms / row.low_ms) ** 2 - (Z_95 * EXPERTS_SD) ** 2
+        beyond = math.log(row.measured_ms / row.forecast_ms) ** 2 - of_parts
+        errors[maker_of(run)].append((math.sqrt(max(beyond, 0.0)) / Z_95, beyond))
+    every = [sd for of_family in errors.values() for sd, _ in of_family]
+    held = 0
+    for family, of_family in errors.items():
+        others = sorted(sd for name, found in errors.items() if name != family for sd, _ in found)
+        sd = others[math.ceil(COVERAGE * len(others)) - 1]
+        held += sum(beyond <= (Z_95 * sd) ** 2 for _, beyond in of_family)
+    least = sorted(every)[math.ceil(COVERAGE * len(every)) - 1]
+    inside = sum(bool(row.in_interval) for _, row in pairs)
+    yield (
+        f"{inside} of {len(pairs)} runs lie in the 90 % intervals of the installed version (`EXPERTS_SD` {EXPERTS_SD})."
+        f" A deviation fitted on the other makers' models holds {held}; {least:.2f} holds 90 % of all."
+    )
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.journal import Entry, Journal, Query, content_id, new_id, now_utc, utc_text
+from trainpace.journal import Entry, Journal, Query, new_id, now_utc
+from trainpace.journal.entry import content_id, utc_text
 from trainpace.outcome import Interval, StepTime
 
 RESULT = Path(__file__).parent / "results" / "journal.md"

@@ -80,7 +80,7 @@ class _OnMeta(CudaMapping):
 
 def rows_of_work(make: Callable[[], Callable[[], Any]]) -> tuple[Row, ...]:
     """The rows of the call that `make` returns; what it does to make its inputs is not among them. Both may ask for "cuda"."""
-    with _OnMeta("fp32"):
+    with _OnMeta(False):
         call = make()
         with _Collector() as collector:
             call()

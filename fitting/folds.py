@@ -54,7 +54,7 @@ class HeldOut(NamedTuple):
     forecast_ms: float
     shares: tuple[float, ...]
     seen: bool
-    host_sd: float
+    outside_sd: float
 
 
 def device_fold(name: str) -> str:
@@ -148,7 +148,9 @@ def _forecasts(
             table = case_table(case, workload, FittedKernels(constants, products=products, cards=cards))
             if not table.timed[0]:
                 continue
-            shares, host_sd = tuple(round(float(x), 4) for x in table.shares()[0]), round(table.host_sd(0), 4)
+            shares, outside_sd = tuple(round(float(x), 4) for x in table.shares()[0]), round(table.outside_sd(0), 4)
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
-        yield HeldOut(case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen, host_sd)
+        yield HeldOut(
+            case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen, outside_sd
+        )

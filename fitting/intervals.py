@@ -27,7 +27,7 @@ class Error(NamedTuple):
     shares: Sequence[float]
     seen: bool
     collection: str
-    host_sd: float = 0.0
+    outside_sd: float = 0.0
 
 
 def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...], relatedness: Relatedness) -> Spreads:
@@ -35,7 +35,7 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...], relatedness: 
     r = np.array([error.log_error for error in errors])
     squares = np.array([error.shares for error in errors]) ** 2
     seen = np.array([error.seen for error in errors])
-    of_hosts = np.array([error.host_sd for error in errors]) ** 2
+    of_hosts = np.array([error.outside_sd for error in errors]) ** 2
     weight = weights(errors)
     design = np.concatenate([squares * seen[:, None], squares * ~seen[:, None]], axis=1)
     prior = np.log(np.repeat([PRIOR["seen_card"], PRIOR["new_card"]], len(PARTS)))
@@ -86,8 +86,8 @@ def with_quantiles(spreads: Spreads, errors: Sequence[Error]) -> Spreads:
 
 
 def _standard(error: Error, sd: float) -> float:
-    """The least quantile whose interval, with the host's on top (`with_host_spread`), holds the error."""
-    beyond = max(error.log_error**2 - (Z_95 * error.host_sd) ** 2, 0.0)
+    """The least quantile whose interval, with the host's on top (`widened`), holds the error."""
+    beyond = max(error.log_error**2 - (Z_95 * error.outside_sd) ** 2, 0.0)
     return float(np.copysign(np.sqrt(beyond), error.log_error) / sd)
 
 

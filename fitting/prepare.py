@@ -105,7 +105,8 @@ def _software(run: Run) -> dict[str, Any]:
         # (Narayanan et al. 2021, section 4.2)
         columns |= {"compile": "compile", "engine": "megatron_core" if _is_nemo(run) else "unoverlapped"}
     if _is_nemo(run):
-        columns["attention"] = "native"
+        # Megatron-Core updates with Transformer Engine's FusedAdam (core/optimizer/__init__.py)
+        columns |= {"attention": "native", "optimizer_implementation": run.optimizer_implementation or "fused"}
     if _is_megatron(run):
         columns |= {"framework_version": _torch_of_megatron(run), "attention": "flash2"}
     if run.file == "mosaic_llm_foundry":
@@ -279,9 +280,10 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
         stages = max(1, size.layers // (stated.pp * int(layers_a_stage[1])))
         text = text.replace(layers_a_stage[0], f"vp={stages}")
     words = [text] if text else []
-    if (size and _counts_recomputation(run, size)) or (
-        run.file == "fms_acceleration" and "checkpointing on" in run.notes
-    ):
+    # AutoModel's benchmarks of experts (examples/benchmark/configs/*_te_deepep.yaml) set activation_checkpointing
+    said = "checkpointing on" in run.notes if run.file == "fms_acceleration" else False
+    said |= run.file == "nemo_automodel" and stated.ep > 1
+    if said or (size and _counts_recomputation(run, size)):
         words.append("ac=full")
     ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:
@@ -290,13 +292,36 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
     if run.file == "torchtitan" or _is_nemo(run):
         words.append("sp")
     if stated.ep > 1 and (_is_nemo(run) or "DeepEP" in run.notes):
-        words.append("deepep")
+        words.append("ep_overlap" if _overlaps_experts(run) else "deepep")
         assumed += [] if "DeepEP" in run.notes else ["tokens sent by DeepEP"]
+        if "balanced fake router" in run.notes:
+            # AutoModel's FakeBalancedGate (components/moe/layers.py) gives a token its experts in a row, which lie on one node
+            words.append("expert_nodes=1")
     if _is_nemo(run) or (_is_megatron(run) and "2205.05198" in run.framework_version):
         words.append("async_tp")
     if _is_neusight(run) and stated.pp > 1:
         words.append("gpipe")
     return words
+
+
+FULL_ITERATION_RELEASE = (26, 6)
+
+
+def _overlaps_experts(run: Run) -> bool:
+    """Whether a recipe of Megatron-Bridge sends tokens under the computation of another micro-batch (moe_a2a_overlap=True).
+
+    Its scripts/performance/configs (deepseek_workload_base_configs.py, gpt_oss_workload_base_configs.py): those of DeepSeek-V3
+    and GPT-OSS in MXFP8 do so on Blackwell since they capture whole iterations, which its table of results shows from the
+    container of 26.06 on; before it DeepSeek-V3's on B200 with two chunks a stage does. Qwen3's 30B, and Kimi K2 with
+    micro-batches of two, do not.
+    """
+    release = re.match(r"(\d\d)\.(\d\d)", run.framework_version)
+    if run.file != "megatron_bridge" or release is None or "MXFP8" not in run.notes:
+        return False
+    if run.model == "DeepSeekV3" and run.gpu == "B200":
+        return "pp=8,cp=1,vp=2" in run.parallelism
+    newer = (int(release[1]), int(release[2])) >= FULL_ITERATION_RELEASE
+    return newer and run.model in ("DeepSeekV3", "GPT OSS 120B")
 
 
 def _counts_recomputation(run: Run, size: GptSize) -> bool:

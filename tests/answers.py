@@ -12,6 +12,7 @@ from ladder_world import World, ladder, result, rung
 from made_trails import simple_run, write_worker
 from nouns import measurement, workload
 from trainpace.diagnose import diagnose
+from trainpace.evidence import nearest
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
@@ -59,7 +60,16 @@ def jumps(one):
 
 def a_forecast():
     one = asked(traced(), batches=range(1, 41))
-    return forecast_page([one], jumps(one), ["T4: nothing is known of it."])
+    return forecast_page([one], jumps(one), ["T4: nothing is known of it."], evidence=near_to(one))
+
+
+def near_to(one):
+    """What others measured near to a sweep, from sources with hostile names; and the nearest of what is not near."""
+    asked_for = one.forecaster.workload, one.rows[0].execution, one.forecaster.target.cluster.device
+    found = nearest(*asked_for)
+    run = replace(found.closest.run, model=HOSTILE, source=HOSTILE, licence=HOSTILE, parallelism=HOSTILE)
+    near = replace(found.closest, run=run, distance=0.1)
+    return replace(found, runs=(near,)), replace(found, runs=(), closest=replace(near, distance=3.0))
 
 
 def forecasts_on_many():

@@ -9,11 +9,19 @@ START = 1000  # ms on the clock when the first step begins
 
 
 def write_process(
-    folder, spans, bounds, *, rank=None, pid=100, host="here", clock_ms=0, trials=(), first=0, parts=None
+    folder, spans, bounds, *, rank=None, pid=100, host="here", clock_ms=0, trials=(), first=0, parts=None, **more
 ):
     """One training process. `bounds`: where steps begin and end; `spans`: (part, name, start, end, depth) by step."""
     path = folder / f"process-{pid}-{host}.trail"
-    header = {"role": "process", "pid": pid, "parent": 1, "host": host, "rank": rank, "clock_to_wall_ns": clock_ms * MS}
+    header = {
+        "role": "process",
+        "pid": pid,
+        "parent": 1,
+        "host": host,
+        "rank": rank,
+        "clock_to_wall_ns": clock_ms * MS,
+        **more,
+    }
     trail = TrailWriter(str(path), header)
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         for part, name, a, b, depth in spans[i] if i < len(spans) else ():

@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from entries import entry
 from ladder_world import World, forecast_of_ms, ladder, result, rung
 from nouns import measurement, workload
+from public_made import RUNS
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
+from trainpace.evidence import Score, ScoreLine
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import ONLY_STEPS, Question, answer
-from trainpace.journal import compare, scores
+from trainpace.journal import Lesson, Lessons, Odd, compare, scores
 from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
@@ -20,7 +22,20 @@ from trainpace.offers import Offer
 from trainpace.offers.match import Job, nearest, rank
 from trainpace.outcome import FailedProbe, Interval, Jump, Memory
 from trainpace.plan import Setting, plan_changes
-from trainpace.report import diagnosis, forecast, journal, loader, machine, match, plan, schedule, verify, watch
+from trainpace.report import (
+    diagnosis,
+    forecast,
+    journal,
+    loader,
+    machine,
+    match,
+    plan,
+    public,
+    schedule,
+    sharing,
+    verify,
+    watch,
+)
 from trainpace.report.journal import print_validation
 from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
@@ -229,7 +244,37 @@ def offered():
     )
 
 
+def scored_publicly():
+    rows = [Row(index=0, file="", model="m", gpu="T4", num_gpus=1, precision="fp32", batch=8, measured_ms=100.0, forecast_ms=100.0 + e,
+                low_ms=80.0, high_ms=120.0, error_pct=e, in_interval=abs(e) < 20) for e in (3.0, -30.0, 12.0)]  # fmt: skip
+    fitted, new = summarise("fitted", rows[:1]), summarise("new", rows[1:])
+    lines = tuple(
+        ScoreLine(name=name, in_fit=fitted, not_in_fit=new) for name in ("T4", "a card with a rather long name")
+    )
+    public.print_public_score(Score(
+        fingerprint="x", runs=3, without_forecast=7, overall=summarise("all", rows), in_fit=fitted, not_in_fit=new, by_card=lines,
+        by_model_kind=lines, by_source=lines, by_way=lines, rows=(),
+    ))  # fmt: skip
+
+
+def taught():
+    lessons = [Lesson(model=name, device="A100 SXM 80GB", new=3, batches=(1, 2, 4, 8, 16, 32, 64, 128), traced=name == "resnet50",
+                      forecast_off_pct=-12.3, corrects=True) for name in ("resnet50", "own model 1 of a1b2c3")]  # fmt: skip
+    odd = Odd(
+        model="resnet50",
+        device="A100 SXM 80GB",
+        batch=64,
+        precision="amp_bf16",
+        measured_ms=1000.0,
+        forecast_ms=100.0,
+        times=10.0,
+    )
+    sharing.print_lessons(Lessons(by=tuple(lessons), odd=(odd,), accepted_odd=False, unchecked=3))
+
+
 OTHERS = {
+    "public-list": lambda: public.print_public_runs(RUNS, 100), "public-show": lambda: public.print_public_run(RUNS[3]),
+    "public-score": scored_publicly, "lessons": taught,
     "match": matched, "match-no": partial(matched, 1.0), "plan": planned, "offers": offered,
     "gpus": lambda: machine.print_catalogue([find_device(name) for name in ("T4", "A100 SXM 40GB")]),
     "gpu": lambda: machine.print_device(find_device("T4")),

@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 
 # Ground floor first; a room may import rooms before it, and itself. The comment gives the floor of the design.
 ROOMS = [
-    "lazy", "errors", "records", "units", "execution", "software", "optimizers", "schedule", "kinds", "workload", "hardware", "outcome", "trend", "job",  # 1
+    "lazy", "errors", "intake", "records", "units", "execution", "software", "optimizers", "schedule", "kinds", "workload", "documents", "hardware", "outcome", "trend", "job",  # 1
     "forecast", "plan",  # 2
-    "process", "user_file", "medians", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
-    "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
+    "process", "user_file", "medians", "tasks", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose", "doctor",  # 3
+    "configs", "validation", "evidence", "journal", "offers", "launch", "verify", "ladder",  # 4
     "verbs",  # 5
     "report",  # 6
     "callbacks", "web", "cli", "api", "__main__",  # 7
@@ -116,6 +116,53 @@ def test_what_a_face_names_is_there(room):
         assert not isinstance(getattr(face, name), ModuleType), f"a module of trainpace.{room} hides {name}"
 
 
+OWN_READERS = {
+    "intake.py": "the door itself",
+    "accelerator/memory.py": "/proc", "loader/timing.py": "/proc", "machine/detection.py": "/proc and /sys",
+    "process/child.py": "/proc and /sys", "process/guard.py": "/proc", "shards/opened_files.py": "/proc, and files that user code reads",
+    "evidence/fingerprint.py": "packaged", "hardware/catalogue_reader.py": "packaged", "hardware/hosts.py": "packaged",
+    "configs/settings.py": "packaged", "offers/offer.py": "packaged", "report/pages.py": "packaged", "web/render.py": "packaged", "lazy.py": "packaged",
+    "trace/workloads.py": "packaged", "trace/cache.py": "the cache: compressed, and thrown away where damaged",
+    "watch/trails.py": "trails: mapped, of any size, read in a guard of their own",
+    "watch/timeline.py": "writes a trace, compressed", "shards/reader.py": "shards: a reader of their own, with checksums",
+    "shards/files.py": "shards, as they are written", "shards/computing.py": "locks", "verbs/run.py": "a lock", "configs/files.py": "writes backups",
+    "journal/exchange.py": "writes exports", "process/worker.py": "a worker's own request, and its streams",
+    "verbs/suite.py": "a worker's own request", "launch/job.py": "logs, shown as text", "launch/script.py": "what its own script wrote",
+    "user_file.py": "code that the user names", "shards/user_dataset.py": "code that the user names", "ladder/script.py": "hashes of code",
+    "validation/rows.py": "hashes of code", "report/streams.py": "standard streams", "cli/program.py": "standard streams",
+    "watch/inside": "runs within the script, with the standard library alone",
+}  # fmt: skip
+"""Modules that open files past `trainpace.intake`, and what they read."""
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest takes two files of one name in folders without __init__.py for one module; which comes first hangs on the machine."""
+    files = [path for path in Path(__file__).parent.rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert [path for path in files if sum(other.name == path.name for other in files) > 1] == []
+
+
+OPEN_NO_FILE = ("Journal", "webbrowser")
+
+
+def opens_files(path: Path) -> bool:
+    """Whether a module calls `open`, or a path's methods that read."""
+    called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    methods = [f for f in called if isinstance(f, ast.Attribute) and f.attr in ("open", "read_bytes", "read_text")]
+    others = [f for f in methods if not (isinstance(f.value, ast.Name) and f.value.id in OPEN_NO_FILE)]
+    return bool(others) or any(isinstance(f, ast.Name) and f.id == "open" for f in called)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_from_outside_pass_through_one_door(path):
+    name = str(path.relative_to(PACKAGE))
+    known = any(name == own or name.startswith(f"{own}/") for own in OWN_READERS)
+    assert known or not opens_files(path), "read it by trainpace.intake, or say in OWN_READERS what it reads"
+
+
+def test_no_reader_is_excused_that_reads_nothing():
+    assert [own for own in OWN_READERS if own.endswith(".py") and not opens_files(PACKAGE / own)] == []
+
+
 def test_these_tests_see_what_they_forbid(tmp_path):
     module = tmp_path / "bad.py"
     module.write_text("import click\nfrom rich.table import Table\nfrom trainpace.cli import main\nprint('hello')\n")
@@ -154,6 +201,17 @@ def test_help_is_light():
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")
     assert "torch" not in loaded
+
+
+def test_kinds_of_accelerators_are_named_in_one_room():
+    # torch.backends.cuda and a Triton kernel's own device are no use of a device of this machine
+    said = {
+        str(p.relative_to(PACKAGE))
+        for p in MODULES
+        for kind in ("cuda", "xpu", "mps")
+        if f"torch.{kind}" in p.read_text()
+    }
+    assert {name.split("/")[0] for name in said} <= {"accelerator"}
 
 
 def test_no_module_is_too_long():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.cli.main import VERBS
+from trainpace.cli.program import VERBS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -129,7 +129,7 @@ def test_the_first_look(tmp_path):
     assert (tmp_path / "cnn_batch_4.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_calculator(tmp_path):
     """What `make calculator` runs, shortened."""
     of_two = ["--models", "resnet18", "mobilenet_v1", "--sizes", "1:3", "--seconds", "0.1s"]

@@ -57,6 +57,23 @@ def test_files_are_whole_or_absent(tmp_path):
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
+def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to("real")
+    records.write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnreadableInput, match="no regular file"):
+        records.write_whole(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_reader_never_sees_half_a_file(tmp_path):
     path = tmp_path / "x"
     texts = {letter * 200_000 for letter in "ab"}

@@ -26,6 +26,9 @@ def PATHS(sweeps, run):
         "/sweeps": ["tbody tr"],
         f"/sweep?id={sweeps[0].id}": [".verdict", "figure.chart canvas", "tr.hit"],
         "/score": [".verdict", "figure.chart canvas", "tbody tr"],
+        "/public": ["#answer tbody tr", "#next", ".switch a[aria-current]"],
+        "/public?model=no+such": [".verdict.no"],
+        "/accuracy": [".verdict", "figure.chart canvas", "tbody tr"],
         "/whatif?model=little+transformer&precision=bf16": [".cards", "figure.chart canvas", ".bars"],
     }
 

@@ -9,6 +9,7 @@ verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ DOCS = ROOT / "docs"
 IMPOSSIBLE = 1e20
 """Numbers from here on stand for absent values."""
 
+SCHEMA = DOCS / "shared_runs.schema.json"
 RESULTS = ROOT / "benchmarks/results"
 
 _PART = re.compile(r"(<!-- generated: (\w+)([^>\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -28,7 +30,7 @@ _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 def verb(name: str) -> str:
     """Usage, description, and a table of options and arguments; for a group, these of each command."""
-    from trainpace.cli.main import _cli
+    from trainpace.cli.program import _cli
 
     parent = click.Context(_cli, info_name="trainpace")
     command = _cli.get_command(parent, name)
@@ -83,7 +85,7 @@ def _plain(text: str) -> str:
 
 def verbs() -> str:
     """The list of verbs."""
-    from trainpace.cli.main import VERBS
+    from trainpace.cli.program import VERBS
 
     rows = "\n".join(f"| [{name}]({name}.md) | {text} |" for name, text in VERBS.items())
     names = "\n".join(VERBS)
@@ -202,9 +204,34 @@ def below(name: str, number: str) -> str:
     return rows[0].rstrip("\n")
 
 
+def public_sources(number: str) -> str:
+    """A table (from 1) of the packaged SOURCES.md: what is packaged, what is left out."""
+    from trainpace.evidence import FOLDER
+
+    return _TABLE.findall((FOLDER / "SOURCES.md").read_text())[int(number) - 1].rstrip("\n")
+
+
+def public_accuracy(groups: str) -> str:
+    """The errors of the packaged forecasts, by card or by model_kind."""
+    from trainpace.evidence import ScoreLine, public_runs, score_of
+
+    score = score_of(public_runs())
+    lines = [*getattr(score, groups), ScoreLine(name="*all*", in_fit=score.in_fit, not_in_fit=score.not_in_fit)]
+    heads = " | ".join(f"{name}: n | mean % | median % | inside %" for name in ("in the fit", "not in the fit"))
+    rows = [f"| | {heads} |", "|---|" + "--:|" * 8]
+    for line in lines:
+        cells = [
+            cell for s in (line.in_fit, line.not_in_fit)
+            for cell in ([f"{s.n:,}", f"{s.mape:.1f}", f"{s.median:.1f}", f"{s.coverage:.0f}"] if s.n else [""] * 4)
+        ]  # fmt: skip
+        rows.append(f"| {line.name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "verb": verb, "verbs": verbs, "constants": constants, "links": links, "numbers": numbers, "intervals": intervals,
-    "relatedness": relatedness, "cards": cards, "table": table, "below": below,
+    "relatedness": relatedness, "cards": cards, "table": table, "below": below, "public_sources": public_sources,
+    "public_accuracy": public_accuracy,
 }  # fmt: skip
 
 
@@ -225,7 +252,7 @@ def page_of_verb(name: str) -> Path:
 
 def main() -> None:
     """Write them all."""
-    from trainpace.cli.main import VERBS
+    from trainpace.cli.program import VERBS
 
     for name, summary in VERBS.items():
         if not page_of_verb(name).exists():
@@ -236,6 +263,16 @@ def main() -> None:
         if (new := generated(text)) != text:
             page.write_text(new)
             print(f"written: {page.relative_to(ROOT)}")
+    if SCHEMA.read_text() != (text := schema_text()):
+        SCHEMA.write_text(text)
+        print(f"written: {SCHEMA.relative_to(ROOT)}")
+
+
+def schema_text() -> str:
+    """The JSON Schema of files of shared runs, as it is documented."""
+    from trainpace.journal import schema
+
+    return json.dumps(schema(), indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import gzip
 from typing import get_args
 
 from trainpace.records import to_json
-from trainpace.trace import workloads, zoo
+from trainpace.tasks import zoo
+from trainpace.trace import workloads
 from trainpace.trace.trace import trace
 from trainpace.workload import Form
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from trainpace.machine.host_links import join
 from trainpace.records import write_whole
-from trainpace.trace import build_task, make_optimizer
+from trainpace.tasks import build_task, make_optimizer
 
 WARM_UP = 3
 

@@ -15,6 +15,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.api import calibrate as calibrate
     from trainpace.api import diagnose as diagnose
+    from trainpace.api import doctor as doctor
     from trainpace.api import forecast as forecast
     from trainpace.api import gpus as gpus
     from trainpace.api import journal as journal
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = frozenset("diagnose forecast journal loader measure offers plan schedule trace verify watch".split())
+_ROOMS = frozenset("diagnose doctor forecast journal loader measure offers plan schedule trace verify watch".split())
 _export, _exported_names = exports(__name__, __file__)
 
 

@@ -11,12 +11,15 @@
 A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class TrainpaceError(ValueError):
     """Input that cannot be used. The message is one sentence for the user; ``hint`` says what to try."""
+
+    exit_code = 2
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -55,6 +58,16 @@ class UnknownName(TrainpaceError):
         suggestion = f"Nearest: {', '.join(near)}." if near else ""
         super().__init__(f"unknown {what} {name!r}.", f"{suggestion} {hint}".strip())
         self.nearest = near
+
+
+@contextlib.contextmanager
+def ending_with(exit_code: int) -> Iterator[None]:
+    """What goes wrong in the block leaves the program with this exit code: that of a command that has ended before."""
+    try:
+        yield
+    except TrainpaceError as error:
+        error.exit_code = exit_code
+        raise
 
 
 def os_reason(error: OSError) -> str:

@@ -59,15 +59,18 @@ Checkpointing = Literal["none", "selective", "full"]
 """Which activations are computed again in the backward pass instead of kept. selective: what is large and cheap, the
 products inside attention (Korthikanti et al. 2022). full: everything but the input of each repeated block."""
 
-ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped"]
+ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
 """How tokens go to the ranks of their experts and back. all_to_all: NCCL's, each token once for each of its experts, and
 computation waits. deep_ep: once to each rank that has any of them, and over the network once to each such node (DeepSeek's
 DeepEP). overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
---overlap-moe-expert-parallel-comm)."""
+--overlap-moe-expert-parallel-comm). overlapped_fp8: the same, tokens going to experts in FP8 with a scale for 128 numbers, and
+results coming back in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
 
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
 """gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which keeps fewer activations.
-interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021)."""
+interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021). dualpipe: micro-batches enter at
+both ends, each device holds two stages, and a forward and a backward pass run together so that each hides the other's exchanges
+(DeepSeek-V3's report, arXiv:2412.19437, section 3.2.1)."""
 
 
 def _help(text: str) -> msgspec.Meta:
@@ -81,7 +84,8 @@ class Execution(Record):
     parallelism (`cp`) divide that number. Nodes are not pipeline stages, and the GPUs of a node are not tensor shards.
     Expert parallelism does not: the ranks of a pipeline stage divide its experts among `ep` x `expert_tp` of them, and are
     world size / (pp x ep x expert_tp) copies of that (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is what
-    the fullest of the ep ranks gets of the mean; 1 is a router that balances.
+    the fullest of the ep ranks gets of the mean; 1 is a router that balances. `expert_nodes`: the experts of one token lie on so
+    many nodes at most (DeepSeek-V3's node-limited routing).
 
     `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
     of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
@@ -128,6 +132,7 @@ class Execution(Record):
     )
     expert_exchange: Annotated[ExpertExchange, _help("how tokens go to the ranks of their experts")] = "all_to_all"
     expert_load: Annotated[float, _help("tokens of the fullest expert-parallel rank over the mean")] = 1.0
+    expert_nodes: Annotated[int | None, _help("nodes that a token's experts lie on at most; any if not given")] = None
     compile: Annotated[bool, _help("torch.compile")] = False
     channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
 
@@ -141,6 +146,7 @@ class Execution(Record):
                 f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
             )
         check_fields(self, ("expert_load",), lambda load: 1 <= load <= self.ep, "from 1 to ep, where one rank gets all")
+        check_fields(self, ("expert_nodes",), lambda nodes: nodes >= 1, "1 or more")
         stage, experts = self.world_size // self.pp, self.ep * (self.expert_tp or self.tp)
         if self.ep > 1 and stage % experts:
             raise Contradiction(

@@ -59,6 +59,14 @@ def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2
     return min(max(warm, least), half)
 
 
+def has_settled(times: Sequence[float], window: int, tolerance: float) -> bool:
+    """Do the medians of the last two windows of so many steps agree within `tolerance`, relative to the later?"""
+    if len(times) < 2 * window:
+        return False
+    before, now = median(times[-2 * window : -window]), median(times[-window:])
+    return abs(before - now) <= tolerance * now
+
+
 class Noise(Record):
     """Relative standard deviation of one process' median, and the degrees of freedom that it was learnt with."""
 

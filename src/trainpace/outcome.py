@@ -190,7 +190,7 @@ class Forecast(Record):
     host: the CPU that launches kernels, empty on a machine with a profile of its own; `host_assumed`: nobody named it, and it is
     typical of such cards. software: what runs the step, in words, empty on such a machine; `software_assumed`: nobody said
     anything of it. `software_idle`: what was said of it and changes nothing here, each with its reason. `notes`: the workload's,
-    of what its trace took for granted.
+    of what its trace took for granted. `sequence_length`: tokens of a sample, None where samples are no sequences.
     """
 
     model: str
@@ -227,6 +227,7 @@ class Forecast(Record):
     software_assumed: bool = False
     software_idle: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sequence_length: int | None = None
 
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
@@ -236,6 +237,12 @@ class Forecast(Record):
     @property
     def samples_per_second(self) -> float | None:
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all devices; None where samples are no sequences."""
+        rate = self.samples_per_second
+        return None if rate is None or self.sequence_length is None else rate * self.sequence_length
 
 
 class MeasuredNoiseScale(Record):
@@ -251,13 +258,41 @@ class MeasuredNoiseScale(Record):
     step_ms: float
 
 
+class DeviceRun(Record):
+    """How the device ran during a measurement's timed steps. What nothing here tells is None: clocks, power and energy come from
+    NVIDIA's driver alone.
+
+    `settled`: whether the median steps of two successive windows of the warm-up agreed, None where it was too short for two.
+    `launch_ms`: the host's time to launch a step. `busy_share`: of the median step, in which the device works; the rest is
+    gaps between its kernels, in which it waits for the host. Clocks: of the multiprocessors in MHz, the median, lowest
+    and highest during the steps, before the warm-up, just after the steps, and the highest that the card has. `held_by`: why
+    they were held down. `power_w`: the mean of the whole card. `energy_j`: joules of one step, by the card's energy counter
+    or its power (`energy_source`: counter, power).
+    """
+
+    settled: bool | None = None
+    launch_ms: float | None = None
+    busy_share: float | None = None
+    sm_mhz: float | None = None
+    sm_mhz_low: float | None = None
+    sm_mhz_high: float | None = None
+    sm_mhz_before: float | None = None
+    sm_mhz_after: float | None = None
+    sm_mhz_max: float | None = None
+    held_by: tuple[str, ...] = ()
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_source: Literal["", "counter", "power"] = ""
+
+
 class Measurement(Record, Table):
     """Real steps of one model at one batch size, on the machine that `environment` describes.
 
     `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
     the unscaled medians of the parts; the rest of the median step is in `idle_ms`. `peak_memory_gib`: the peak of live
     tensors, on a CPU the growth of the process since before training; `reserved_memory_gib`: memory held by the
-    framework's allocator, on a CPU the whole process. `loss`: the name of the loss, None where it is not known.
+    framework's allocator, on a CPU the whole process. `loss`: the name of the loss, None where it is not known. `run`: how
+    the device ran meanwhile, None on a CPU.
     """
 
     model: str
@@ -276,6 +311,7 @@ class Measurement(Record, Table):
     image_size: int | None = None
     noise_scale: MeasuredNoiseScale | None = None
     loss: str | None = None
+    run: DeviceRun | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -314,11 +350,12 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
     interval = f.step_time_interval_ms
     return {
         "model": f.model, "gpu": f.device, "num_gpus": f.num_devices, "precision": f.execution.precision,
-        "batch": f.execution.micro_batch,
+        "batch": f.execution.micro_batch, "sequence_length": f.sequence_length,
         "step_time_ms": None if f.step is None else f.step.total_ms,
         "step_time_ms_low": None if interval is None else interval.low,
         "step_time_ms_high": None if interval is None else interval.high,
         "samples_per_second": f.samples_per_second,
+        "tokens_per_second": f.tokens_per_second,
         "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
         "fits": f.fits,
         "fit_probability": f.fit_probability,

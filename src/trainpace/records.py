@@ -5,8 +5,8 @@ On disk a record is one JSON object headed by its name and the schema version th
 """
 
 import contextlib
-import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, TypeVar, dataclass_transform
 import msgspec
 
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.intake import read_bytes
 
 SCHEMA_VERSION = 1
 
@@ -69,6 +70,8 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
         data = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"{source} is not valid JSON ({error}).") from None
+    except RecursionError:
+        raise UnreadableInput(f"{source} is nested too deeply to be a {kind.__name__}.") from None
     if not isinstance(data, dict):
         raise UnreadableInput(f"{source} does not hold a JSON object.")
     found, version = data.pop("record", None), data.pop("schema_version", None)
@@ -80,7 +83,7 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
             "Update trainpace, or make the file again.",
         )
     try:
-        return msgspec.convert(data, kind, dec_hook=_decode_array)
+        return msgspec.convert(data, kind, dec_hook=decode_array)
     except msgspec.ValidationError as error:
         raise UnreadableInput(f"{source} is not a valid {kind.__name__}: {error}.") from None
 
@@ -98,32 +101,6 @@ def load(path: str | os.PathLike[str], kind: type[R]) -> R:
 def save(record: Record, path: str | os.PathLike[str]) -> None:
     """Write a record to a file, whole or not at all."""
     write_whole(path, to_json(record) + "\n")
-
-
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """A file's bytes. Raises UnreadableInput for a file that is missing, a folder, or not readable."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
-    except ValueError as error:  # a NUL byte in the name
-        raise UnreadableInput(f"cannot read {os.fspath(path)!r}: {error}.") from None
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds. Raises UnreadableInput for a file that cannot be read, or is not JSON."""
-    try:
-        return json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file in UTF-8. Raises UnreadableInput for anything else."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UnreadableInput(f"{os.fspath(path)} is not a text file in UTF-8.") from None
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
@@ -149,22 +126,26 @@ def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A new file beside `path`, which replaces it when the block ends, and is removed when the block raises.
 
-    Raises UnreadableInput where the file system refuses.
+    A link stays a link, and a file keeps its mode. Raises UnreadableInput where the file system refuses, and for a device or a
+    pipe, which cannot be replaced.
     """
-    target = Path(path)
     try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            raise UnreadableInput(f"cannot write {target}: it is no regular file.", "Name a file.")
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
         aside = Path(name)
         try:
             yield aside
-            aside.chmod(0o666 & ~_umask())
+            aside.chmod(0o666 & ~_umask() if mode is None else stat.S_IMODE(mode))
             aside.replace(target)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise UnreadableInput(f"cannot write {target}: {os_reason(error)}.") from None
+        raise UnreadableInput(f"cannot write {os.fspath(path)}: {os_reason(error)}.") from None
 
 
 def _umask() -> int:
@@ -179,9 +160,13 @@ def _encode_array(value: Any) -> object:
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")  # a bug: records hold plain fields and arrays
 
 
-def _decode_array(kind: type, value: object) -> object:
+def decode_array(kind: type, value: object) -> object:
+    """msgspec's `dec_hook` for records with arrays. Raises TypeError for an array of anything but numbers."""
     import numpy as np  # late, for commands that need no arrays
 
     if kind is np.ndarray:
-        return np.asarray(value)
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError("an array of numbers holds something else")
+        return array
     raise TypeError(f"cannot read a {kind.__name__} from JSON")

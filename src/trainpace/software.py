@@ -25,11 +25,13 @@ OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 """torch.optim's three: several tensors a kernel and one kernel an operation (the default on CUDA since torch 2.0), one kernel
 for the whole update (`fused=True`), tensor by tensor."""
 
-CrossEntropy = Literal["plain", "uncompiled", "fused", "chunked"]
+CrossEntropy = Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
 """plain: the framework's own, with logits in fp32, their log-softmax and its gradient. uncompiled: the same, called on what a
-compiled model returns, so that torch.compile does not see it. fused: one kernel that leaves the
-gradient in the place of the logits (Liger's and Megatron's cross_entropy). chunked: head and loss together over a few tokens at
-a time, so that the logits are never whole (Liger's fused_linear_cross_entropy, Hsu et al. 2024)."""
+compiled model returns, so that torch.compile does not see it. fused: one kernel that leaves the gradient in the place of the
+logits. fused_fp32: the same on logits that the model's code has cast to fp32 (Liger's and Unsloth's cross_entropy in
+transformers). chunked: head and loss together over a few tokens at a time, so that the logits are never whole (Liger's
+fused_linear_cross_entropy, Hsu et al. 2024). cut: their logits are never written (cut cross-entropy, Wijmans et al. 2025).
+vocab_parallel: Megatron's, in place, which tensor-parallel ranks divide."""
 
 Fp8Recipe = Literal["per_tensor", "block", "mxfp8"]
 """What shares a scale: a tensor, a block of 128 numbers (DeepSeek-V3), 32 numbers (OCP Microscaling)."""
@@ -65,12 +67,18 @@ FP8_IN_WORDS: dict[Fp8Recipe, str] = {
 _FORMS = "Write torch2.8, torch, pytorch-1.9, tensorflow2.4, keras or jax."
 
 
+Router = Literal["fp32", "16_bit"]
+"""What the product of a mixture's router multiplies where the model's code casts it to fp32. 16_bit: operands in 16 bits with a
+result in fp32, by Transformer Engine (Megatron-Core's RouterGatingLinearFunction; backward it takes TF32)."""
+
+
 class Rewrites(NamedTuple):
     """How a step differs from the one that was traced; None: as traced."""
 
     eager_attention: bool = False
     optimizer: OptimizerImplementation | None = None
     cross_entropy: CrossEntropy | None = None
+    half_router: bool = False
 
 
 class Software(Record):
@@ -82,6 +90,7 @@ class Software(Record):
     optimizer: OptimizerImplementation | None = None
     cross_entropy: CrossEntropy | None = None
     fp8_recipe: Fp8Recipe | None = None
+    router: Router | None = None
 
     def __post_init__(self) -> None:
         if any(part < 0 for part in self.version):
@@ -128,7 +137,9 @@ class Software(Record):
         """What runs in another way than torch of today, which traces hold, would run it."""
         before = self.is_before_fusion
         eager = self.attention == "eager" or (before and self.attention is None)
-        return Rewrites(eager, self.optimizer or ("for_loop" if before else None), self.cross_entropy)
+        return Rewrites(
+            eager, self.optimizer or ("for_loop" if before else None), self.cross_entropy, self.router == "16_bit"
+        )
 
     @property
     def name(self) -> str:

@@ -27,24 +27,35 @@ Mode = Literal["train", "forward_backward", "inference"]
 class Adaptation(NamedTuple):
     """How a model is trained without training its own weights. adapter: lora or dora, "" for none. rank, dropout: of the
     adapters. targets: names of linear layers, separated by commas, or all-linear. weights: the format of the frozen weights:
-    nf4, fp4, nf4_double (with quantised scales), "" as the form has them."""
+    nf4, fp4, nf4_double (with quantised scales), gptq, "" as the form has them. fp32_weights: which weights beside packed ones
+    are in fp32 while training in 16 bits: all, norms or none. whole: names of modules that are trained whole beside the adapters,
+    separated by commas. as_the_model: adapters of a 16-bit model are in 16 bits too (peft before 0.12, DeepSpeed's bf16 engine,
+    autocast_adapter_dtype=False); peft of today keeps them in fp32."""
 
     adapter: str = ""
     rank: int = 16
     targets: str = "all-linear"
     dropout: float = 0.0
     weights: str = ""
+    fp32_weights: str = "all"
+    whole: str = ""
+    as_the_model: bool = False
 
     @property
     def in_words(self) -> str:
-        """Such as "LoRA of rank 16 over nf4"; empty where a model is trained as it is."""
+        """Such as "LoRA of rank 16 over nf4, all other weights in fp32"; empty where a model is trained as it is."""
         names = {"lora": "LoRA", "dora": "DoRA"}
         adapter = f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
-        return " over ".join(part for part in (adapter, self.weights) if part)
+        over = " over ".join(part for part in (adapter, self.weights) if part)
+        words = [over] if over else []
+        words += [FP32_IN_WORDS[self.fp32_weights]] if self.weights else []
+        words += [f"{self.whole.replace(',', ' and ')} trained whole"] if self.whole else []
+        return ", ".join(words)
 
 
 AS_IT_IS = Adaptation()
-ADAPTERS, QUANTISED = ("lora", "dora"), ("nf4", "fp4", "nf4_double")
+ADAPTERS, QUANTISED = ("lora", "dora"), ("nf4", "fp4", "nf4_double", "gptq")
+FP32_IN_WORDS = {"all": "all other weights in fp32", "norms": "norms in fp32", "none": "all other weights in 16 bits"}
 
 
 class Variant(NamedTuple):
@@ -52,7 +63,8 @@ class Variant(NamedTuple):
 
     `legacy` is torch before 2.0: no fused attention, and optimizers that launch kernels tensor by tensor. `checkpointing`
     recomputes activations in the backward pass, block by block. `cpu`: what torch runs on a CPU, where dropout is three
-    operators, attention with dropout is not fused, and optimizers go from tensor to tensor.
+    operators, attention with dropout is not fused, and optimizers go from tensor to tensor. `autocast`: a model in 16 bits runs
+    under torch.autocast, as transformers' Trainer has it with bf16=True over a model that was loaded in bfloat16.
     """
 
     optimizer: str | None = None
@@ -63,6 +75,7 @@ class Variant(NamedTuple):
     checkpointing: bool = False
     cpu: bool = False
     adaptation: Adaptation = AS_IT_IS
+    autocast: bool = False
 
 
 PLAIN = Variant()
@@ -114,7 +127,8 @@ class ConvSizes(NamedTuple):
 
 
 class AttentionSizes(NamedTuple):
-    """Fused attention; queries and keys are lengths, causal is 0 or 1. value_size: of values, 0 where it is head_size."""
+    """Fused attention; queries and keys are lengths, causal is 0 or 1. value_size: of values, 0 where it is head_size. seen: keys
+    that a query sees, where the kernel skips what a window or a block mask leaves out: a mean, and no whole number; else 0."""
 
     batch: int
     heads: int
@@ -123,6 +137,7 @@ class AttentionSizes(NamedTuple):
     head_size: int
     causal: int
     value_size: int = 0
+    seen: int = 0
 
 
 class OtherSizes(NamedTuple):
@@ -136,7 +151,7 @@ class OtherSizes(NamedTuple):
 MOST_SIZES = 16
 """Sizes of one operator in the table at most; the rest is padded with zeros."""
 GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
-ATTENTION, OTHER = AttentionSizes(*range(7)), OtherSizes(*range(3))
+ATTENTION, OTHER = AttentionSizes(*range(8)), OtherSizes(*range(3))
 """Where each size of a kind stands in `Operators.dims`: `dims[:, GEMM.m]`."""
 CONV_OUT, CONV_IN = slice(CONV.out_d, CONV.out_w + 1), slice(CONV.in_d, CONV.in_w + 1)
 CONV_KERNEL, CONV_STRIDE = slice(CONV.kernel_d, CONV.kernel_w + 1), slice(CONV.stride_h, CONV.stride_w + 1)
@@ -209,7 +224,9 @@ class Operators(Record):
         convolution, attention = np.isin(kind, CONVOLUTION_KINDS), np.isin(kind, ATTENTION_KINDS)
         groups = np.where(convolution, np.maximum(d[:, CONV.groups], 1), 1)
         work = d[:, CONV.images] * d[:, CONV.c_in] * d[:, CONV.c_out] / groups * d[:, CONV_KERNEL].prod(axis=1)
-        scores = d[:, ATTENTION[: ATTENTION.head_size]].prod(axis=1) * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
+        all_keys = d[:, ATTENTION.keys] * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
+        seen = np.where(d[:, ATTENTION.seen] > 0, d[:, ATTENTION.seen], all_keys)
+        scores = d[:, ATTENTION[: ATTENTION.keys]].prod(axis=1) * seen
         heads, values = d[:, ATTENTION.head_size], d[:, ATTENTION.value_size]
         widths = [attention_widths(name, heads, np.where(values > 0, values, heads)) for name in ATTENTION_KINDS]
         expected = 2.0 * np.select(
@@ -224,7 +241,9 @@ class Operators(Record):
         )
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
-            raise TrainpaceError(f"operator {i} of the table, a {self.kind[i]}, has other FLOPs than its sizes make.")
+            raise TrainpaceError(
+                f"operator {i} of the table, of kind {self.kind[i]}, has other FLOPs than its sizes make."
+            )
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -395,6 +414,11 @@ class Workload(Record):
     @property
     def optimizer_in_words(self) -> str:
         return f"{self.optimizer} (assumed)" if self.assumes_optimizer else self.optimizer
+
+    @property
+    def has_experts(self) -> bool:
+        """Does it have layers of experts, whose products are grouped?"""
+        return any(GROUPED in form.operators.function for form in self.forms.values())
 
     @property
     def image_side(self) -> int | None:

@@ -17,7 +17,7 @@ from torch import nn
 import trainpace
 from nouns import measurement
 from trainpace import api
-from trainpace.cli.main import VERBS, _cli
+from trainpace.cli.program import VERBS, _cli
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.execution import Execution
 from trainpace.measure import analyse
@@ -41,6 +41,7 @@ SHOWN = {
     "schedule": {"json"},
     "watch": {"json", "from", "steps", "timeline", "html", "svg", "trace", "baseline", "tolerance", "journal"},
     "diagnose": {"json", "html", "figure"},
+    "doctor": {"html", "json", "trace"},
     "calibrate": {"json", "hosts", "network", "detect_only"},
     "verify": {"json"},
     "validate": {"json"},

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainpace.cli.main import main
+from trainpace.cli.program import main
 
 
 def row_of(capsys, *words, gpu="A100"):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import TOKENS, stacked, workload
 from trainpace.records import save
 
 
@@ -16,6 +16,21 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("forecast") / "model.json"
     save(replace(workload(), sample="3 x 224 x 224 image"), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama") / "config.json"
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "vocab_size": 500,
+    }
+    names = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps({**names, **sizes, "max_position_embeddings": 4096, "rope_theta": 1e4}))
+    return f"transformers:{path}"
 
 
 def forecast(*arguments):
@@ -109,3 +124,138 @@ def test_copies_latency_and_loaders_take_their_time(model, tmp_path):
     job = ("--samples", "100k", "--epochs", "1", "--startup", "0s", "--loader-rate", "1", "--workers", "2")
     assert row(*job)["training_time_s"] == pytest.approx(1e5 / 2, rel=1e-2)
     assert row(*job, *nodes)["training_time_s"] == pytest.approx(1e5 / 8, rel=1e-2)
+
+
+def test_several_lengths_have_a_row_each(llama, tmp_path):
+    asked = (llama, "--gpu", "H100", "--batch", "1,2", "--precision", "bf16", "--sequence-length", "64:256:32")
+    rows = json.loads(forecast(*asked, "--json").stdout)["rows"]
+    assert [(row["sequence_length"], row["batch"]) for row in rows] == [
+        (n, b) for n in range(64, 257, 32) for b in (1, 2)
+    ]
+    row = rows[-1]
+    assert row["tokens_per_second"] == pytest.approx(256 * row["samples_per_second"])
+    page = tmp_path / "page.html"
+    shown = forecast(*asked, "--html", page).stdout
+    assert "7 lengths from 64 to 256 tokens" in shown
+    assert "The longest sequence that fits has 256 tokens: H100 SXM at batch 2" in shown
+    assert "tokens/s" in shown
+    assert "Throughput against the sequence length" in page.read_text()
+
+
+def test_a_saved_workload_has_one_length(model):
+    done = forecast(model, "--gpu", "T4", "--sequence-length", "64,128")
+    assert done.returncode == 2
+    assert "a sequence length of its own" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["32\n32\n64\n128\n", "tokens,count\n32,2\n64,1\n128,1\n"])
+def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tmp_path, text):
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text(text)
+    asked = (
+        "--gpu",
+        "H100",
+        "--batch",
+        "2",
+        "--precision",
+        "bf16",
+        "--sequence-length",
+        "256",
+        "--packed",
+        "--lengths",
+        lengths,
+    )
+    answer = json.loads(forecast(llama, *asked, "--json").stdout)
+    (padded,) = answer["padded"]
+    assert padded["documents"] == 8  # one row holds all four
+    assert padded["length"] == 128
+    assert (padded["packed_document_tokens"], padded["padded_document_tokens"]) == (512, 512)
+    assert padded["padding"] == pytest.approx(0.5)
+    assert padded["packed_padding"] == 0.0
+    assert answer["rows"][0]["software"].endswith("FlashAttention 2")
+    assert "lengths.csv" in answer["rows"][0]["notes"][0]
+    shown = forecast(llama, *asked).stdout
+    assert "of the time that a document's token takes in padded batches on H100 SXM at batch 2" in " ".join(
+        shown.split()
+    )
+    assert "50 % is padding, of packed rows 0 %" in shown.replace("\n ", "").replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--packed", "--mean-length", "60"), "--packed needs --sequence-length"),
+        (("--packed", "--sequence-length", "256"), "--lengths FILE, or --mean-length"),
+        (("--mean-length", "60"), "--mean-length does nothing without --packed"),
+        (
+            ("--packed", "--sequence-length", "256", "--mean-length", "60", "--attention", "eager"),
+            "no kernel for packed",
+        ),
+        (("--packed", "--sequence-length", "256", "--mean-length", "60", "--precision", "fp32"), "16-bit"),
+        (("--packed", "--sequence-length", "256", "--lengths", "{wrong}"), "row 2: 'many' is not a count of tokens"),
+        (("--packed", "--sequence-length", "256", "--lengths", "{named}"), "no column of token counts: a, b"),
+        (("--packed", "--sequence-length", "256", "--lengths", "{short}"), "row 3: a value is missing"),
+    ],
+)
+def test_packing_that_says_too_little_or_cannot_be_is_refused(llama, tmp_path, arguments, said):
+    (tmp_path / "wrong").write_text("12\nmany\n")
+    (tmp_path / "named").write_text("a,b\n1,2\n")
+    (tmp_path / "short").write_text("length,count\n100,5\n200\n")
+    files = {name: tmp_path / name for name in ("wrong", "named", "short")}
+    done = forecast(llama, "--gpu", "H100", "--precision", "bf16", *(text.format(**files) for text in arguments))
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+
+
+def packable(tmp_path):
+    """A saved transformer of one length, of 16-bit numbers."""
+    path = tmp_path / "w.json"
+    save(replace(stacked(), sequence_length=TOKENS), path)
+    return path, (
+        "--gpu",
+        "H100",
+        "--precision",
+        "bf16",
+        "--sequence-length",
+        TOKENS,
+        "--packed",
+        "--mean-length",
+        "60",
+    )
+
+
+def test_a_model_of_one_length_has_packed_rows_without_padded_batches(tmp_path):
+    path, asked = packable(tmp_path)
+    answer = json.loads(forecast(path, *asked, "--batch", "1,2", "--json").stdout)
+    assert [row["batch"] for row in answer["rows"]] == [1, 2]
+    assert answer["padded"] == []
+    (note,) = answer["journal"]
+    assert note.endswith(f"w.json has samples of one length, {TOKENS} tokens.")
+    assert "Padded batches of the same documents are not forecast" in note
+
+
+def test_measurements_of_whole_rows_do_not_correct_packed_ones(tmp_path):
+    path, asked = packable(tmp_path)
+    measured = tmp_path / "measured.json"
+    measured.write_text("[]")
+    done = forecast(path, *asked, "--transfer-from", measured)
+    assert done.returncode == 2
+    assert "rows that are not packed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "nearest"),
+    [
+        ("--precision", "bf61", "bf16"),
+        ("--attention", "flsh2", "flash2"),
+        ("--optimizer", "adamww", "adamw"),
+        ("--cross-entropy", "chunkd", "chunked"),
+        ("--checkpointing", "ful", "full"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_known_ones_and_the_nearest(option, wrong, nearest):
+    done = forecast("resnet50", "--gpu", "T4", option, wrong)
+    assert done.returncode == 2
+    assert f"Nearest: {nearest}" in done.stderr
+    assert wrong in done.stderr
+    assert done.stderr.count(",") > 1  # the known ones

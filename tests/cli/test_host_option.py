@@ -6,7 +6,7 @@ import pytest
 
 import trainpace
 from nouns import workload
-from trainpace.cli.main import main
+from trainpace.cli.program import main
 from trainpace.errors import TrainpaceError
 from trainpace.records import save
 

@@ -14,7 +14,7 @@ from trainpace.records import save
 
 
 def commands(group=None, name=()):
-    group = group or importlib.import_module("trainpace.cli.main")._cli
+    group = group or importlib.import_module("trainpace.cli.program")._cli
     for verb in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), verb)
         if isinstance(command, click.Group):

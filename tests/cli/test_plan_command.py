@@ -188,7 +188,7 @@ def test_nothing_fits(model, tmp_path):
         (("--gpu", "A100", "--num-gpus", "2000", "--nodes", "1000", *JOB, "--network", "1"), "1,000,000 GPUs"),
         (("--gpu", "A100", *JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
         (("--gpu", "A100", *JOB, "--image-size", "64"), "new trace"),
-        (("--gpu", "A100", *JOB, "--offload", "all"), "'parameters'"),
+        (("--gpu", "A100", *JOB, "--offload", "all"), "parameters, both"),
     ],
 )
 def test_misuse(model, arguments, said):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 import trainpace
 from nouns import stacked, workload
-from trainpace.cli.main import main
+from trainpace.cli.program import main
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import find_device
 from trainpace.records import save

@@ -1,9 +1,13 @@
 """The real commands on real scripts."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -76,7 +80,6 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
         (("diagnose",), "give a command"),
         (("watch", "--", "no-such-command"), "there is no command no-such-command"),
         (("diagnose", "--", sys.executable, "-c", "pass"), "No Python process of this command imported torch"),
-        (("diagnose", "--", sys.executable, "-c", "import torch; 1 / 0"), "ended with exit code 1"),
         (("watch", "--from", "/nonexistent"), "holds no recording"),
         (("watch", "--from", "/nonexistent", "--steps", "9:3"), "is not a range of steps"),
         (("watch", "--output", "/", "--", "python"), "is there already"),
@@ -92,10 +95,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, mo
     assert "Traceback" not in done.stderr.replace('Traceback (most recent call last):\n  File "<string>"', "")
 
 
-def test_a_script_without_steps_says_so_and_exits_2(tmp_path):
+def test_a_script_without_steps_says_so_and_keeps_its_exit_code(tmp_path):
     done = trainpace("watch", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch")
-    assert done.returncode == 2
+    assert done.returncode == 0
     assert "No training step was seen" in done.stdout
+
+
+def test_a_diagnosis_says_how_a_command_without_steps_ended(tmp_path):
+    done = trainpace("diagnose", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch; 1 / 0")
+    assert done.returncode == 1
+    assert "ended with exit code 1" in done.stderr
 
 
 def test_a_damaged_recording_is_named(tmp_path):
@@ -151,3 +160,84 @@ def test_a_baseline_that_is_none_is_said_before_anything_runs(train, tmp_path):
     assert "unknown baseline 'deadbeef'" in done.stderr
     assert not (tmp_path / "losses").exists()
     assert trainpace("watch", "--tolerance", "0.1", "--", sys.executable, train).returncode == 2
+
+
+FAILING = (sys.executable, "-c", "import sys; sys.exit(7)")
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_how_the_command_ended(train, tmp_path):
+    train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    sys.exit(7)\n")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    train.write_text(f"import shutil; shutil.rmtree({str(gone)!r})\n" + train.read_text())
+    done = trainpace("watch", "--html", gone / "t.html", "--output", tmp_path / "r", "--", sys.executable, train)
+    assert (done.returncode, done.stderr.count("Traceback")) == (7, 0)
+    assert "cannot write" in done.stderr
+    assert "waiting for data" in done.stdout
+
+
+def test_a_recording_that_the_command_removes(tmp_path):
+    remove = f"import shutil; shutil.rmtree({str(tmp_path / 'r')!r})"
+    done = trainpace("watch", "--output", tmp_path / "r", "--", sys.executable, "-c", remove)
+    assert done.returncode == 0
+    assert "No Python process of this command imported torch" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("steps", ["9:3", "²:30", "1:" + "9" * 5000, "1"])
+def test_mistaken_steps_are_said_before_anything_starts(steps, tmp_path):
+    done = trainpace("watch", "--steps", steps, "--", sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert done.returncode == 2
+    assert "is not a range of steps" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", ["watch", "diagnose"])
+def test_a_command_without_steps_keeps_its_exit_code(verb, tmp_path):
+    done = trainpace(verb, "--output", tmp_path / "r", "--", *FAILING)
+    assert done.returncode == 7
+
+
+WAITING = "import torch, time, sys; print('here', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("verb", ["watch", "diagnose"])
+def test_a_signal_is_the_commands_and_its_exit_code(verb, number, code, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        verb,
+        "--output",
+        str(tmp_path / "r"),
+        "--",
+        sys.executable,
+        "-c",
+        WAITING,
+    ]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "here\n"
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "exit code -" not in stderr
+
+
+def runs(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_watch_takes_its_command_along(tmp_path):
+    command = [sys.executable, "-m", "trainpace", "watch", "--output", str(tmp_path / "r"), "--", sys.executable, "-c"]
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    with subprocess.Popen([*command, script], stdout=-1, text=True) as process:
+        inner = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 10
+    while runs(inner) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(inner)

@@ -38,9 +38,10 @@ def test_the_files_say_the_plan(kind):
 
 @NEEDS_ENGINES
 @pytest.mark.slow
+@pytest.mark.parametrize("plans", [100, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", FILES)
-def test_500_plans_and_the_libraries_say_the_same(kind, tmp_path):
-    rounds = held(kind, 500)
+def test_plans_and_the_libraries_say_the_same(kind, plans, tmp_path):
+    rounds = held(kind, plans)
     assert {i: one.wrong() for i, one in enumerate(rounds) if one.wrong()} == {}
     if kind in LIBRARIES:
         reports = loaded(kind, rounds, tmp_path)

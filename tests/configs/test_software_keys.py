@@ -30,7 +30,7 @@ def read(**keys):
         ({"optim": "adamw_torch"}, "optimizer_implementation", None),
         ({"use_liger_kernel": True}, "cross_entropy", "chunked"),
         ({"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": False, "cross_entropy": True}},
-         "cross_entropy", "fused"),
+         "cross_entropy", "fused_fp32"),
         ({"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": False}}, "cross_entropy", None),
         ({"use_liger_kernel": False}, "cross_entropy", None),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs import Changes, combine, execution_of, new_file, parse_config, rewrite, save, settings_of
+from trainpace.configs import Changes, combine, execution_of, new_file, parse_config, rewrite, save_all, settings_of
 from trainpace.configs.files import BY_HAND, WRITERS, write_changes
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.records import read_text
+from trainpace.intake import read_text
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
@@ -302,7 +303,7 @@ def test_a_backup_is_never_overwritten(tmp_path):
     for n, name in ((5, "a.yaml.bak"), (6, "a.yaml.bak2"), (7, "a.yaml.bak3")):
         old = path.read_bytes()
         text = read_text(str(path))
-        assert save(changed(text, str(path), micro_batch=n)) == str(tmp_path / name)
+        assert save_all([changed(text, str(path), micro_batch=n)]) == [str(tmp_path / name)]
         assert (tmp_path / name).read_bytes() == old
         assert path.read_bytes().count(b"\r\n") == 4
         assert f"size: {n}".encode() in path.read_bytes()
@@ -313,7 +314,7 @@ def test_a_backup_is_never_overwritten(tmp_path):
 def test_a_file_without_changes_is_not_written(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(HF)
-    assert save(changed(HF, str(path))) is None
+    assert save_all([changed(HF, str(path))]) == [None]
     assert os.listdir(tmp_path) == ["a.yaml"]
 
 
@@ -321,10 +322,32 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(HF + "seed: 1\n")
     with pytest.raises(TrainpaceError, match="has changed since"):
-        save(changed(HF, str(path), micro_batch=2))
+        save_all([changed(HF, str(path), micro_batch=2)])
     assert path.read_text() == HF + "seed: 1\n"
     with pytest.raises(UnreadableInput, match="cannot read"):
-        save(changed(HF, str(tmp_path / "none.yaml"), micro_batch=2))
+        save_all([changed(HF, str(tmp_path / "none.yaml"), micro_batch=2)])
+
+
+@pytest.mark.parametrize("trouble", ["changed meanwhile", "disk full"])
+def test_files_are_written_all_or_none(trouble, tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in ("a.yaml", "b.yaml", "c.yaml")]
+    for path in paths:
+        path.write_text(HF)
+    files = [changed(HF, str(path), micro_batch=2) for path in paths]
+    if trouble == "changed meanwhile":
+        paths[1].write_text(HF + "seed: 1\n")
+        with pytest.raises(TrainpaceError, match="has changed since"):
+            save_all(files)
+    else:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(HF) - 1, before[1]))
+        try:
+            with pytest.raises(UnreadableInput, match=r"cannot write .*too large"):
+                save_all(files)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.yaml", "b.yaml", "c.yaml"]
+    assert paths[0].read_text() == paths[2].read_text() == HF
 
 
 def test_every_format_that_is_read_is_written():

@@ -50,6 +50,31 @@ def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
     assert auto.execution.engine == "ddp"
 
 
+def test_recipes_that_send_tokens_under_computation(tmp_path):
+    bridge = {
+        "file": "megatron_bridge", "model": "DeepSeekV3", "framework": "pytorch/Megatron-Bridge", "gpu": "GB200",
+        "gpu_canonical": "GB200", "num_gpus": 256.0, "num_nodes": None, "precision": "fp8", "batch_per_gpu": 1.0,
+        "global_batch": 4096.0, "seq_len": 4096.0, "parallelism": "tp=1,pp=4,cp=1,vp=4,ep=64", "notes": "precision label MXFP8",
+        "model_spec": "resnet50", "tflops_per_gpu": None, "model_variant_or_config": "",
+    }  # fmt: skip
+    exchanges = [
+        megatron(tmp_path, **bridge, framework_version=f"{release} NeMo Container").execution.expert_exchange
+        for release in ("26.04", "26.06.01", "26.08")
+    ]
+    assert exchanges == ["deep_ep", "overlapped", "overlapped"]
+    newest = {"framework_version": "26.08 NeMo Container"}
+    assert megatron(tmp_path, **bridge | newest | {"model": "Kimi_K2"}).execution.expert_exchange == "deep_ep"
+    assert megatron(tmp_path, **bridge | newest).software.optimizer == "fused"
+
+
+def test_automodel_recomputes_experts_and_gives_a_token_experts_in_a_row():
+    """activation_checkpointing and fake_balanced_gate of its benchmarks' configurations."""
+    auto = {"file": "nemo_automodel", "framework": "NeMo AutoModel (PyTorch DTensor)", "num_gpus": 8.0}
+    e = case(**auto, parallelism="ep=8 fsdp=8", notes="kernels TE + DeepEP; mock data, balanced fake router").execution
+    assert (e.activation_checkpointing, e.expert_nodes, e.expert_exchange) == ("full", 1, "deep_ep")
+    assert case(**auto, parallelism="fsdp=8").execution.activation_checkpointing == "none"
+
+
 def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
     c = megatron(tmp_path)
     e = c.execution

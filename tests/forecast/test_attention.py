@@ -213,3 +213,29 @@ def test_attention_in_fp32_is_the_memory_efficient_one_whatever_is_asked():
     assert busy_s(table, "A100 SXM 80GB", "flash2", "fp32") == pytest.approx(
         busy_s(table, "A100 SXM 80GB", "efficient", "fp32")
     )
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("kind", PASSES)
+def test_a_window_takes_time_by_its_keys(card, kind):
+    """Between the time of so many keys alone and of all; the whole length as a window is no window."""
+    device = find_device(card)
+    rates = sustained_rates(
+        device,
+        "bf16" if device.bf16_tensor_tflops else "fp16",
+        True,
+        True,
+        fitted_constants(),
+        attention=implementation_on(device),
+    )
+
+    def compute(keys, seen):
+        sizes = tuple(np.array([float(x)]) for x in (8, 32, 16384, keys, 128, 0, 0, seen))
+        return attention_s(
+            kind, sizes, np.array([1e6]), rates.attention.of(kind)[0], rates.sms, rates.l2_bytes
+        ).compute_s[0]
+
+    times = [compute(16384, seen) for seen in (512, 1024, 4096, 16384)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(compute(16384, 0))
+    assert compute(1024, 0) < times[1] < compute(1024 + 512, 0)

@@ -9,8 +9,13 @@ from nouns import stacked
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.exchanges import CONTENTION
+from trainpace.forecast.intervals import EXPERTS_SD, Z_95
 from trainpace.forecast.ranks import rank_operators
+from trainpace.forecast.software_rewrites import as_run
+from trainpace.forecast.target import host_sensitivity, kernel_key
 from trainpace.hardware import Cluster, find_device
+from trainpace.software import Software
 from trainpace.trace.trace import trace_task
 from trainpace.units import BYTES_PER_GIB
 from trainpace.validation import read_parallelism
@@ -72,9 +77,26 @@ def test_tokens_are_sent_to_their_experts(workload):
     assert exposed(workload, ep=1) == 0 < here < far
     assert exposed(workload, nodes=4, per_node=2, expert_exchange="deep_ep") < exposed(workload, nodes=4, per_node=2)
     assert exposed(workload, expert_exchange="overlapped") < 0.5 * here
+    in_fp8 = exposed(workload, expert_exchange="overlapped_fp8") / exposed(workload, expert_exchange="overlapped")
+    assert in_fp8 == pytest.approx((1 + (1 + 4 / 128) / 2) / 2)  # back in 16 bits
+    across = {"nodes": 8, "per_node": 2, "ep": 16 if EXPERTS % 16 == 0 else 8, "expert_exchange": "deep_ep"}
+    limited = [exposed(workload, **across, expert_nodes=nodes) for nodes in (None, 8, 1)]
+    assert limited[0] == limited[1] > limited[2] > 0
     assert here < exposed(workload, expert_load=2.0) < 2 * here
     recomputed = exposed(workload, activation_checkpointing="full")
     assert recomputed == pytest.approx(1.5 * here)  # forward, forward again, backward
+
+
+def test_computation_that_hides_the_expert_exchange_hides_no_pipeline_sends(workload):
+    """Under DualPipe both go beside computation; one card a node makes the exchange of experts longer than that."""
+
+    def sends(ep):
+        execution = replace(
+            EP8, nnodes=16, nproc_per_node=1, micro_batch=4096, pp=2, accumulation=4, pipeline_schedule="dualpipe", ep=ep
+        )  # fmt: skip
+        return forecaster(workload, 16, 1).forecast(execution).exposed_ms["pipeline"]
+
+    assert sends(ep=8) == pytest.approx(sends(ep=1) / CONTENTION)
 
 
 def test_a_fuller_rank_takes_longer_and_more_memory(workload):
@@ -119,5 +141,48 @@ def test_measured_runs_state_their_experts():
     assert (execution.ep, execution.expert_tp, execution.expert_exchange) == (64, 1, "deep_ep")
     assert read_parallelism("ep=8,etp=2").expert_tp == 2
     assert read_parallelism("ep=8,deepep,ep_overlap").expert_exchange == "overlapped"
+    dual = read_parallelism("pp=16,dualpipe,ep=64,ep_overlap,fp8_dispatch,expert_nodes=4")
+    assert (dual.pipeline_schedule, dual.expert_exchange, dual.expert_nodes) == ("dualpipe", "overlapped_fp8", 4)
     assert read_parallelism("fsdp=0,tp=1,pp=1,ep=8").zero_stage == 0
     assert read_parallelism("fsdp=8,ep=8").zero_stage == 3
+
+
+def test_experts_of_uneven_rows_are_padded_for_their_weights_gradients(workload):
+    """A gradient that sums over 10,922.7 rows an expert is no product of odd sizes, which matrix units take in small pieces."""
+    f = forecaster(workload)
+    key, batches = (
+        kernel_key(replace(EP8, expert_load=1.07, precision="fp8"), f.target.software),
+        np.arange(6400.0, 6408.0),
+    )
+    timed = f.tables.times(key, f.target, batches)
+    operators = f.tables.table(key.sharding).operators
+    grouped = (np.array(operators.function) == GROUPED) & (np.array(operators.phase) == "backward")
+    rows = at_batch(operators.dims[grouped, GEMM.k], batches[:, None])
+    assert (rows % 16 > 0).any()
+    steps = np.diff(timed.times.device_s[:, grouped].sum(axis=1)) / timed.times.device_s[0, grouped].sum()
+    assert np.abs(steps).max() < 0.05
+
+
+def test_a_router_in_fp32_is_multiplied_in_16_bits_where_the_software_does(workload):
+    """Megatron-Core's RouterGatingLinearFunction, where transformers casts DeepSeek-V3's router to fp32."""
+    form = workload.forms["half"]
+    operators, blocks = form.operators, form.blocks
+    inside = (np.array(operators.kind) == "gemm") & (blocks.operator_counts > 0)
+    router = np.flatnonzero(inside)[0]
+    half = operators.half.copy()
+    half[router] = False
+    cast = replace(workload, forms={"half": replace(form, operators=replace(operators, half=half))})
+    assert as_run(cast, Software().rewrites) is cast
+    run = as_run(cast, Software(router="16_bit").rewrites).forms["half"].operators
+    assert run.half[inside].all()
+    assert (2 * run.read_bytes[router] == operators.read_bytes[router]).all()
+    assert (run.read_bytes[~inside] == operators.read_bytes[~inside]).all()
+
+
+def test_layers_of_experts_widen_the_interval(workload):
+    table = forecaster(workload).at([EP8])
+    (sd,) = table.outside_sds
+    of_host = host_sensitivity(table.parts, table.step_ms)[0] * table.forecaster.target.host.log_sd
+    assert sd == pytest.approx(np.hypot(EXPERTS_SD, of_host))
+    assert table.high_ms[0] / table.step_ms[0] > np.exp(Z_95 * EXPERTS_SD)
+    assert not stacked().has_experts

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nouns import cpu, machine_model, operators, workload
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target, fitted_constants
-from trainpace.forecast.intervals import PARTS, composed_spread, with_host_spread
+from trainpace.forecast.intervals import PARTS, composed_spread, widened
 from trainpace.forecast.target import REFERENCE_POINTS, fitted_host_us, host_sensitivity
 from trainpace.hardware import Cluster, Figure, find_device, find_host, typical_host
 from trainpace.outcome import STEP_PARTS, StepTime
@@ -70,8 +70,8 @@ def test_naming_the_host_narrows_the_interval_where_it_decides():
 
 def test_the_widened_interval_adds_variances_at_either_end():
     spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
-    assert with_host_spread(spread, 0.0) == spread
-    wide = with_host_spread(spread, 0.2)
+    assert widened(spread, 0.0) == spread
+    wide = widened(spread, 0.2)
     assert math.log(wide.low) == pytest.approx(-math.hypot(math.log(spread.low), 1.645 * 0.2), rel=1e-3)
     assert math.log(wide.high) == pytest.approx(math.hypot(math.log(spread.high), 1.645 * 0.2), rel=1e-3)
 

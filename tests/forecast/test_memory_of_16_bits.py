@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nouns import stacked, step_memory
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
-from trainpace.forecast.memory import NEED_SD, fit_probability, needed_gib, room_gib
+from trainpace.forecast.memory import COMPILED_NEED_SD, NEED_SD, fit_probability, needed_gib, room_gib
 from trainpace.hardware import Cluster, find_device
 
 FORM = stacked().forms["half"]
@@ -47,6 +47,8 @@ def test_a_training_that_needs_all_of_its_room_fits_every_other_time():
     assert fit_probability(m, capacity) == pytest.approx(0.5)
     assert fit_probability(m, capacity * np.exp(NEED_SD)) == pytest.approx(0.841, abs=0.001)
     assert fit_probability(m, 2 * capacity) > 0.999 > 0.001 > fit_probability(m, capacity / 2)
+    compiled = fit_probability(m, capacity * np.exp(COMPILED_NEED_SD), compiles=True)
+    assert compiled == pytest.approx(0.841, abs=0.001)
 
 
 def test_states_that_find_no_room_come_over_pcie():

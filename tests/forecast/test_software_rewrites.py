@@ -143,16 +143,22 @@ def test_old_torch_and_keras_launch_slower(traced):
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16"])
 def test_other_cross_entropies_keep_no_logits(traced, name, precision):
     now = traced[name, False]
-    plain, fused, chunked = (
-        forecast(now, Software(cross_entropy=kind), precision=precision) for kind in ("plain", "fused", "chunked")
+    plain, fused, wide, chunked = (
+        forecast(now, Software(cross_entropy=kind), precision=precision)
+        for kind in ("plain", "fused", "fused_fp32", "chunked")
     )
     assert plain == forecast(now, precision=precision) or plain.step == forecast(now, precision=precision).step
     assert fused.step.total_ms < plain.step.total_ms
-    weight = 2 * 4096 * 256 / 2**30  # the product for its gradient is alive beside a chunk
+    # the gradient of the head's weight is alive beside a chunk, and autocast's copy of the weight
+    weight = {"bf16": 2, "amp_bf16": 4 + 2}[precision] * 4096 * 256 / 2**30
     assert chunked.memory.activations_gib - weight <= fused.memory.activations_gib < plain.memory.activations_gib
     # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
     logits_gib = 4096 * 8 * 512 * 4 / 2**30
     assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib
+    # one tensor in fp32 is left of three, and in the backward pass what its gradient is cast to
+    assert 0.8 * logits_gib < wide.memory.activations_gib - fused.memory.activations_gib < 1.01 * logits_gib
+    assert 1.4 * logits_gib < plain.memory.activations_gib - wide.memory.activations_gib < 1.6 * logits_gib
+    assert fused.step.total_ms < wide.step.total_ms < plain.step.total_ms
 
 
 def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
@@ -196,3 +202,56 @@ def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
     ]
     assert [n for n, _ in head[1]] == [16 * n for n, _ in head[0]]  # 4,096 words over 256 numbers
     assert [flops for _, flops in head[1]] == pytest.approx([flops for _, flops in head[0]])
+
+
+def head_flops(workload, form="half"):
+    table = workload.forms[form].operators
+    rows = [i for i in range(len(table)) if table.kind[i] == "gemm" and 4096 in table.dims[i, :4].sum(axis=1)]
+    return float(sum((table.flops[i] * table.count[i]).sum() for i in rows))
+
+
+def test_a_cut_loss_never_writes_the_logits_and_makes_them_again(traced):
+    plain = traced["llama", False]
+    cut = as_run(plain, Rewrites(cross_entropy="cut"))
+    assert head_flops(cut) == pytest.approx(4 / 3 * head_flops(plain))
+    table = cut.forms["half"].operators
+    assert table.written_bytes[:, 1].max() < 4096 * 512 * 2  # the logits of a sample
+    held = [form.forms["half"].blocks.after_saved_bytes[1] for form in (plain, cut)]
+    assert held[0] - held[1] == pytest.approx(
+        4 * 512 * 4096 - 4 * 512
+    )  # a number a token in the place of the log-softmax
+    fused = as_run(plain, Rewrites(cross_entropy="fused"))
+    assert cut.forms["half"].memory.peaks[:, 2].max() <= fused.forms["half"].memory.peaks[:, 2].max()
+
+
+def test_a_cut_loss_takes_16_bits(traced):
+    full = trace(traced["llama", False].model, ("fp32",), Variant("adamw", 512))
+    assert as_run(full, Rewrites(cross_entropy="cut")).forms["fp32"] is full.forms["fp32"]
+    f = forecast(full, Software(cross_entropy="cut"), precision="fp32")
+    assert f.software_idle == ("cut cross-entropy: its kernels take 16-bit numbers",)
+
+
+def test_a_vocabulary_parallel_loss_works_in_place(traced):
+    plain = traced["llama", False]
+    parallel = as_run(plain, Rewrites(cross_entropy="vocab_parallel"))
+    assert head_flops(parallel) == head_flops(plain)
+    before, after = (w.forms["half"].blocks for w in (plain, parallel))
+    assert after.after_saved_bytes == before.after_saved_bytes  # its softmax in fp32, as the log-softmax was
+    assert before.after_working_bytes[1] - after.after_working_bytes[1] == pytest.approx((8 - 2) * 512 * 4096)
+    # ranks divide the loss as they divide the logits
+    table, blocks = parallel.forms["half"].operators, parallel.forms["half"].blocks
+    made = [i for i in range(len(table)) if table.function[i] in ("sub_", "exp", "div_", "mul_")][-4:]
+    assert {blocks.roles[i] for i in made} == {"sharded"}
+
+
+def test_a_chunked_loss_holds_the_heads_gradients_beside_one_chunk(traced):
+    plain = traced["llama", False]
+    half, amp = (as_run(plain, Rewrites(cross_entropy="chunked")).forms[form].blocks for form in ("half", "amp"))
+    before = plain.forms["half"].blocks
+    weight, tokens = 4096 * 256, 512
+    saved = before.after_saved_bytes[0] + 2 * weight, before.after_saved_bytes[1] - 4 * tokens * 4096 + 2 * tokens * 256
+    assert half.after_saved_bytes == pytest.approx(saved)
+    assert half.after_working_bytes[1] <= before.after_working_bytes[1] - (8 - 2 / 16) * tokens * 4096 + 1
+    # under autocast the weight's gradient is in fp32, and the weight is cast for each chunk
+    assert amp.after_saved_bytes[0] - plain.forms["amp"].blocks.after_saved_bytes[0] == pytest.approx(4 * weight)
+    assert amp.after_working_bytes[0] >= 2 * weight

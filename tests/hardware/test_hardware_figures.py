@@ -250,5 +250,5 @@ def test_variants_differ_the_way_their_makers_meant(smaller: str, larger: str, n
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_a_figure_is_positive_and_finite(bad: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="from 1e-6 to 1e9"):
         Figure(value=bad, source="a datasheet", kind="datasheet")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import TOKENS, stacked, workload
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.hardware import Cluster, find_device
@@ -18,6 +18,9 @@ from trainpace.plan import Setting, forecast_of
 from trainpace.plan.evaluate import evaluate
 from trainpace.records import save
 from trainpace.schedule import Schedule
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.forecast import run as forecast
+from trainpace.verbs.request import Silent
 
 SLOWER = 1.4
 
@@ -51,6 +54,25 @@ def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
     assert least < corrected.step.total_ms / plain.step.total_ms < 1.45
     widths = [f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (corrected, plain)]
     assert widths[0] < widths[1]
+
+
+def test_steps_of_whole_rows_do_not_correct_packed_ones(tmp_path):
+    model = replace(stacked(), sequence_length=TOKENS)
+    place = str(tmp_path / "runs.db")
+    with Journal.open(place) as runs:
+        e = Execution(micro_batch=8, optimizer=model.optimizer, precision="bf16")
+        run = {"kind": "measure", "outcome": "ok", "model": model.model, "device": "H100 SXM", "execution": e}
+        runs.add(
+            Entry(id=new_id(), created_at=now_utc(), step_time_ms=1e3, sequence_length=TOKENS, **run)
+        )  # fmt: skip
+    asked = ForecastRequest(
+        model=model, gpu=("H100 SXM",), precision="bf16", batch=(8,), sequence_length=(TOKENS,), journal=place
+    )  # fmt: skip
+    packed = replace(asked, packed=True, mean_length=100.0)
+    found, plain = (forecast(request, Silent()) for request in (packed, replace(packed, no_journal=True)))
+    assert found.rows[0].step == plain.rows[0].step
+    assert "Measurements in the journal are left out: they are not of packed rows." in found.notes
+    assert forecast(asked, Silent()).rows[0].step != forecast(replace(asked, no_journal=True), Silent()).rows[0].step
 
 
 def test_a_journal_of_other_workloads_changes_nothing(journal):

@@ -380,7 +380,7 @@ def test_a_hugging_face_script_climbs_and_its_checkpoints_stay(folder):
     assert "channels_last" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_ENGINES
 def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
     (folder / "train.py").write_text(textwrap.dedent(DEEPSPEED))

@@ -1,13 +1,11 @@
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from interrupting import interrupt_when, is_written, may_leave_a_file_open
 from trainpace.errors import TrainpaceError
 from trainpace.launch.job import GRACE_S, Job, ThisMachine, Torchrun
 
@@ -144,14 +142,10 @@ def test_what_a_finished_job_left_running_is_ended(tmp_path):
     assert [is_alive(pid) for pid in pids.read_text().split()] == [False, False]
 
 
+@may_leave_a_file_open
 def test_ctrl_c_ends_all_of_it(tmp_path):
     pids = tmp_path / "pids"
-
-    def interrupt():
-        appears(pids)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_when(lambda: is_written(pids))
     with pytest.raises(KeyboardInterrupt):
         ThisMachine().run(job_of(tmp_path, HANGS, environment={"PIDS": str(pids)}))
     assert [is_alive(pid) for pid in pids.read_text().split()] == [False, False]
@@ -238,6 +232,7 @@ def test_a_killed_rank(tmp_path):
 
 
 @pytest.mark.slow
+@may_leave_a_file_open
 def test_ctrl_c_ends_ranks_that_have_sessions_of_their_own(tmp_path):
     code = """
 import os, pathlib, time
@@ -246,13 +241,7 @@ time.sleep(600)
 """
     job = job_of(tmp_path, code, nproc_per_node=2, environment={"PIDS": str(tmp_path / "pid")})
 
-    def interrupt():
-        for rank in (0, 1):
-            appears(tmp_path / f"pid{rank}", 60.0)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_when(lambda: all(is_written(tmp_path / f"pid{rank}") for rank in (0, 1)))
     with pytest.raises(KeyboardInterrupt):
         Torchrun().run(job)
     assert [is_alive((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)] == [False, False]

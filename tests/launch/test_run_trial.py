@@ -216,9 +216,9 @@ def test_a_task_finds_files_beside_the_user_and_nothing_is_written_there(tmp_pat
     ("engine", "execution"),
     [
         ("plain", {"micro_batch": 4, "accumulation": 4}),
-        ("ddp", {"micro_batch": 8, **TWO}),
+        pytest.param("ddp", {"micro_batch": 8, **TWO}, marks=pytest.mark.long),
         ("ddp", {"micro_batch": 4, "accumulation": 2, **TWO}),
-        ("fsdp2", {"micro_batch": 4, "accumulation": 2, "zero_stage": 3, **TWO}),
+        pytest.param("fsdp2", {"micro_batch": 4, "accumulation": 2, "zero_stage": 3, **TWO}, marks=pytest.mark.long),
     ],
 )
 def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):

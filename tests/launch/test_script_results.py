@@ -28,7 +28,7 @@ def recorded(folder, samples=16, notes=()):
 
 @pytest.mark.parametrize(("notes", "peak"), [((), None), (({"peak_allocated_gib": 1.5},), 1.5)])
 def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path):
-    recording, processes = recorded(tmp_path, notes=({"cuda": "NVIDIA A100-SXM4-80GB"}, *notes))
+    recording, processes = recorded(tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes))
     steps = _steps(processes[0])
     result = _result(recording, processes, steps, steps[5:], 0.0)
     assert (result.peak_memory_gib, result.reserved_memory_gib) == (peak, 4.0)

@@ -1,14 +1,11 @@
 """An unchanged script as a trial: so many steps, then it ends; its checkpoints stay as they are."""
 
-import os
-import signal
 import sys
 import textwrap
-import threading
-import time
 
 import pytest
 
+from interrupting import interrupt_when, may_leave_a_file_open
 from trainpace.launch.script import ScriptTrial, run_script
 from trainpace.launch.trial import FailedTrial, TrialResult
 
@@ -76,17 +73,12 @@ def test_a_short_script_gives_the_steps_that_there_were(tmp_path):
     assert len(result.step_ms) == 10 - 5 - 2  # after the warm-up, and two that settle
 
 
+@may_leave_a_file_open
 def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     command = (sys.executable, "train.py", "model.pt")
 
-    def interrupt():
-        end = time.monotonic() + 200
-        while not list(tmp_path.glob("model.pt.*")) and time.monotonic() < end:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_when(lambda: list(tmp_path.glob("model.pt.*")), within_s=200)
     with pytest.raises(KeyboardInterrupt):
         run_script(ScriptTrial(command=command, cwd=str(tmp_path), steps=10_000_000), tmp_path / "trial", timeout_s=300)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "trial"]

@@ -1,13 +1,10 @@
 """The Slurm launcher against commands that only say what Slurm's would."""
 
-import os
-import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from interrupting import interrupt_when, may_leave_a_file_open
 from trainpace.errors import TrainpaceError
 from trainpace.launch import slurm
 from trainpace.launch.job import Job
@@ -166,30 +163,21 @@ def test_a_controller_that_is_away_for_a_while(fake, job):
     assert fake.cancelled[:1] == ["7"]  # in case it comes back
 
 
-def interrupt_after(file):
-    """Ctrl-C as soon as a file is there."""
-
-    def interrupt():
-        while not file.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-
-
+@may_leave_a_file_open
 def test_ctrl_c_cancels(fake, job):
     fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING")))
 
-    interrupt_after(fake.folder / "asked")
+    interrupt_when((fake.folder / "asked").exists)
     with pytest.raises(KeyboardInterrupt):
         LAUNCHER.run(job)
     assert fake.cancelled == ["7"]
 
 
+@may_leave_a_file_open
 def test_ctrl_c_while_slurm_takes_it(fake, job):
     fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
 
-    interrupt_after(fake.folder / "submitting")
+    interrupt_when((fake.folder / "submitting").exists)
     with pytest.raises(KeyboardInterrupt):
         LAUNCHER.run(job)
     assert fake.cancelled == ["7"]

@@ -1,7 +1,5 @@
 """The Slurm launcher against a real Slurm of four nodes on this machine."""
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+
+from interrupting import interrupt_when, is_written, may_leave_a_file_open
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
@@ -122,19 +122,17 @@ def test_the_error_of_a_rank_that_fails_while_the_other_waits(tmp_path):
     assert [(ended.state, ended.reason) for ended in ends] == 3 * [("failed", "ValueError: no such batch")]
 
 
+@may_leave_a_file_open
 @pytest.mark.usefixtures("cluster")
 def test_ctrl_c_cancels(tmp_path):
     job = job_of(tmp_path, HANGS)
 
-    def interrupt():
-        appears(Path(job.result + ".pid"))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    pid = Path(job.result + ".pid")
+    interrupt_when(lambda: is_written(pid))
     with pytest.raises(KeyboardInterrupt):
         LAUNCHER.run(job)
     assert queue() == ""
-    assert not Path("/proc", Path(job.result + ".pid").read_text()).exists()
+    assert not Path("/proc", pid.read_text()).exists()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -158,7 +158,18 @@ def test_threads_are_the_cores_of_a_process():
     assert "OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}" in SCRIPTS["one.sbatch"]
 
 
-@pytest.mark.parametrize("options", [{"extra": ("constraint=a100",)}, {"extra": ("--a\nrm",)}, {"at_once": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"extra": ("constraint=a100",)},
+        {"extra": ("--a\nrm",)},
+        {"extra": ("--a\rrm",)},
+        {"at_once": 0},
+        {"partition": "gpu\nrm -rf x"},
+        {"account": "a\rb"},
+        {"qos": "\x1b[2J"},
+    ],
+)
 def test_options_that_make_no_sense(options):
     with pytest.raises(TrainpaceError):
         SlurmOptions(**options)

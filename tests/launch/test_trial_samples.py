@@ -12,7 +12,7 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.samples import RankBatches, batches_of, of_rank, positions, steps_per_epoch
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.trace.task import Task
+from trainpace.tasks.task import Task
 
 COUNTS = st.integers(1, 4)
 

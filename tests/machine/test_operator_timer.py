@@ -9,7 +9,7 @@ from torch import nn
 
 from trainpace.machine.kit import LARGEST_BYTES, LARGEST_FLOPS, block, tiny_step
 from trainpace.machine.micro_benchmarks import OperatorTimer
-from trainpace.trace.task import Task
+from trainpace.tasks.task import Task
 from trainpace.trace.trace import trace_task
 from trainpace.workload import Variant
 

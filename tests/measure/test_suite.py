@@ -5,8 +5,8 @@ import pytest
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.measure.suites import CLASSIC, RANDOM_BATCHES, SuiteItem, suite
-from trainpace.trace import zoo
-from trainpace.trace.generator import architecture
+from trainpace.tasks import zoo
+from trainpace.tasks.generator import architecture
 
 
 def test_classic_is_the_zoo():
@@ -77,7 +77,7 @@ def test_a_missing_or_binary_file(tmp_path):
     with pytest.raises(UnreadableInput, match="no such file"):
         suite(str(tmp_path / "none.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnreadableInput, match="not valid TOML"):
+    with pytest.raises(UnreadableInput, match="not a text file in UTF-8"):
         suite(str(tmp_path / "binary.toml"))
 
 

@@ -5,11 +5,14 @@ import pty
 import re
 import subprocess
 import sys
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainpace.report import streams
-from trainpace.report.streams import Bar, left_s
+from trainpace.report.streams import Bar, left_s, visible
 
 WORK = """
 import time
@@ -99,3 +102,18 @@ def test_the_real_command_in_a_terminal():
     plain = re.sub(r"\x1b\[[\d;]*m", "", out)
     assert "No: 3 min 20 s is 2 min 20 s over 1 min." in plain
     assert all(len(line) <= 80 for line in plain.splitlines())
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_visible_text_has_no_control_characters_and_is_as_long(text):
+    shown = visible(text)
+    assert len(shown) == len(text)
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
+    assert visible(shown) == shown
+    assert [
+        c for c, d in zip(text, shown, strict=True) if c != d and unicodedata.category(c) not in ("Cc", "Cs", "Cf")
+    ] == []
+
+
+def test_what_was_an_escape_is_seen():
+    assert visible("\x1b]0;title\x07\x1b[2J\r\x7f\x9b") == "␛]0;title␇␛[2J␍␡\ufffd"

@@ -333,3 +333,16 @@ def test_large_data_are_read_from_the_disk_and_need_room():
     assert large.epoch_after_s == pytest.approx(5.0)
     assert decide(replace(COSTS, sample_bytes=2e7), workers=2).reason == "there is not enough room on the disk"
     assert "reading back takes 200% of computing" in decide(replace(COSTS, compute_s=5e-5), workers=2).reason
+
+
+def test_a_length_that_nobody_could_compute_is_refused(tmp_path):
+    (tmp_path / "endless.py").write_text(
+        "class Endless:\n"
+        "    def __len__(self): return 10**18\n"
+        "    def __getitem__(self, index): return {'x': float(index)}\n"
+    )
+    done = run(f"{tmp_path}/endless.py:Endless", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "would make more than 1,000,000 shards" in done.stderr
+    assert "--shard-samples" in done.stderr
+    assert not list((tmp_path / "out").glob("*.json"))

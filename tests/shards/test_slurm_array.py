@@ -44,7 +44,7 @@ def test_parts():
         part_of(None, {**slurm, "SLURM_ARRAY_TASK_ID": "9"})
 
 
-@given(samples=st.integers(1, 10**7), size=st.floats(1, 1e9), workers=st.integers(1, 512), parts=st.integers(1, 20))
+@given(samples=st.integers(1, 10**6), size=st.floats(1, 1e9), workers=st.integers(1, 512), parts=st.integers(1, 20))
 def test_parts_are_disjoint_and_all(samples, size, workers, parts):
     shard_samples, rows = shard_sizes(samples, size, workers)
     plan = ShardPlan(

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nouns import at_peak
+from trainpace.tasks.task import Task
 from trainpace.trace.blocks import longest_chain
-from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainpace.trace import cache, load_workload, workloads
-from trainpace.workload import Variant
+from trainpace.workload import Variant, Workload
 
 CONFIG = {
     "model_type": "gpt2",
@@ -70,7 +70,7 @@ def test_a_damaged_trace_is_made_again(folder, traced, content):
     file.write_bytes(content)
     load_workload("random:mlp:3", ("fp32",))
     assert len(traced) == 1
-    assert cache.kept(file) is not None
+    assert cache.kept(file, Workload) is not None
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):

@@ -88,6 +88,17 @@ def test_mixtral_of_transformers(tmp_path):
     assert 'experts_implementation="grouped_mm"' in refused.value.hint
 
 
+def test_a_forward_pass_under_autocast_casts_each_weight_and_no_other(tmp_path):
+    """Without gradients a transposed weight looks like a weight, is gone at once, and another tensor takes its number."""
+    pytest.importorskip("transformers")
+    inference = Variant(mode="inference", sequence_length=TOKENS)
+    for layers in (LAYERS, 9, 12):
+        traced = trace(configuration(tmp_path, **MIXTRAL | {"num_hidden_layers": layers}), ("amp",), inference).forms[
+            "amp"
+        ]
+        assert traced.blocks.count == layers
+
+
 def test_latent_attention_of_deepseek(tmp_path):
     """Queries and keys of 24 numbers, values of 16: flash takes them alike alone."""
     pytest.importorskip("transformers")

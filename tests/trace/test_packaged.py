@@ -9,10 +9,10 @@ import pytest
 
 from trainpace import records
 from trainpace.errors import TrainpaceError
+from trainpace.tasks.zoo import MODELS
 from trainpace.trace import load_workload, packaged_workload
 from trainpace.trace.trace import trace
 from trainpace.trace.workloads import FOLDER, OPTIMIZERS, VARIANTS
-from trainpace.trace.zoo import MODELS
 from trainpace.workload import Variant
 
 FORMS = ("fp32", "amp", "half")

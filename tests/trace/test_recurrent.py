@@ -5,7 +5,7 @@ import torch
 from test_whole_step import products
 from torch import nn
 
-from trainpace.trace.task import Task
+from trainpace.tasks.task import Task
 from trainpace.trace.trace import trace_task
 from trainpace.workload import Variant
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from trainpace import records
+from trainpace.tasks.task import Task
 from trainpace.trace import repeats
+from trainpace.trace import trace as trace_module
 from trainpace.trace.blocks import longest_chain
-from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant
 
@@ -114,8 +115,69 @@ def test_blocks_that_do_something_else_by_themselves_run_whole(monkeypatch):
     assert records.to_json(short) == records.to_json(whole)
 
 
-def test_layers_of_two_kinds_in_turn_run_whole(tmp_path, monkeypatch):
+MAVERICK = SMALL | {  # experts in every second layer
+    "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 16, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2, "no_rope_layers": [1] * 16,
+    "layer_types": ["full_attention"] * 16, "experts_implementation": "grouped_mm", "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "period", "ran"),
+    [
+        (GEMMA, 6, 12), (GEMMA | {"num_hidden_layers": 13}, 1, 13), (GEMMA | {"sliding_window_pattern": 2, "num_hidden_layers": 16}, 2, 10),
+        (MAVERICK, 2, 10),
+    ],
+)  # fmt: skip
+def test_layers_that_take_turns_are_shortened_by_whole_periods(tmp_path, monkeypatch, values, period, ran):
+    pytest.importorskip("transformers")
+    if "sliding_window_pattern" in values:
+        kinds = ["sliding_attention", "full_attention"] * 8
+        values = {key: value for key, value in values.items() if key != "sliding_window_pattern"} | {
+            "layer_types": kinds
+        }
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(GEMMA))
+    path.write_text(json.dumps(values))
+    chains = []
+
+    def noted(model, chain):
+        chains.append(short := shortened(model, chain))
+        return short
+
+    shortened = trace_module.shortened
+    monkeypatch.setattr(trace_module, "shortened", noted)
     short, whole = both(monkeypatch, lambda: trace(f"transformers:{path}", ("half",), Variant("sgd", 16)))
     assert records.to_json(short) == records.to_json(whole)
+    assert (chains[0].period, len(chains[0].modules)) == (period, ran)
+    assert short.forms["half"].blocks.count == values["num_hidden_layers"]
+
+
+@pytest.mark.slow
+def test_blocks_that_take_turns_are_the_mean_of_a_period(tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MAVERICK))
+    blocks = trace(f"transformers:{path}", ("amp",), Variant("sgd", 16)).forms["amp"].blocks
+    in_a_layer = 4 * 3 * 32 * 64
+    assert (blocks.experts, blocks.expert_parameters) == (4, in_a_layer // 2)
+    assert blocks.dispatched_bytes == (0.0, 16 * 32 * 2 / 2)  # 16 tokens of 32 numbers, in every second layer
+
+
+def forms(*numbers):
+    return [nn.Linear(8, n) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("widths", "found"),
+    [((8,) * 6, (6, 1)), ((8, 9) * 3, (6, 2)), ((7, 8, 9, 8, 9, 8, 9, 6), (6, 2)), ((7, 8, 8, 8, 9) * 2, (10, None)), ((7, 8, 9, 6, 5), None)],
+)  # fmt: skip
+def test_the_longest_chain_may_take_turns(widths, found):
+    chain = longest_chain(nn.ModuleList(forms(*widths)))
+    if found is None:
+        assert chain is None
+    elif found[1] is None:
+        assert chain is None or chain.period == 1  # no layers take turns by fives
+    else:
+        assert (chain.length, chain.period) == found
+    assert longest_chain(nn.Sequential(*forms(8, 9, 8, 9, 8, 9))) is None  # layers of a list alone

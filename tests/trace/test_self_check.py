@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError
+from trainpace.tasks.task import Task
 from trainpace.trace import operators
-from trainpace.trace.task import Task
 from trainpace.trace.trace import trace_task
 from trainpace.workload import Variant
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from nouns import at_peak
 from trainpace.errors import TrainpaceError, UnknownName, UserCodeError
-from trainpace.trace import zoo
-from trainpace.trace.specs import build_task
-from trainpace.trace.task import Task
+from trainpace.tasks import zoo
+from trainpace.tasks.specs import build_task
+from trainpace.tasks.task import Task, image_task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 
@@ -98,6 +98,24 @@ def test_forms_differ_as_on_cuda():
     assert sum(table["amp"].count) > sum(table["fp32"].count)  # the casts
     assert workload.forms["amp"].memory.parameter_bytes == 2 * workload.forms["half"].memory.parameter_bytes
     assert workload.forms["amp"].memory.parameter_bytes == workload.forms["fp32"].memory.parameter_bytes
+
+
+def test_a_model_may_switch_autocast_off_by_its_tensors_device():
+    """As transformers 4.45 does for rotary positions; torch's autocast knows no meta device."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            with torch.autocast(device_type=x.device.type, enabled=False):
+                return self.linear(x)
+
+    before = torch.autocast.__init__
+    task = image_task("autocast", nn.Sequential(nn.Flatten(), Model()), (1, 2, 4), 8)
+    assert "gemm" in trace_task(task, ("fp32",), Variant("sgd")).forms["fp32"].operators.kind
+    assert torch.autocast.__init__ is before
 
 
 def test_autocast_dtypes_are_those_of_torch():

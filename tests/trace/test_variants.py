@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nouns import at_peak
-from trainpace.trace.task import Task
+from trainpace.tasks.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.trace.specs import build_task
-from trainpace.trace.task import WholeStep
+from trainpace.tasks.specs import build_task
+from trainpace.tasks.task import WholeStep
+from trainpace.tasks.user_task import Parts, _whole_step_task
 from trainpace.trace.trace import trace, trace_task
-from trainpace.trace.user_task import Parts, _whole_step_task
 from trainpace.workload import Variant, at_batch
 
 WIDTH = 8
@@ -57,8 +57,8 @@ def test_every_backward_pass_of_a_step_is_counted(passes):
 
 def test_a_plain_step_is_traced_as_the_tasks_own_loop():
     """The same training once as parts, once as a step: the same products, and the same memory at its peak."""
-    from trainpace.trace.batches import forward, loss_by
-    from trainpace.trace.task import Task
+    from trainpace.tasks.batches import forward, loss_by
+    from trainpace.tasks.task import Task
 
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -66,10 +66,31 @@ def test_saved_workloads_and_own_files_are_specs_and_a_changed_file_is_traced_ag
     seen = []
     for width in (2, 4096):
         (folder / "mine.py").write_text(code.format(width=width))
-        rows = json.loads(run(folder, "own.csv", "--json").stdout)["rows"]
+        rows = json.loads(run(folder, "own.csv", "--run-code", "--json").stdout)["rows"]
         assert [row["unsupported"] for row in rows] == ["", ""]
         seen.append(rows[1]["forecast_memory_gib"])
     assert seen[1] > 10 * seen[0]
+
+
+def test_a_table_runs_no_code_by_itself(folder):
+    (folder / "evil.py").write_text("open('ran', 'w').close()\n")
+    (folder / "evil.csv").write_text(
+        "model_spec,gpu,precision,batch_per_gpu,step_time_ms\nevil.py:task,T4,fp32,64,1\n./evil.py:task,T4,fp32,64,1\n"
+    )
+    done = run(folder, "evil.csv", "--json")
+    assert all("--run-code" in row["unsupported"] for row in json.loads(done.stdout)["rows"])
+    assert not (folder / "ran").exists()
+
+
+def test_sizes_that_no_run_has_are_refused_at_once(folder):
+    (folder / "huge.csv").write_text(
+        "model_spec,gpu,precision,batch_per_gpu,step_time_ms,num_gpus\n"
+        "resnet18,T4,fp32,64,1,1e18\nresnet18,T4,fp32,1e300,1,1\nresnet18,T4,fp32,64,1e-320,1\n"
+    )
+    rows = json.loads(run(folder, "huge.csv", "--json").stdout)["rows"]
+    assert "no run has more than 1e+06" in rows[0]["unsupported"]
+    assert "no run has more than 1e+09" in rows[1]["unsupported"]
+    assert "nobody's measurement" in rows[2]["unsupported"]
 
 
 def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):

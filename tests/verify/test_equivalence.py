@@ -117,7 +117,9 @@ def test_equal_ways_are_equal(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "cause"), [("batch_norm", "whole_batch_norm"), ("clipped", "no_hooks")])
+@pytest.mark.parametrize(
+    ("task", "cause"), [pytest.param("batch_norm", "whole_batch_norm", marks=pytest.mark.long), ("clipped", "no_hooks")]
+)
 def test_a_cause_is_found_for_every_way(folder, task, cause):
     said = ask(folder, f"mine.py:{task}", code=1)
     # replicas of DataParallel have one backward pass, so hooks act on the gradient of the whole batch
@@ -134,15 +136,16 @@ def test_a_cause_is_found_for_every_way(folder, task, cause):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "cause"),
-    [("dropout", ["no_dropout"]), ("functional_dropout", ["no_dropout"]), ("both", ["whole_batch_norm", "no_dropout"]),
-     ("summed", ["sum"]), ("ignored", ["weight_by_targets"])],
+    [("functional_dropout", ["no_dropout"]), ("both", ["whole_batch_norm", "no_dropout"]),
+     *(pytest.param(*case, marks=pytest.mark.long)
+       for case in (("dropout", ["no_dropout"]), ("summed", ["sum"]), ("ignored", ["weight_by_targets"])))],
 )  # fmt: skip
 def test_a_planted_cause_is_found(folder, task, cause):
     (way,) = ask(folder, f"mine.py:{task}", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == cause
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deepspeed_trains_the_same(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ENGINES))
     (way,) = ask(folder, "mine.py:plain", "--way", "deepspeed", code=0)["ways"]
@@ -154,7 +157,7 @@ def test_replicas_divide_as_torch_chunks():
     assert Question(model="m", batch=5, ranks=4).sizes("data_parallel") == (2, 2, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parts_of_unequal_size_and_number_formats(folder):
     (way,) = ask(folder, "mine.py:plain", "--batch", "10", "--way", "accumulate", code=1)["ways"]
     assert (way["sizes"], way["cause"]) == ([3, 3, 2, 2], ["weight_by_samples"])
@@ -166,7 +169,7 @@ def test_parts_of_unequal_size_and_number_formats(folder):
     assert way["cause"] == ["fp32"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_no_change_explains_is_said(folder):
     said = ask(folder, "mine.py:contrastive", "--way", "accumulate", code=1)
     assert "not the mean of its parts" in said["verdict"][0]

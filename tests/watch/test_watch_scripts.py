@@ -232,6 +232,7 @@ for i in range(60):
 if dist.get_rank() == 0:
     open(os.environ["LOSSES"], "w").write(repr(losses))
 dist.barrier()
+del model, loss  # else gloo's threads outlive the group, and may abort a process that ends (pytorch/pytorch#190489)
 dist.destroy_process_group()
 """
 
@@ -248,7 +249,7 @@ def test_every_rank_of_torchrun_is_recorded(tmp_path, monkeypatch):
     assert recording.ranks[0].ddp["avg_backward_comm_time"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_model_trains_the_same(tmp_path, monkeypatch):
     path = script(tmp_path, epochs=1)
     path.write_text(path.read_text().replace("optimizer =", "model = torch.compile(model)\n    optimizer =", 1))

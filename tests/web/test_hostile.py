@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trainpace
-from hostile import requests, send
+from hostile_requests import requests, send
 from served import served
 from web_pages import get
 

@@ -48,7 +48,7 @@ def test_fields_that_a_form_leaves_empty_are_not_asked():
         (RunsQuestion, "batch=0", "batch"),
         (RunsQuestion, "batch=1e400", "batch"),
         (RunsQuestion, "order=best", "order"),
-        (RunsQuestion, "modle=x", "model"),
+        (RunsQuestion, "modell=x", "model"),
         (RunsQuestion, "model=a&model=b", "twice"),
         (RunsQuestion, "model=%ff", "UTF-8"),
         (RunsQuestion, "model=%00", "not valid text"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainpace.diagnose import Diagnosis
+    from trainpace.doctor import Examination
     from trainpace.hardware import Device
     from trainpace.job import Answer
     from trainpace.journal import Journal
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
     from trainpace.shards import Estimate, Precomputed
-    from trainpace.trace import Task
+    from trainpace.tasks import Task
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.loader import MeasuredLoader
     from trainpace.verbs.measure import MeasuredSweep
     from trainpace.verbs.precompute import Verified
-    from trainpace.verbs.training import TracedRequest
+    from trainpace.verbs.traced import TracedRequest
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
@@ -56,9 +57,9 @@ def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **op
     as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
     out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
-    from trainpace.verbs import training
+    from trainpace.verbs import traced
 
-    return training.workload_of(_request_about(training.TraceRequest, model, options, forms), TerminalProgress(), forms)
+    return traced.workload_of(_request_about(traced.TraceRequest, model, options, forms), TerminalProgress(), forms)
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:
@@ -142,6 +143,11 @@ def calibrate(**options: Any) -> MachineProfile:
     return _answer(request_of(verbs.calibrate.CalibrateRequest, options))
 
 
+def doctor(**options: Any) -> Examination:
+    """Examine this machine, and whether measuring works on it: `checks`, and `is_well`."""
+    return _answer(request_of(verbs.doctor.DoctorRequest, options))
+
+
 def verify(model: str, **options: Any) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
     return _answer(request_of(verbs.verify.VerifyRequest, {"model": _spec_only(model), **options}))
@@ -209,7 +215,7 @@ def _request_about(kind: type[R], model: object, options: Mapping[str, Any], for
             "`adapter` is for a model that is named.", "Adapt the module itself: peft.get_peft_model(module, ...)."
         )
     for name in ("sequence_length", "image_size"):
-        if getattr(request, name) is not None:
+        if getattr(request, name) not in (None, ()):
             raise TrainpaceError(f"the {name} of a live model is its example's.", f"Leave {name} out.")
     from trainpace.trace import trace_task
 
@@ -220,7 +226,7 @@ def _request_about(kind: type[R], model: object, options: Mapping[str, Any], for
 def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:
     from torch.utils._pytree import tree_leaves, tree_map
 
-    from trainpace.trace import Task
+    from trainpace.tasks import Task
 
     import torch  # isort: skip
 
@@ -262,7 +268,7 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
     ids = example.get("input_ids") if isinstance(example, dict) else None
     length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
     sample = f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
-    # a dataset makes _meta_batch build the batch here and move it, as the example's own tensors are no meta ones
+    # a dataset makes meta_batch build the batch here and move it, as the example's own tensors are no meta ones
     return Task(
         type(model).__name__, model, forward, loss_of, make_batch, optimizer, sample, length, dataset=(example,)
     )

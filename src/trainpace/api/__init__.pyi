@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from trainpace.diagnose import Diagnosis
+from trainpace.doctor import Examination
 from trainpace.hardware import Device
 from trainpace.job import Answer
 from trainpace.journal import Journal
@@ -37,7 +38,9 @@ def trace(
     adapter: Literal["lora", "dora"] | None = ...,
     lora_rank: int | str | None = ...,
     lora_targets: str | os.PathLike[str] | None = ...,
-    weights: Literal["nf4", "fp4", "nf4_double"] | None = ...,
+    weights: Literal["nf4", "fp4", "nf4_double", "gptq"] | None = ...,
+    fp32_weights: Literal["all", "norms", "none"] | None = ...,
+    whole_modules: str | os.PathLike[str] | None = ...,
     timeout: float | str = ...,
     example: Any = ...,
     loss: Any = ...,
@@ -53,6 +56,7 @@ def trace(
 def forecast(
     model: Model,
     *,
+    sequence_length: int | str | Iterable[int] = ...,
     gpu: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     host: str | os.PathLike[str] | None = ...,
     mode: Literal["train", "forward_backward", "inference"] | None = ...,
@@ -65,6 +69,10 @@ def forecast(
     loader_rate: float | str | None = ...,
     workers: int | str | None = ...,
     hardware: str | os.PathLike[str] | None = ...,
+    evidence: Literal["nearest", "none"] = ...,
+    packed: bool = ...,
+    lengths: str | os.PathLike[str] | None = ...,
+    mean_length: float | str | None = ...,
     num_gpus: int | str = ...,
     nodes: int | str = ...,
     network: float | str | None = ...,
@@ -83,11 +91,12 @@ def forecast(
     async_tp: bool = ...,
     clip_gradients: bool = ...,
     pure_16_bit: bool = ...,
-    pipeline: Literal["gpipe", "1f1b", "interleaved"] = ...,
+    pipeline: Literal["gpipe", "1f1b", "interleaved", "dualpipe"] = ...,
     virtual_stages: int | str = ...,
     ep: int | str = ...,
     expert_tp: int | str | None = ...,
-    expert_exchange: Literal["all_to_all", "deep_ep", "overlapped"] = ...,
+    expert_exchange: Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"] = ...,
+    expert_nodes: int | str | None = ...,
     expert_load: float | str = ...,
     engine: Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"] = ...,
     zero: Literal[0, 1, 2, 3] = ...,
@@ -108,15 +117,17 @@ def forecast(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal["plain", "uncompiled", "fused", "chunked"] | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
-    sequence_length: int | str | None = ...,
     image_size: int | str | None = ...,
     adapter: Literal["lora", "dora"] | None = ...,
     lora_rank: int | str | None = ...,
     lora_targets: str | os.PathLike[str] | None = ...,
-    weights: Literal["nf4", "fp4", "nf4_double"] | None = ...,
+    weights: Literal["nf4", "fp4", "nf4_double", "gptq"] | None = ...,
+    fp32_weights: Literal["all", "norms", "none"] | None = ...,
+    whole_modules: str | os.PathLike[str] | None = ...,
     timeout: float | str = ...,
     example: Any = ...,
     loss: Any = ...,
@@ -155,6 +166,7 @@ def match(
     channels_last: bool = ...,
     compile: bool = ...,
     checkpointing: bool = ...,
+    evidence: Literal["nearest", "none"] = ...,
     epochs: float | str | None = ...,
     startup: float | str | None = ...,
     evaluation_samples: int | str = ...,
@@ -168,7 +180,8 @@ def match(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal["plain", "uncompiled", "fused", "chunked"] | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
@@ -176,7 +189,9 @@ def match(
     adapter: Literal["lora", "dora"] | None = ...,
     lora_rank: int | str | None = ...,
     lora_targets: str | os.PathLike[str] | None = ...,
-    weights: Literal["nf4", "fp4", "nf4_double"] | None = ...,
+    weights: Literal["nf4", "fp4", "nf4_double", "gptq"] | None = ...,
+    fp32_weights: Literal["all", "norms", "none"] | None = ...,
+    whole_modules: str | os.PathLike[str] | None = ...,
     timeout: float | str = ...,
     example: Any = ...,
     loss: Any = ...,
@@ -228,6 +243,7 @@ def plan(
     simplest: bool = ...,
     journal: str | os.PathLike[str] | None = ...,
     no_journal: bool = ...,
+    evidence: Literal["nearest", "none"] = ...,
     epochs: float | str | None = ...,
     startup: float | str | None = ...,
     evaluation_samples: int | str = ...,
@@ -241,7 +257,8 @@ def plan(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: Literal["plain", "uncompiled", "fused", "chunked"] | None = ...,
+    cross_entropy: Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
@@ -249,7 +266,9 @@ def plan(
     adapter: Literal["lora", "dora"] | None = ...,
     lora_rank: int | str | None = ...,
     lora_targets: str | os.PathLike[str] | None = ...,
-    weights: Literal["nf4", "fp4", "nf4_double"] | None = ...,
+    weights: Literal["nf4", "fp4", "nf4_double", "gptq"] | None = ...,
+    fp32_weights: Literal["all", "norms", "none"] | None = ...,
+    whole_modules: str | os.PathLike[str] | None = ...,
     timeout: float | str = ...,
     example: Any = ...,
     loss: Any = ...,
@@ -270,7 +289,7 @@ def measure(
     precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     accumulate: int | str = ...,
-    device: Literal["cpu", "cuda"] = ...,
+    device: str | os.PathLike[str] = ...,
     sequence_length: int | str | None = ...,
     image_size: int | str | None = ...,
     channels_last: bool = ...,
@@ -411,6 +430,9 @@ def calibrate(
 ) -> MachineProfile:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
 
+def doctor(*, device: str | os.PathLike[str] | None = ...) -> Examination:
+    """Examine this machine, and whether measuring works on it: `checks`, and `is_well`."""
+
 def verify(
     model: str,
     *,
@@ -436,6 +458,7 @@ def validate(
     file: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     models: str | os.PathLike[str] | None = ...,
     traces: str | os.PathLike[str] | None = ...,
+    run_code: bool = ...,
     workers: int | str | None = ...,
 ) -> ValidatedRuns:
     """Forecast measured runs, of a CSV or Parquet file, under their own conditions, and compare.
@@ -455,7 +478,7 @@ def run(
     partition: str | os.PathLike[str] | None = ...,
     account: str | os.PathLike[str] | None = ...,
     sbatch: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
-    device: Literal["cpu", "cuda"] | None = ...,
+    device: str | os.PathLike[str] | None = ...,
     seconds: float | str | None = ...,
     steps: int | str | None = ...,
     timeout: float | str = ...,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
@@ -12,6 +13,7 @@ import click
 from trainpace import report
 from trainpace.errors import TrainpaceError
 from trainpace.records import write_whole
+from trainpace.report import tell
 from trainpace.verbs.request import NEW_FILE, Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
 
 
@@ -71,24 +73,27 @@ def json_stdout(view: Any) -> int | None:
     return sys.stderr.fileno() if view.json else None
 
 
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")
+
+
 def typed_words() -> list[str]:
-    """The command line as it was typed; nothing where a program runs the command."""
-    typed = click.get_current_context().find_root().obj
-    return ["trainpace", *typed] if typed else []
+    """The command line as it was typed, but for the passwords of addresses; nothing where a program runs the command."""
+    typed = click.get_current_context().find_root().obj or []
+    return ["trainpace", *(_PASSWORD.sub(r"\1***@", word) for word in typed)] if typed else []
 
 
 def echo_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1, allow_nan=False))
+    tell(json.dumps(value, indent=1, allow_nan=False))
 
 
 def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:
     """Save the page and the pictures that were asked for; both are made only then."""
     if view.html:
         write_whole(view.html, page())
-        click.echo(f"Page: {view.html}", err=True)
+        tell(f"Page: {view.html}", err=True)
     if view.figure:
         for file in report.save_figures(pictures(), view.figure):
-            click.echo(f"Picture: {file}", err=True)
+            tell(f"Picture: {file}", err=True)
 
 
 class _Value(click.ParamType):
@@ -112,7 +117,10 @@ class _Choice(click.Choice):
         self._field = field
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self._field.read_one(super().convert(str(value), param, ctx))
+        try:
+            return self._field.read_one(value)
+        except TrainpaceError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.Parameter:

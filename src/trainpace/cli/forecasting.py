@@ -6,12 +6,12 @@ import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 from msgspec.structs import replace
 
 from trainpace import report, verbs
 from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, typed_words
 from trainpace.records import save, to_jsonable
+from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
     trainpace forecast vgg16 --gpu T4 --batch 1:70
     trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
+    trainpace forecast transformers:config.json --gpu H100 --batch 1 --sequence-length 1024,4096,16384
     trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
@@ -48,17 +49,20 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
         echo_json({
             "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
             "jumps": shown_jumps, "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
+            "padded": report.padded_json(answer.padded), "evidence": report.evidence_json(answer.evidence),
         })  # fmt: skip
     else:
         workload = sweeps[0].forecaster.workload
-        report.print_forecasts(workload, rows, jumps, answer.notes, request.model_name, answer.trends)
+        report.print_forecasts(
+            workload, rows, jumps, answer.notes, request.model_name, answer.trends, answer.padded, answer.evidence
+        )
     save_pictures(
-        view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends),
+        view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence),
         lambda: report.forecast_pictures(sweeps, jumps),
     )  # fmt: skip
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-            click.echo(f"trainpace: not forecast: {reason}", err=True)
+            tell(f"trainpace: not forecast: {reason}", err=True)
     return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
 
 
@@ -92,16 +96,24 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
     today = datetime.date.today()
     if view.json:
-        echo_json(report.ranking_json(workload, ranking, job, close, today))
+        echo_json(report.ranking_json(workload, ranking, job, close, today, answer.evidence))
     else:
         report.print_ranking(
-            workload, ranking, job, close, request.by, view.top, today, request.model_name, answer.journal_note
-        )
+            workload, ranking, job, close, request.by, view.top, today, request.model_name, answer.journal_note,
+            answer.evidence,
+        )  # fmt: skip
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_pictures(
         view,
         lambda: report.match_page(
-            workload, ranking, job, request.by, why, report.ranking_json(workload, ranking, job, close, today), today
+            workload,
+            ranking,
+            job,
+            request.by,
+            why,
+            report.ranking_json(workload, ranking, job, close, today, answer.evidence),
+            today,
+            answer.evidence,
         ),
         lambda: report.match_pictures(ranking),
     )
@@ -171,10 +183,10 @@ def _print_settings(combined: Any) -> None:
     if combined is None:
         return
     for setting in combined.values.values():
-        click.echo(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
+        tell(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
     for note in combined.notes:
-        click.echo(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
-    click.echo()
+        tell(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
+    tell()
 
 
 def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
@@ -243,10 +255,11 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
     if view.json:
         changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes]
-        more = {"noise_scale": setting.noise_scale, "saved_s": plan.saved_s, "in_the_script": changes}
+        more = {"noise_scale": setting.noise_scale, "saved_s": plan.saved_s, "in_the_script": changes,
+                "evidence": report.evidence_json(answer.evidence)}  # fmt: skip
         echo_json({**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})})
     else:
-        report.print_plan(plan, setting.workload, setting.cluster, setting.noise_scale)
+        report.print_plan(plan, setting.workload, setting.cluster, setting.noise_scale, answer.evidence)
         report.print_script_changes(answer.script_changes)
         if view.write:
             _print_files(files, backups, view.yes)
@@ -254,11 +267,13 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             model = request.model_name if ".py:" in request.model_name else None
             report.print_plan_next(typed, view.output, model)
     if view.html or view.figure:
-        ends = [forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end)]
+        before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
         save_pictures(
             view,
-            lambda: report.plan_page(plan, setting.workload, setting.cluster, to_jsonable(plan), *ends),
-            lambda: report.plan_pictures(plan, *ends),
+            lambda: report.plan_page(
+                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence
+            ),
+            lambda: report.plan_pictures(plan, before, after),
         )
     return 0 if plan.best is not None else 1
 
@@ -289,16 +304,16 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
     if files is None:
-        click.echo("Nothing to write. Without --write the plan may also change what these files cannot state.")
+        tell("Nothing to write. Without --write the plan may also change what these files cannot state.")
         return
     for f in files.files:
-        click.echo(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
-    click.echo()
+        tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
+    tell()
     for name, why in files.left.items():
-        click.echo(f"Not written: {name} ({why}).")
+        tell(f"Not written: {name} ({why}).")
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
-        click.echo(f"Note: {note}.")
+        tell(f"Note: {note}.")
     for file, backup in backups.items():
-        click.echo(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
+        tell(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
     if not wrote and any(f.diff for f in files.files if f.file != verbs.settings.COMMAND):
-        click.echo("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")
+        tell("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")

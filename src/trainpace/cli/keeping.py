@@ -1,13 +1,16 @@
 """The journal, at the terminal and in the browser."""
 
 import runpy
+import shlex
 
 import click
 
 from trainpace import report, verbs
-from trainpace.cli.command import View, command_of, echo_json
+from trainpace.cli.command import View, command_of, echo_json, typed_words
 from trainpace.errors import TrainpaceError
+from trainpace.journal import Entry, Scores
 from trainpace.records import Record, to_jsonable
+from trainpace.report import tell
 from trainpace.verbs import journal as verb
 from trainpace.verbs.request import Request
 
@@ -15,10 +18,13 @@ from trainpace.verbs.request import Request
 @click.group(invoke_without_command=True)
 @click.pass_context
 def journal(context: click.Context) -> int:
-    """Every measured run: list, show, compare, import, export, and how good the forecasts were.
+    """Every measured run: list, show, compare, import, export, share, and how good the forecasts were.
+
+    Beside your own runs stands the public journal: packaged measurements of others, each with its source (--public).
 
     \b
     trainpace journal list --model resnet --since 2026-11-01
+    trainpace journal list --public --device 3090 --batch 64
     trainpace journal import benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv
     trainpace journal compare 3fa2 91bc
     """
@@ -31,7 +37,9 @@ def _list(request: verb.ListRequest, view: View) -> int:
     """List runs, the newest first."""
     listing = verb.list_runs(request)
     if view.json:
-        echo_json([to_jsonable(row) for row in (listing.sweeps if request.sweeps else listing.runs)])
+        echo_json([to_jsonable(row) for row in listing.sweeps or listing.public or listing.runs])
+    elif request.public:
+        report.print_public_runs(listing.public, listing.total)
     elif request.sweeps:
         report.print_sweeps(listing.sweeps)
     else:
@@ -40,15 +48,21 @@ def _list(request: verb.ListRequest, view: View) -> int:
 
 
 def show(request: verb.ShowRequest, view: View) -> int:
-    """Show all of one run. ID is its id, or the first digits of it."""
-    entry = verb.show(request)
-    echo_json(to_jsonable(entry)) if view.json else report.print_entry(entry)
+    """Show all of one run. ID is its id, or the first digits of it; public:ID is a run of the public journal."""
+    run = verb.show(request)
+    if view.json:
+        echo_json(to_jsonable(run))
+    elif isinstance(run, Entry):
+        report.print_entry(run)
+    else:
+        report.print_public_run(run)
     return 0
 
 
 def compare(request: verb.CompareRequest, view: View) -> int:
     """Compare two runs or two sweeps: what differs, the parts of the step, and whether the ratio is beyond the noise.
 
+    public:ID is a run of the public journal, and mine your newest run that is most like the other one.
     Exit code 1 if they have no batch size in common that was timed on both sides.
     """
     comparison = verb.compare_runs(request)
@@ -59,17 +73,20 @@ def compare(request: verb.CompareRequest, view: View) -> int:
 def _import(request: verb.ImportRequest, view: View) -> int:
     """Bring in runs from elsewhere; what is there already is not doubled.
 
-    FILE is an export of a journal, what `measure --output` wrote, a table with the columns of `trainpace validate`, timm's
+    FILE is an export of a journal, runs that others shared (see share), what
+    `measure --output` wrote, a table with the columns of `trainpace validate`, timm's
     benchmark CSV, Hugging Face's all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db.
     A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
+    Shared runs are checked first: their form, whether their card could have done it, whether they are there already, and how far
+    they are from the forecast of this version.
     """
-    imports, place = verb.import_runs(request)
+    imports, place = verb.import_runs(request, report.TerminalProgress())
     if view.json:
         echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
     else:
         report.print_imported(list(imports.files), place)
         for refused in imports.refused:
-            click.echo(f"trainpace: nothing imported: {refused.reason}", err=True)
+            tell(f"trainpace: nothing imported: {refused.reason}", err=True)
     if imports.refused:
         return 2
     return 0 if all(one.new + one.already_there for one in imports.files) else 1
@@ -88,6 +105,30 @@ def export(request: verb.ExportRequest, view: View) -> int:
     done = verb.export_runs(request)
     into = f"{done.records:,} runs added to {request.to}'s" if request.to else f"{done.records:,} records in"
     return _answer(done, f"{into} {done.file}", view)
+
+
+def share(request: verb.ShareRequest, view: View) -> int:
+    """Show, and with --output write, your own runs as a file that says nothing about you. Nothing is sent anywhere.
+
+    RUNS are runs or sweeps, by their ids; without them the filters choose. The file holds numbers, settings, names of cards and
+    public models, and versions: no path, name, host, code, command line, note or time of day. docs/sharing.md lists every field.
+    What you imported from tables or shared files of others stays; a journal of somebody else that you imported or merged counts
+    as yours.
+
+    \b
+    trainpace journal share --device T4
+    trainpace journal share --output mine.json
+    """
+    shared = verb.share_runs(request)
+    written, again = (
+        request.output is not None,
+        "" if request.output or view.json else shlex.join([*typed_words(), "--output", "mine.json"]),
+    )
+    report.print_shared(shared.text, len(shared.shared.runs), shared.left_out, view.json, written, again)
+    if request.output:
+        verb.write_shared(shared, request.output)
+        report.tell(f"Written to {request.output}.", err=True)
+    return 0
 
 
 def merge(request: verb.MergeRequest, view: View) -> int:
@@ -115,10 +156,19 @@ def path(request: verb.JournalRequest, view: View) -> int:
     return _answer(facts, words, view)
 
 
-def score(request: verb.FilteredRequest, view: View) -> int:
-    """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none."""
-    scores = verb.score(request)
-    echo_json(to_jsonable(scores)) if view.json else report.print_scores(scores)
+def score(request: verb.ScoreRequest, view: View) -> int:
+    """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none.
+
+    With --public, how good the forecasts of this version are of the public journal's runs, each computed anew under
+    the conditions of its run.
+    """
+    scores = verb.score(request, report.TerminalProgress())
+    if view.json:
+        echo_json(to_jsonable(scores))
+    elif isinstance(scores, Scores):
+        report.print_scores(scores)
+    else:
+        report.print_public_score(scores)
     return 0 if scores.overall.n else 1
 
 
@@ -127,7 +177,7 @@ def _answer(done: Record, words: str, view: View) -> int:
     return 0
 
 
-for function in (_list, show, compare, _import, export, merge, annotate, delete, path, score):
+for function in (_list, show, compare, _import, export, share, merge, annotate, delete, path, score):
     journal.add_command(command_of(function))
 
 

@@ -7,24 +7,25 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import click
 from msgspec.structs import replace
 
 from trainpace import report, verbs
 from trainpace.cli.command import PicturedView, View, echo_json, json_stdout, save_pictures, typed_words
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, ending_with
 from trainpace.records import save, to_jsonable, write_whole
+from trainpace.report import tell
 from trainpace.verbs.places import JournalPlace
 from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, Misuse, Unit, within
 
 
 def _parse_steps(text: str) -> range:
     first, _, last = text.partition(":")
-    if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+    if not (first.isdecimal() and last.isdecimal() and len(text) <= LONGEST_RANGE and int(first) < int(last)):
         raise TrainpaceError(f"{text!r} is not a range of steps: give two numbers, as in 20:30.")
     return range(int(first), int(last))
 
 
+LONGEST_RANGE = 32
 STEPS = Unit("steps", _parse_steps)
 FEWEST_MEASURED = 2
 """Sizes that a sweep must have measured to be a success where others failed."""
@@ -79,7 +80,7 @@ def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     answer = verbs.suite.run(request, report.TerminalProgress())
     device = f" on {answer.device}" if answer.device else ""
     stored = "" if request.no_journal else " Kept in the journal: trainpace journal list"
-    click.echo(f"{answer.measured} of {answer.models} models measured{device}.{stored}")
+    tell(f"{answer.measured} of {answer.models} models measured{device}.{stored}")
     return 0 if answer.measured else 1
 
 
@@ -117,6 +118,39 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     profile = verbs.calibrate.run(request, progress, machine)
     echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file)
     return 0
+
+
+class DoctorView(View):
+    trace: Annotated[
+        str | None,
+        Field("Where to write the traces of parts that failed, to send to us.", NEW_FILE, metavar="FILE.txt"),
+    ] = None
+    html: Annotated[str | None, Field("Save the answer as a page: one file.", NEW_FILE, metavar="FILE.html")] = None
+
+
+def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
+    """Examine this machine, and whether measuring works on it, in about a minute.
+
+    Driver, build of torch, clocks, other programs, copies, memory, a known training step beside its forecast, the recorder of
+    watch, a DataLoader and the disk: each part is tried in a process of its own, so that one that fails stops no other. Exit
+    code 0: all is in order. 1: a part failed, the driver is broken, or something costs speed; each says what to do. 2: this
+    torch has no device of the kind that was asked for.
+
+    \b
+    trainpace doctor
+    trainpace doctor --device cuda --html doctor.html --trace failed.txt
+    """
+    examination = verbs.doctor.run(request, report.TerminalProgress())
+    if examination.traces and view.trace:
+        write_whole(view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items()))
+    if view.html:
+        write_whole(view.html, report.examination_page(examination))
+        tell(f"Page: {view.html}", err=True)
+    if view.json:
+        echo_json(report.examination_json(examination))
+    else:
+        report.print_examination(examination, view.trace)
+    return 0 if examination.is_well else 1
 
 
 class LoaderView(View):
@@ -171,7 +205,7 @@ def precompute(request: verbs.precompute.PrecomputeRequest, view: PrecomputeView
     from trainpace.shards import Estimate
 
     if view.sbatch and not (request.verify or request.repair or request.estimate):
-        click.echo(verbs.precompute.array_script(request, view.sbatch, view.time), nl=False)
+        tell(verbs.precompute.array_script(request, view.sbatch, view.time), nl=False)
         return 0
     answer = verbs.precompute.run(request, report.TerminalProgress())
     if view.json:
@@ -264,8 +298,9 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
 
     Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun, accelerate
     or srun start (srun trainpace watch -- ... is one recording of all tasks, and the first one reports). Losses stay the same
-    bit for bit. The exit code is the command's own; what was recorded of a command that was killed is kept. With --baseline,
-    exit code 1 says that the command worked and its median step is slower beyond the noise.
+    bit for bit. The exit code is the command's own, also where the report fails; what was recorded of a command that was killed
+    is kept. With --baseline, exit code 1 says that the command worked and its median step is slower beyond the noise, and 2
+    that it worked and could not be compared.
 
     \b
     trainpace watch -- python train.py --epochs 1
@@ -284,29 +319,29 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not watched.reports:
         return code
-    if not recording.ranks and not request.recorded and code == 0:
-        code = 2
-    if view.trace:
-        write_trace(folder, Path(view.trace))
-    if view.html:
-        write_whole(view.html, report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"))
-    if view.svg:
-        write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
-    comparison = None
-    if baseline is not None and recording.ranks and code == 0:
-        tolerance = TOLERANCE if view.tolerance is None else view.tolerance
-        comparison = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
-        code = int(comparison.regressed)
-    if view.json:
+    # the exit code is the command's, also where there is nothing to show
+    own = bool(request.command) and baseline is None
+    with ending_with(code if own else code or TrainpaceError.exit_code):
+        comparison = None
+        if baseline is not None and code == 0:
+            tolerance = TOLERANCE if view.tolerance is None else view.tolerance
+            comparison = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
         compared = {} if comparison is None else {"baseline": to_jsonable(comparison)}
-        echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
-        return code
-    report.print_recording(recording, str(folder))
-    if view.timeline and recording.ranks:
-        report.print_timeline(timeline_of(folder, view.steps))
-    if comparison is not None:
-        report.print_guarded(comparison)
-    return code
+        if view.json:
+            echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
+        else:
+            report.print_recording(recording, str(folder))
+            if view.timeline and recording.ranks:
+                report.print_timeline(timeline_of(folder, view.steps))
+            if comparison is not None:
+                report.print_guarded(comparison)
+        if view.trace:
+            write_trace(folder, Path(view.trace))
+        if view.html:
+            write_whole(view.html, report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"))
+        if view.svg:
+            write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
+    return code if comparison is None else int(comparison.regressed)
 
 
 class DiagnoseView(PicturedView):
@@ -319,7 +354,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
     in such a run, its checkpoints are not kept; what else it writes, it writes. The exit code is the command's own where it
-    failed before anything was proved.
+    failed before anything was proved, or a signal ended it.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved.
 
@@ -344,5 +379,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
             timeline = timeline_of(watched.folder)
         return report.diagnosis_page(diagnosis, words, timeline)
 
-    save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
-    return 0 if diagnosis.proofs else watched.exit_code
+    stopped = watched.exit_code > 128
+    code = watched.exit_code if stopped or not diagnosis.proofs else 0
+    with ending_with(code or TrainpaceError.exit_code):
+        save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
+    return code

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         parse_config,
         read_configs,
         rewrite,
-        save,
+        save_all,
         still_says,
     )
     from trainpace.configs.huggingface import put_training_arguments

@@ -3,10 +3,10 @@
 A format is added as a file in this room, a line in FORMATS, and one in WRITERS if changes can be written into it.
 """
 
+import contextlib
 import dataclasses
 import difflib
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, Setting
 from trainpace.configs.syntax import LARGEST_FILE_BYTES, Syntax, parse
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import Execution
-from trainpace.records import Record, read_bytes, read_text, write_whole
+from trainpace.intake import read_bytes, read_text
+from trainpace.records import Record, written_aside
 
 FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...] = (
     (is_lightning, read_lightning),
@@ -272,11 +273,28 @@ def still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool
     return any(s.name in names and normal(s.name, s.value) != wanted[s.name] for s in settings)
 
 
-def save(written: Written) -> str | None:
-    """Replace the file, and keep the old one as FILE.bak, FILE.bak2 and so on, never over an older one.
+def save_all(files: Sequence[Written]) -> list[str | None]:
+    """Replace the files, all or none, and keep each old one as FILE.bak, FILE.bak2 and so on, never over an older one.
 
-    Returns the backup's name, None where nothing changes. Raises TrainpaceError for a file that has changed since it was read.
+    Returns their backups' names: "" for a new file, None where nothing changes. Raises TrainpaceError for a file that has
+    changed since it was read, and where the file system refuses; then nothing has changed.
     """
+    backups: list[str | None] = []
+    try:
+        with contextlib.ExitStack() as renamed_together:
+            for written in files:
+                backups.append(_backup(written) if written.before else "")
+                if backups[-1] is not None:
+                    aside = renamed_together.enter_context(written_aside(written.file))
+                    aside.write_text(written.text, encoding="utf-8")
+    except BaseException:
+        for backup in filter(None, backups):
+            Path(backup).unlink(missing_ok=True)
+        raise
+    return backups
+
+
+def _backup(written: Written) -> str | None:
     if written.text == written.before:
         return None
     now = read_bytes(written.file)
@@ -284,20 +302,24 @@ def save(written: Written) -> str | None:
         raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
     target = Path(written.file).resolve()  # a link stays a link
     mode = target.stat().st_mode
-    for number in itertools.count(1):
+    number = 0
+    while True:
+        number += 1
         backup = target.with_name(f"{target.name}.bak{'' if number == 1 else number}")
         try:
-            with backup.open("xb") as file:
-                file.write(now)
-            backup.chmod(mode)
-            break
+            file = backup.open("xb")
         except FileExistsError:
             continue
         except OSError as error:
             raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
-    write_whole(target, written.text)
-    target.chmod(mode)
-    return str(backup)
+        try:
+            with file:
+                file.write(now)
+            backup.chmod(mode)
+        except OSError as error:
+            backup.unlink(missing_ok=True)
+            raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
+        return str(backup)
 
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:

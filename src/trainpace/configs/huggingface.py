@@ -151,7 +151,7 @@ def _read_kernels(reading: Reading, values: dict[str, Any], dashes: str) -> None
     if chosen.get("fused_linear_cross_entropy", not chosen.get("cross_entropy")):
         reading.put("cross_entropy", "chunked", key)
     elif chosen.get("cross_entropy"):
-        reading.put("cross_entropy", "fused", f"{dashes}liger_kernel_config")
+        reading.put("cross_entropy", "fused_fp32", f"{dashes}liger_kernel_config")
     reading.note(
         key, "of its kernels the loss's are forecast; its norms, activations and rotary embeddings count as torch's"
     )

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Union
 
 from trainpace.configs.settings import Value
 from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.intake import json_of
 
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50
@@ -38,12 +39,7 @@ def parse_json(text: str, file: str) -> Any:
             result[key] = value
         return result
 
-    try:
-        return checked(json.loads(text, object_pairs_hook=unique), file)
-    except UnreadableInput:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{file} is not valid JSON: {str(error)[:200]}.") from None
+    return checked(json_of(text, file, object_pairs_hook=unique), file)
 
 
 def parse_yaml(text: str, file: str) -> Any:

@@ -5,6 +5,7 @@ import math
 from trainpace.diagnose.advice import WORTH, Advice, advise
 from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
+from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
 from trainpace.watch import TRIALS, Rank, Recording, batches_per_step
@@ -45,7 +46,7 @@ class Diagnosis(Record):
 def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for a command without training steps."""
     if not recording.ranks:
-        ended = f" It ended with exit code {recording.exit_code}." if recording.exit_code else ""
+        ended = f" It {ending_of(recording.exit_code)}." if recording.exit_code else ""
         raise TrainpaceError(
             f"the command made no training step that could be seen. {recording.seen}{ended}",
             "A step is a call of a torch optimizer's step().",
@@ -117,7 +118,7 @@ def _warnings(recording: Recording) -> list[str]:
     ranks = recording.ranks
     warnings = []
     if recording.exit_code not in (0, None):
-        warnings.append(f"the command ended with exit code {recording.exit_code}; what it did before is counted.")
+        warnings.append(f"the command {ending_of(recording.exit_code)}; what it did before is counted.")
     if not all(r.complete for r in ranks):
         warnings.append("a process was killed: its last moments may be missing.")
     if len(ranks) < ranks[0].world_size:

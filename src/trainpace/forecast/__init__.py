@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainpace.forecast.grid import Grid
     from trainpace.forecast.intervals import PARTS, Z_95, student_t_95
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+    from trainpace.forecast.packing import packed
     from trainpace.forecast.posterior import (
         AT_A_MEASURED_BATCH_SD,
         LARGEST_RATIO,

@@ -1,7 +1,9 @@
 """Steps of many executions at once: kernel times of a stage, exchanges, the pipeline's bubble, the optimizer.
 
 A pipeline of pp stages takes m times its slowest stage, and the time of one micro-batch on all other stages as a bubble, which v
-virtual stages cut to 1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The
+virtual stages cut to 1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021).
+DualPipe has (pp / 2 - 1) (F&B + B - 3 W) instead (DeepSeek-V3's report, table 2): F&B is a forward and a backward pass together,
+W the weights' part of the backward pass, which is taken to be half of it, as it is of products. The
 passes of a step are those of a rank of the slowest stage; work that is done once a step counts on the stage where it takes
 longest.
 """
@@ -11,13 +13,14 @@ import math
 import numpy as np
 
 from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Checkpointing, Engine
-from trainpace.forecast.exchanges import REPLICATION, Exchanges, StepExchanges, exposed
+from trainpace.forecast.exchanges import OVERLAP, REPLICATION, Exchanges, StepExchanges, exposed
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
 from trainpace.optimizers import host_update_bytes
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
+OVERLAPPED = ("overlapped", "overlapped_fp8")
 ACCUMULATE_SHARE = 0.8
 """Share of the memory bandwidth at which gradients are added up, and clipped."""
 COPY_START_US = 6.0
@@ -62,6 +65,9 @@ class Assembly:
         on_gpu = cluster.device.kind == "gpu"
         device = self._passes(costs.block_device, costs.first_device, costs.last_device, costs.repeated_device)
         host = self._passes(costs.block_host, costs.first_host, costs.last_host, costs.repeated_host)
+        # DualPipe's ranks compute half of the micro-batches on their own stage, and half on that at the other end
+        mirrored = (grid.copies > 1)[:, None]
+        device, host = (np.where(mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host))
         overhead = together_ms(device, host) - device if on_gpu else host.copy()
         if self.engine == "data_parallel":
             # one Python process copies the modules and drives all replicas: their forward passes launch one after the other
@@ -71,16 +77,21 @@ class Assembly:
         gradients, parameters = self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
         exchanges = Exchanges(grid, self.groups, stages, self.form, self.engine, self.workload.mode, cluster)
         each = exchanges.micro_batch(self._recomputes("full"), costs.attention_device)
-        if self.engine == "megatron_core":
-            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took.sum(axis=2))
-            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
         if self.engine == "data_parallel":
             once = StepExchanges(*np.zeros((3, *gradients.shape)))
         else:
             once = exchanges.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
-        overlapped = exposed(each.expert, np.zeros_like(each.expert), took.sum(axis=2))
+        interleaved = (grid.virtual_stages[:, None] > 1) & (self.engine == "megatron_core")
+        overlaps = mirrored | np.logical_or(*(grid.has("expert_exchange", n) for n in OVERLAPPED))[:, None]
+        window = took.sum(axis=2)
+        # what computation hides of the expert exchange, it cannot hide of the pipeline's sends
+        left = np.where(overlaps, np.maximum(window - each.expert / OVERLAP, 0.0), window)
+        expert, pipeline = (
+            exposed(ms, np.zeros_like(ms), under) for ms, under in ((each.expert, window), (each.pipeline, left))
+        )
         each = each._replace(
-            expert=np.where(grid.has("expert_exchange", "overlapped")[:, None], overlapped, each.expert)
+            expert=np.where(overlaps, expert, each.expert),
+            pipeline=np.where(mirrored | interleaved, pipeline, each.pipeline),
         )
         busy = took.sum(axis=2) + each.tensor + each.context + each.expert + each.pipeline
         exists = stages.number > 0
@@ -92,11 +103,12 @@ class Assembly:
 
         turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
         bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
+        bubble = np.where(mirrored[:, 0], bubble * self._of_dual_pipe(took), bubble)
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
         added = gradients / np.where(sharded[:, None], self.shard, 1.0)
-        moved = 3 * added * (m - 1)[:, None]  # read both, write one
+        moved = 3 * added * (m / grid.copies - 1)[:, None]  # read both, write one
         rate = np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE
         accumulate = moved / rate
         # torch.nn.utils.clip_grad_norm_: all gradients are read for their norm, then read and written; each rank its shard.
@@ -127,6 +139,12 @@ class Assembly:
             "idle_ms": np.maximum(bubble, 0.0),
         }  # fmt: skip
         return parts, exposed_ms
+
+    def _of_dual_pipe(self, took: Floats) -> Floats:
+        """DualPipe's bubble as a share of 1F1B's, (pp / 2 - 1) (F + B + B - 3 B / 2) of (pp - 1) (F + B). `took`: n x 3 x 2."""
+        pp, (forward, backward) = self.grid.pp, took.sum(axis=1).T
+        share = (forward + backward / 2) / np.maximum(forward + backward, 1e-12)
+        return np.asarray(np.maximum(pp / 2 - 1, 0.0) / np.maximum(pp - 1, 1) * share)
 
     def _host_copy_ms(self) -> Floats:
         """Copying one micro-batch to the device, a tensor at a time: fewer and larger micro-batches start fewer copies.

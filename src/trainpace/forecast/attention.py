@@ -17,7 +17,7 @@ import numpy as np
 from trainpace.forecast.pooling import Pooled
 from trainpace.hardware import Device
 from trainpace.records import Record, from_package
-from trainpace.workload import Floats, attention_widths
+from trainpace.workload import ATTENTION, Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]
 """Fused attention's kernels in 16 bits. efficient: torch's memory-efficient ones (xFormers'). flash1 to flash4: FlashAttention's
@@ -193,8 +193,8 @@ def exponentials_per_s(device: Device, plain: float) -> float:
 def attention_s(
     kind: str, sizes: tuple[Floats, ...], moved_bytes: Floats, f: AttentionFigures, sms: Floats, l2_bytes: Floats
 ) -> AttentionTimes:
-    """Seconds of attention of `AttentionSizes`. Arrays broadcast."""
-    b, heads, queries, keys, head, causal, value = sizes
+    """Seconds of attention of `AttentionSizes`, whose last may be left out. Arrays broadcast."""
+    b, heads, queries, keys, head, causal, value, visible = (*sizes, np.zeros(()))[: len(ATTENTION)]
     value = np.where(value > 0, value, head)
     padded = attention_widths(kind, *(np.ceil(width / HEAD_UNIT) * HEAD_UNIT for width in (head, value)))
     head = (head + value) / 2
@@ -203,7 +203,9 @@ def attention_s(
     products_s, softmax_s = 2.0 * padded * sms / speed, sms / f.score_per_s
     sharpness = 1.0 + f.overlap
     key_s = f.block_rows * (products_s**sharpness + softmax_s**sharpness) ** (1.0 / sharpness)
-    longest = key_s * (keys + f.prologue)
+    # a block takes every key that one of its queries sees: a window moves along with them
+    taken = np.where(visible > 0, np.minimum(keys, visible + f.block_rows + 0.5 * KEY_UNIT), keys)
+    longest = key_s * (taken + f.prologue)
     waves = b * heads * np.ceil(queries / f.block_rows) / sms
     even = longest * (waves + np.minimum(f.quantum, 1.0) * (np.ceil(waves) - waves))
     # the first queries see few keys, the last all of them; keys before the first query all see

@@ -126,4 +126,6 @@ def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Flo
         ends = [(low, high) for low, high in zip(plain.low_ms[rows], plain.high_ms[rows], strict=True)]
         return np.array([math.log(high / low) / (2 * Z_95) for low, high in ends]), np.zeros(len(rows))
     device = target.cluster.device.name
-    return interval_deviations(spreads, shares, device, plain.host_sds[rows]), card_deviations(spreads, shares, device)
+    return interval_deviations(spreads, shares, device, plain.outside_sds[rows]), card_deviations(
+        spreads, shares, device
+    )

@@ -99,7 +99,7 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
 
 def _sizes(operators: Operators, i: int) -> _Sizes | None:
     dims = operators.dims[i].astype(np.float64)
-    b, h, q, k, d, _, v = (dims[at] for at in ATTENTION)
+    b, h, q, k, d, _, v, _ = (dims[at] for at in ATTENTION)
     v = v if v.any() else d
     products = times(b, h)
     if products is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
@@ -112,7 +112,10 @@ def _sizes(operators: Operators, i: int) -> _Sizes | None:
 def _has_mask(operators: Operators, i: int, sizes: _Sizes, width: float) -> bool:
     """Causal, or an operator that reads more than queries, keys and values."""
     plain = float((sizes.of_queries + sizes.of_keys + sizes.of_values).sum()) * width
-    return operators.dims[i, ATTENTION.causal].sum() > 0 or float(operators.read_bytes[i].sum()) > plain * 1.001
+    return (
+        operators.dims[i, [ATTENTION.causal, ATTENTION.seen]].sum() > 0
+        or float(operators.read_bytes[i].sum()) > plain * 1.001
+    )
 
 
 def _copies(operators: Operators, i: int, sizes: _Sizes) -> int:

@@ -43,6 +43,10 @@ PINNED_SHARE = 0.8
 """Share of PCIe's bandwidth that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in CUDA's bandwidthTest,
 generation 3)."""
 
+FP8_DISPATCH = (1 + 4 / 128) / 2
+"""Bytes of a token sent in FP8 with an fp32 scale for 128 numbers, as a share of those in 16 bits (DeepSeek-V3's report, section
+3.3.3)."""
+
 KINDS = (
     "data_parallel", "parameters", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "offload",
 )  # fmt: skip
@@ -172,12 +176,15 @@ class Exchanges(NamedTuple):
             """The places that have any of a token's experts, spread evenly, over its experts."""
             return np.asarray(places * (1 - (1 - 1 / places) ** copies) / copies)
 
-        near = self.ms("all_to_all", payload * reached(grid.ep), inside, inside)
-        once_a_node = np.maximum(near, self.ms("all_to_all", payload * reached(nodes), nodes, 1))
+        # experts of one token on few nodes (DeepSeek-V3's report, section 2.1.2): so many are reached, and their ranks
+        limited = np.where(grid.expert_nodes > 0, np.minimum(grid.expert_nodes, nodes), nodes)
+        near = self.ms("all_to_all", payload * reached(np.where(nodes > 1, limited * inside, grid.ep)), inside, inside)
+        once_a_node = np.maximum(near, self.ms("all_to_all", payload * reached(limited), nodes, 1))
         one = np.where(grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy))
         gathered = payload * grid.experts_tp
         one = one + self.ms("all_gather", gathered, grid.experts_tp, self.groups.experts.tensor_inside)
-        return np.asarray(2 * one * (forward + backward))
+        there = np.where(grid.has("expert_exchange", "overlapped_fp8"), FP8_DISPATCH, 1.0)
+        return np.asarray((there + 1) * one * (forward + backward))
 
     def _context(self, hidden_bytes: Floats, attention_ms: Floats, forward: Floats, backward: float) -> Floats:
         """Keys and values go round once forward; backward they go round again with their gradients. Passes as in `_tensor`."""

@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast.explanations import heaviest, peak_flop_per_s
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import Spread, shares_of, with_host_spread
+from trainpace.forecast.intervals import EXPERTS_SD, Spread, shares_of, widened
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fit_probability, fits
 from trainpace.forecast.ranks import RankTable
@@ -167,17 +167,18 @@ class ForecastTable:
         target, step = self.forecaster.target, self._step(i)
         shares = shares_of(step, row.table.part, row.times.device_s)
         spread = target.kernels.spread(shares, target.cluster.device, row.times.device_s, row.log_sd)
-        return with_host_spread(spread, self.host_sd(i))
+        return widened(spread, self.outside_sd(i))
 
-    def host_sd(self, i: int) -> float:
-        """Standard deviation of the logarithm of step `i` from what is not known of the host."""
-        return float(self.host_sds[i])
+    def outside_sd(self, i: int) -> float:
+        """Standard deviation of the logarithm of step `i` from what none of its parts tells: its host, and layers of experts."""
+        return float(self.outside_sds[i])
 
     @cached_property
-    def host_sds(self) -> Floats:
-        """`host_sd` of every row."""
-        host = self.forecaster.target.host
-        return np.zeros(len(self)) if host is None else host_sensitivity(self.parts, self.step_ms) * host.log_sd
+    def outside_sds(self) -> Floats:
+        """`outside_sd` of every row."""
+        host, experts = self.forecaster.target.host, EXPERTS_SD if self.forecaster.workload.has_experts else 0.0
+        of_host = 0.0 if host is None else host_sensitivity(self.parts, self.step_ms) * host.log_sd
+        return np.asarray(np.hypot(of_host, np.full(len(self), experts)))
 
     def shares(self) -> list[Floats]:
         """What the step of every row is made of, the share of each of `intervals.PARTS`; all rows have a time."""
@@ -203,11 +204,13 @@ class ForecastTable:
             model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
             step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
-            fit_probability=None if capacity is None or memory is None else float(fit_probability(memory, capacity)),
+            fit_probability=None
+            if capacity is None or memory is None
+            else float(fit_probability(memory, capacity, execution.compile)),
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
             host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
             software=software.words, software_assumed=software.is_assumed, software_idle=software.idle,
-            notes=self.forecaster.workload.notes,
+            notes=self.forecaster.workload.notes, sequence_length=self.forecaster.workload.sequence_length,
         )  # fmt: skip
         if row is None:
             return forecast

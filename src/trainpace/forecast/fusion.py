@@ -256,7 +256,7 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         b, m, n, k = dims[: len(GEMM)]
         return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
     if kind == "attention":
-        b, h, q, k, d, _, v = dims[: len(ATTENTION)]
+        b, h, q, k, d, _, v, _ = dims[: len(ATTENTION)]
         return [_Operand(b * h * size * width, b * h * size) for size in (q * d, k * d, k * (v or d))]
     if not read or kind in BOUNDS:
         return [_Operand(read, read)] if read else []

@@ -101,6 +101,11 @@ class Grid:
         return ((self.tp > 1) | (self.pp > 1) | (self.ep > 1)) & (self.zero_stage < 3)
 
     @property
+    def copies(self) -> Counts:
+        """Ranks of a pipeline that hold each stage: two under DualPipe."""
+        return np.where(self.has("pipeline_schedule", "dualpipe") & (self.pp > 1), 2, 1)
+
+    @property
     def casts_shards(self) -> Flags:
         """fp32 weights under FSDP with products in 16 bits: FSDP's MixedPrecision, which casts the shards before it gathers them,
         in place of autocast's copies of weights."""
@@ -167,7 +172,7 @@ class Groups(NamedTuple):
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
     """`devices_per_node`: those that share a node, or a domain of NVLink."""
-    data = np.maximum(grid.data_parallel_size, 1) * grid.cp
+    data = np.maximum(grid.data_parallel_size, 1) * grid.cp * grid.copies
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
 
     def inside(size: Counts, stride: Counts) -> Counts:
@@ -265,6 +270,10 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
     parameters += experts
+    # DualPipe's ranks hold their own stage and that at the other end
+    mirrored = (grid.copies > 1)[:, None]
+    parameters = np.where(mirrored, parameters + parameters[:, ::-1] * (number > 0), parameters)
+    experts = np.where(mirrored, experts + experts[:, ::-1] * (number > 0), experts)
     apart = (grid.ep * grid.experts_tp != grid.tp)[:, None] & (experts > 0)
     expert_share = np.where(apart, experts / np.maximum(parameters, 1.0), 0.0)
     total = float(blocks.count * blocks.parameters + blocks.outside_parameters)

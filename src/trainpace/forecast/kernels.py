@@ -59,6 +59,11 @@ UPDATES_MOVED = {
 reads it once; add_ is taken to read a list besides its own, as SGD's does. So counted, all seven calls of AdamW move 2.6 to 2.8
 TB/s on the lent H100 and 3.4 to 3.9 on the H200 (medians of 60 and 19 steps of models above 50 million parameters), SGD's 2.7."""
 
+PADDED_ROWS = 16
+"""An expert's rows, over which its weight's gradient sums, are padded to a multiple of so many: for 16-byte strides of grouped
+products (torch._grouped_mm), in FP8 to 16 or 32 (Megatron-Core's moe_router_padding_for_quantization, torchao's
+pad_token_groups)."""
+
 
 class KernelTimes(NamedTuple):
     """Seconds per row (all of its `count` operators together), and what bounds them."""
@@ -237,6 +242,8 @@ class KernelTable:
         """Sizes and figures of the rows that multiply in 16 or 8 bits."""
         rows, at = self._products, part(batch, self._products)
         b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
+        grouped = np.array(self.operators.function)[rows] == GROUPED
+        k = np.where(grouped, np.ceil(k / PADDED_ROWS) * PADDED_ROWS, k)
         has_weights = self._has_weights[rows]
         pairs = zip(rates.weights, rates.batched, strict=True)
         figures = (np.where(has_weights, part(w, rows), part(a, rows)) for w, a in pairs)

@@ -18,8 +18,10 @@ PCIE_EFFICIENCY = 0.30
 0.31 to 0.34 (Sailor's tables), three RTX 3090 0.27 to 0.37 (NVIDIA's BERT, what more GPUs add to a step)."""
 PCIE_PEER_EFFICIENCY = 0.75
 """The same where devices read each other's memory: four A100 and four H100 with bridged pairs keep 0.75 and 0.76 (Vidur's
-tables), RTX A5000, A5500 and A40 0.6 to 1.0 (NVIDIA's BERT). Servers differ by as much as all else together: four L40S keep 0.17
-and eight 0.05 (aiconfigurator's), two RTX 6000 Ada 0.36 (PipeWeave's)."""
+tables), RTX A5000, A5500 and A40 0.6 to 1.0 (NVIDIA's BERT). Servers differ by more than all else together: in one four L40S keep
+0.17 and eight 0.05 (aiconfigurator's), in another two RTX 6000 Ada 0.36 (PipeWeave's); but training steps on four and eight RTX
+6000 Ada (lambda's, n 8) come out 8 % slower against those on one with 0.75, and 28 % with 0.17 and 96 % with 0.05. So no figure
+of the card says what a host's root complexes let through."""
 NETWORK_EFFICIENCY = 0.95
 """Share of a node's network bandwidth that a ring reaches with the largest payloads: 365 of 400 GB/s over four H200 nodes with
 4 GiB (collectives.csv), where NVLink was the limit, so at least this before the ramp."""

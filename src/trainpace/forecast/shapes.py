@@ -13,7 +13,7 @@ from trainpace.workload import Blocks, Counts
 
 CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
-    "shard_size", "engine", "nodes", "offload_parameters", "ep", "expert_tp", "whole step",
+    "shard_size", "engine", "nodes", "offload_parameters", "ep", "expert_tp", "whole step", "dualpipe",
 )  # fmt: skip
 """What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
 
@@ -41,6 +41,7 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
         "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
         "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | ~interleaved),
         "accumulation": interleaved & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
+        "dualpipe": (grid.copies > 1) & ((grid.pp % 2 != 0) | (grid.accumulation % 2 != 0)),
         "shard_size": (grid.shard_size > 0) & (share != 0),
         "engine": one_process & ((shards > 1) | (grid.zero_stage > 0)),
         "nodes": one_process & (grid.world_size > cluster.devices_per_node),
@@ -93,6 +94,10 @@ def contradiction(
         "accumulation": (
             f"the interleaved schedule needs a number of micro-batches that pp {pp} divides; accumulation is {accumulation}.",
             f"Use {-(-accumulation // pp) * pp}, or the schedule 1f1b.",
+        ),
+        "dualpipe": (
+            f"DualPipe runs micro-batches from both ends, so that pp {pp} and accumulation {accumulation} both have to be even.",
+            "Use even numbers, or the schedule 1f1b.",
         ),
         "engine": (
             f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {e.zero_stage}.",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trainpace.execution import FORMS, Precision
 from trainpace.forecast.attention import implementation_on
 from trainpace.forecast.eager_attention import eager
-from trainpace.forecast.losses import has_vocabulary_loss, with_loss
+from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
 from trainpace.forecast.updates import can_be, is_traced_as, updated
 from trainpace.hardware import Device
 from trainpace.software import ATTENTION_IN_WORDS, FP8_IN_WORDS, OPTIMIZERS_IN_WORDS, TODAY, Rewrites, Software
@@ -28,12 +28,30 @@ def as_run(workload: Workload, rewrites: Rewrites) -> Workload:
         if rewrites.eager_attention:
             form = eager(form, name, workload.checkpointed)
         if rewrites.cross_entropy:
-            form = with_loss(form, rewrites.cross_entropy)
+            form = with_loss(form, rewrites.cross_entropy, name)
+        if rewrites.half_router and name == "half":
+            form = with_half_router(form)
         if optimizer:
             form = updated(workload, form, optimizer)
         forms[name] = form
     same = all(forms[name] is form for name, form in workload.forms.items())
     return workload if same else replace(workload, forms=forms)
+
+
+def with_half_router(form: TracedForm) -> TracedForm:
+    """The form with the products that its blocks leave in fp32, those of routers, in 16 bits."""
+    blocks, operators = form.blocks, form.operators
+    if blocks is None:
+        return form
+    rows = (np.array(operators.kind) == "gemm") & ~operators.half & (blocks.operator_counts > 0)
+    rows &= np.array(operators.phase) != "optimizer"
+    if not rows.any():
+        return form
+    share = np.where(rows, 0.5, 1.0)[:, None]
+    return replace(form, operators=replace(
+        operators, half=operators.half | rows, read_bytes=operators.read_bytes * share,
+        written_bytes=operators.written_bytes * share,
+    ))  # fmt: skip
 
 
 class RunningSoftware(NamedTuple):
@@ -55,7 +73,7 @@ def running_software(
     words, idle = [software.name], []
     for part, without_effect in (
         _attention(operators, software, device), _optimizer(workload, operators, software), _loss(operators, software, compiles),
-        ("", _fp8(software, precision)),
+        ("", _fp8(software, precision)), ("routers in 16 bits" if software.router == "16_bit" else "", ""),
     ):  # fmt: skip
         words += [part] if part else []
         idle += [without_effect] if without_effect else []
@@ -99,6 +117,8 @@ def _loss(operators: Operators, software: Software, compiles: bool) -> Said:
     said = software.cross_entropy
     if said == "uncompiled" and not compiles:
         return "", "uncompiled cross-entropy: nothing is compiled"
+    if said == "cut" and has_vocabulary_loss(operators) and not is_in_16_bits(operators):
+        return "", "cut cross-entropy: its kernels take 16-bit numbers"
     if said is None or has_vocabulary_loss(operators):
         return f"{said} cross-entropy" if said else "", ""
     return "", f"{said} cross-entropy: the model has no loss over a vocabulary"

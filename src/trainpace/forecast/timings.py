@@ -23,6 +23,7 @@ from trainpace.workload import (
     CONV_OUT,
     CONV_STRIDE,
     GEMM,
+    LARGEST,
     MATRIX_KINDS,
     MOST_SIZES,
     OTHER,
@@ -64,7 +65,11 @@ class OperatorTimings(Record):
         lengths = {array.shape for array in (self.half, self.flops, self.bytes, self.seconds)}
         if n == 0 or len(self.function) != n or lengths != {(n,)} or self.dims.shape != (n, MOST_SIZES):
             raise TrainpaceError("the operator timings are empty, or their columns differ in length.")
-        if not ((self.seconds > 0).all() and np.isfinite(self.seconds).all()):
+        if self.half.dtype.kind != "b" or not all(
+            (np.abs(a) < LARGEST).all() for a in (self.flops, self.bytes, self.dims)
+        ):
+            raise TrainpaceError("the operator timings should be finite numbers, and `half` yes or no.")
+        if not ((self.seconds > 0).all() and (self.seconds < LARGEST).all()):
             raise TrainpaceError("an operator's time in the timings is not above zero.")
 
     def __len__(self) -> int:

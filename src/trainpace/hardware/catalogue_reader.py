@@ -17,6 +17,7 @@ import msgspec
 
 from trainpace.errors import UnknownName, UnreadableInput, nearest_names
 from trainpace.hardware.cluster import Device, Figure
+from trainpace.intake import toml_of
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
@@ -29,10 +30,7 @@ _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type
 
 def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
     """Devices of one TOML text. `source` names it in errors, which are always one sentence."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UnreadableInput(f"{source} is not valid TOML: {error}.") from None
+    data = toml_of(text, source)
     unknown = data.keys() - {"sources", "figure_sources", "gpu"}
     if unknown:
         raise UnreadableInput(

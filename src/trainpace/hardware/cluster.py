@@ -24,8 +24,8 @@ class Figure(Record):
     kind: FigureKind
 
     def __post_init__(self) -> None:
-        if not self.value > 0 or self.value > 1e9:
-            raise ValueError(f"a hardware figure must be above 0 and at most 1e9, not {self.value}")
+        if not 1e-6 <= self.value <= 1e9:
+            raise ValueError(f"a hardware figure must be from 1e-6 to 1e9, not {self.value}")
 
 
 class Device(Record):

@@ -28,8 +28,25 @@ if TYPE_CHECKING:
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.knowledge import Knowledge, workload_key
     from trainpace.journal.place import may_know
+    from trainpace.journal.public import (
+        MINE,
+        PUBLIC,
+        Accuracy,
+        AccuracyLine,
+        PublicQuery,
+        accuracy,
+        accuracy_by,
+        compared,
+        entry_of_public,
+        is_public,
+        matching,
+        public_query,
+        public_run,
+    )
     from trainpace.journal.query import MOST_COUNTED, ORDERS, Page, Query, names_of, page
+    from trainpace.journal.receiving import ODD, Lesson, Lessons, Odd, Received, receive
     from trainpace.journal.recorder import Circumstances, RecordedSweep, program_command, record_sweep
+    from trainpace.journal.shared import SharedRun, SharedRuns, Sharing, schema, share, text_of
     from trainpace.journal.store import Journal
     from trainpace.journal.trackers import export_mlflow, export_wandb
 

@@ -272,8 +272,11 @@ def error_pct(entry: Entry) -> float | None:
 
 
 def scores(entries: Iterable[Entry]) -> Scores:
-    """Scores of the entries that have both a forecast and a measured time."""
-    scored = sorted((e for e in entries if error_pct(e) is not None), key=lambda e: (e.created_at, e.id))
+    """Scores of the entries that have both a forecast and a measured time, but for imported ones: their forecasts were made
+    when they came."""
+    scored = sorted(
+        (e for e in entries if error_pct(e) is not None and e.kind != "import"), key=lambda e: (e.created_at, e.id)
+    )
     return Scores(
         overall=score("all", scored), lately=score(f"last {LATELY}", scored[-LATELY:]),
         by_device=_by(scored, lambda entry: entry.device), by_model=_by(scored, lambda entry: entry.model),

@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.intake import first_bytes
 from trainpace.journal.entry import Entry, Sweep
 from trainpace.records import make_folder, to_json
 
@@ -246,6 +248,8 @@ def plainly(url: URL) -> Iterator[None]:
     """Turn errors of the database into JournalUnusable, one sentence each."""
     try:
         yield
+    except UnicodeDecodeError:
+        raise JournalUnusable(f"the journal at {shown(url)} cannot be used: its text is damaged.") from None
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -256,13 +260,19 @@ def plainly(url: URL) -> Iterator[None]:
 
 
 def _prepare_file(path: Path, create: bool) -> None:
-    if path.is_dir():
-        raise UnreadableInput(f"{path} is a folder, not a journal.")
-    if not path.exists() and not create:
-        raise UnreadableInput(f"there is no journal at {path}.")
-    if path.exists():
-        with path.open("rb") as file:
-            head = file.read(16)
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        if not create:
+            raise UnreadableInput(f"there is no journal at {path}.") from None
+    except OSError as error:
+        raise UnreadableInput(f"cannot open the journal at {path}: {os_reason(error)}.") from None
+    except ValueError as error:  # a NUL byte in the name
+        raise UnreadableInput(f"cannot open the journal at {str(path)!r}: {error}.") from None
+    else:
+        if stat.S_ISDIR(kind):
+            raise UnreadableInput(f"{path} is a folder, not a journal.")
+        head = first_bytes(path, 16)
         if head and head != b"SQLite format 3\x00":  # SQLite itself would only say so after a wait for locks
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
     make_folder(path.parent)

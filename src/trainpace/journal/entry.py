@@ -78,6 +78,8 @@ class Entry(Record):
             raise TrainpaceError(f"a run of kind {self.kind!r} with outcome {self.outcome!r} is not known.")
         if (self.outcome == "ok") != (self.step_time_ms is not None):
             raise TrainpaceError("a run has a step time if its outcome is ok, and only then.")
+        if not 0 < self.forecast_factor < _LARGEST:
+            raise TrainpaceError(f"a forecast is not corrected by a factor of {self.forecast_factor}.")
         _check_plain(self)
 
     @property

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TextIO
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import PRECISIONS, Precision
 from trainpace.hardware import catalogue_name
+from trainpace.intake import first_bytes, opened_text
 from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.records import to_json, written_aside
-from trainpace.validation import first_bytes, read_table
+from trainpace.validation import read_table
 
 ROWS_AT_ONCE = 10_000
 
@@ -88,7 +89,7 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
     Raises UnreadableInput for anything else.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with opened_text(path) as file:
             first, second = file.readline().strip(), file.readline().rstrip(",\n")
             file.seek(0)
             if first == "[" and second.startswith('{"record":') and second.endswith("}"):
@@ -159,11 +160,13 @@ class Skipped(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Facts that the user adds where a file does not state them, and whether names and paths are stored as they are."""
+    """Facts that the user adds where a file does not state them, whether names and paths are stored as they are, and whether
+    shared runs are taken that are far off their forecast."""
 
     device: str = ""
     precision: Precision | None = None
     keep_identity: bool = False
+    accept_odd: bool = False
 
 
 Item = Entry | Sweep | Skipped

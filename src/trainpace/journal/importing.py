@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution, Precision
+from trainpace.intake import first_bytes, read_json
 from trainpace.journal.entry import Entry, Sweep, entry_of, now_utc, printable
 from trainpace.journal.exchange import (
     PRECISION_NAMES,
@@ -26,16 +27,20 @@ from trainpace.journal.exchange import (
     imported,
     run_or_reason,
 )
+from trainpace.journal.receiving import Lessons, receive
 from trainpace.journal.store import Journal
 from trainpace.journal.trackers import is_mlflow_db, is_mlruns, read_mlflow
 from trainpace.outcome import FailedProbe, Measurement
-from trainpace.records import Record, from_json, read_json, to_jsonable
-from trainpace.validation import Run, execution_of, first_bytes, measured_ms, mode_of, number, run_of
+from trainpace.records import Record, from_json, to_jsonable
+from trainpace.validation import Run, execution_of, measured_ms, mode_of, number, run_of
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
     kind.__name__: kind for kind in (Entry, Sweep, Measurement, FailedProbe)
 }
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
+SHARED = "shared"
+"""Files of `trainpace journal share`, whose runs are checked before the journal takes them (`receiving`)."""
+_SHARED_HEAD = re.compile(rb'[\xef\xbb\xbf\s]*\{\s*"record"\s*:\s*"SharedRuns"')
 _ROUNDED_BELOW = 0.1
 """Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
 
@@ -257,26 +262,32 @@ def _huggingface_model(config: Path) -> str:
 
 
 class Imported(Record):
-    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by reason)."""
+    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by reason).
+
+    `lessons`: what a file of shared runs taught.
+    """
 
     file: str
     format: str
     new: int
     already_there: int
     skipped: dict[str, int]
+    lessons: Lessons | None = None
 
 
 def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
     """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is imported."""
     name = format_of(path) if format_ == "auto" else format_
-    if name not in FORMATS:
-        raise UnknownName("format", name, FORMATS)
+    if name not in (*FORMATS, SHARED):
+        raise UnknownName("format", name, (*FORMATS, SHARED))
+    given = given or Given()
+    shared = receive(journal, path, given.accept_odd) if name == SHARED else None
     skipped: Counter[str] = Counter()
     read = 0
 
     def items() -> Iterator[Entry | Sweep]:
         nonlocal read
-        for item in FORMATS[name](path, given or Given()):
+        for item in FORMATS[name](path, given) if shared is None else shared.items:
             if isinstance(item, Skipped):
                 skipped[item.reason] += 1
             else:
@@ -284,7 +295,10 @@ def import_file(journal: Journal, path: Path, format_: str = "auto", given: Give
                 yield item
 
     new = journal.add_many(items())
-    return Imported(file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()))
+    return Imported(
+        file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()),
+        lessons=None if shared is None else shared.lessons,
+    )  # fmt: skip
 
 
 def format_of(path: Path) -> str:
@@ -298,10 +312,14 @@ def format_of(path: Path) -> str:
         if is_mlflow_db(path):
             return "mlflow"
         raise UnreadableInput(f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}.")
+    if _SHARED_HEAD.match(head):
+        return SHARED  # which the door of foreign files reads
     columns, rows = columns_and_rows(path)
     if is_timm(columns):
         return "timm"
-    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in RECORDS:
+    if {"record", "runs"} <= set(columns):
+        return SHARED
+    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in tuple(RECORDS):
         return "trainpace"
     if is_huggingface(dict.fromkeys(columns)):
         return "hf"
@@ -313,7 +331,9 @@ def format_of(path: Path) -> str:
 
 
 def _unknown(path: Path) -> UnreadableInput:
-    return UnreadableInput(f"{path} is in no format that is known.", f"Known: {', '.join(FORMATS)}; see --format.")
+    return UnreadableInput(
+        f"{path} is in no format that is known.", f"Known: {', '.join((*FORMATS, SHARED))}; see --format."
+    )
 
 
 FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {

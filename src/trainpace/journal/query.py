@@ -48,8 +48,8 @@ INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_
 
 class Query(Record):
     """Filters that all must hold. `model` and `device` match a part of the name in any case, or with `exact` the whole
-    name; `sweep` is an id or its first digits; `text` is searched in names, notes, reason, command and source; `since` is a time
-    in UTC."""
+    name; `source` matches a part of the source's name; `sweep` is an id or its first digits; `text` is searched in names, notes,
+    reason, command and source; `since` is a time in UTC."""
 
     model: str = ""
     device: str = ""
@@ -59,6 +59,8 @@ class Query(Record):
     micro_batch: int | None = None
     kind: str = ""
     outcome: str = ""
+    mode: str = ""
+    source: str = ""
     sweep: str = ""
     workload_key: str = ""
     since: str = ""
@@ -100,6 +102,12 @@ def conditions(query: Query) -> list[ColumnElement[bool]]:
         filters.append(runs.c.created_at >= since_text(query.since))
     if query.text:
         filters.append(runs.c.words.contains(query.text.casefold(), autoescape=True))
+    if query.mode:  # these two have no column of their own: they are where the record has them
+        filters.append(runs.c.record.contains(f'"mode":{json.dumps(query.mode)}', autoescape=True))
+    if query.source:
+        part = json.dumps(query.source, ensure_ascii=False)[1:-1]
+        part = part.replace("/", "//").replace("%", "/%").replace("_", "/_")
+        filters.append(runs.c.record.ilike(f'%"source":"%{part}%","workload/_key":%', escape="/"))
     if query.with_forecast:
         filters.append(runs.c.forecast_ms.is_not(None))
     return filters

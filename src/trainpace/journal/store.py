@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
-from sqlalchemy import URL, Connection, Engine, Select, Table, func, select
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
@@ -134,6 +134,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         chosen = select(runs.c.record).where(*conditions(query)).order_by(*order)
         return self._records(chosen.limit(limit).offset(offset), Entry)
 
+    def with_ids(self, ids: Iterable[str]) -> list[Entry]:
+        """The runs with these ids, of those that are there."""
+        return self._where_in(runs.c.id, ids)
+
+    def with_step_times(self, step_times_ms: Iterable[float]) -> list[Entry]:
+        """The runs with exactly these step times."""
+        return self._where_in(runs.c.step_time_ms, step_times_ms)
+
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """All runs that match a query, the oldest first, read in chunks."""
         chosen = select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
@@ -216,6 +224,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
         with plainly(self._url):
             return writing(self._engine, work)
+
+    def _where_in(self, column: ColumnElement[Any], values: Iterable[Any]) -> list[Entry]:
+        wanted = sorted(values)
+        parts = (wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK))
+        return [
+            entry for part in parts for entry in self._records(select(runs.c.record).where(column.in_(part)), Entry)
+        ]
 
     def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
         source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"

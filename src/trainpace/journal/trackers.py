@@ -22,11 +22,13 @@ from msgspec.structs import asdict
 from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
+from trainpace.intake import read_bytes
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
 from trainpace.journal.exchange import PRECISION_NAMES, UNKNOWN, Given, Item, imported, run_or_reason
-from trainpace.records import read_bytes
 from trainpace.validation import as_precision, number
 
+_DAMAGED = (sqlite3.Error, UnicodeDecodeError)
+"""sqlite3 cannot always say what is wrong with a damaged file."""
 EXPERIMENT = "trainpace"
 ID_TAG = "trainpace.id"
 LONGEST = 5000
@@ -191,7 +193,7 @@ def is_mlflow_db(path: Path) -> bool:
     try:
         with contextlib.closing(_connected(path)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error:
+    except _DAMAGED:
         return False
     return {"runs", "params", "metrics", "experiments"} <= tables
 
@@ -327,5 +329,5 @@ def _database_runs(path: Path) -> Iterator[Logged]:
                         metrics.setdefault(key, []).append(float(value))
                 texts = {key: str(value) for key, value in params.items()}
                 yield Logged(str(run_id), float(start or 0), texts, metrics)
-    except sqlite3.Error as error:
+    except _DAMAGED as error:
         raise UnreadableInput(f"{path} cannot be read: {error}.") from None

@@ -264,7 +264,7 @@ class LadderForecasts:
         between = self._between_nodes() if e.nnodes > 1 and self._device == "cpu" else None
         if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")
-        if self._device == "cuda":
+        if self._device != "cpu":
             cluster = Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node)
             return Forecaster(workload, Target(cluster)).forecast(e)
         profile = self._profile(e.nproc_per_node, rank_threads(setup))

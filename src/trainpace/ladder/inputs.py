@@ -1,6 +1,5 @@
 """A ladder from a file of the user's own (`ladder.toml`), or from a plan that `trainpace plan --output` kept."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ import msgspec
 from trainpace.configs import settings_of
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
+from trainpace.intake import read_bytes, toml_of
 from trainpace.job import JobConditions
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
 from trainpace.ladder.script import SCRIPT_STEPS, present
 from trainpace.launch import LoaderSettings, SlurmOptions
 from trainpace.plan import Change, DataPath, Plan
-from trainpace.records import from_json, read_bytes
+from trainpace.records import from_json
 from trainpace.schedule import Schedule
 
 OTHER_FIELDS = ("rungs", "script", "conditions")
@@ -42,10 +42,7 @@ def read_ladder(path: Path, task: str | None = None, precompute: str = "", scrip
 
 
 def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None) -> Ladder:
-    try:
-        read = tomllib.loads(text.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    read = toml_of(text, str(path))
     _check_names(read, TOP_KEYS, f"key of {path.name}")
     start, job, slurm, rungs = read.pop("start", {}), read.pop("job", None), read.get("slurm", {}), read.pop("rung", [])
     if not isinstance(rungs, list) or not all(isinstance(table, dict) for table in (start, job or {}, slurm, *rungs)):

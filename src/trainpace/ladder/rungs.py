@@ -125,8 +125,6 @@ class Ladder(Record):
             )
         if self.price_usd_per_hour is not None and not 0 <= self.price_usd_per_hour <= 1e6:
             raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
-        if self.device not in ("cpu", "cuda"):
-            raise UnknownName("device", self.device, ("cpu", "cuda"))
         for rung in self.rungs:
             shards = rung.precompute or "shards" in rung.changes
             if self.script is None and rung.settings:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from trainpace import configs
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
+from trainpace.intake import read_text
 from trainpace.ladder.rungs import SHARDS, Ladder, Script, Setup
 from trainpace.launch import LoaderSettings, ScriptTrial
-from trainpace.records import make_folder, read_text, write_whole
+from trainpace.records import make_folder, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
@@ -79,7 +80,7 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
         steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
         world_size=e.world_size, global_batch=e.global_batch, nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
-        gpus_per_node=e.nproc_per_node if ladder.device == "cuda" else 0, starts="node" if launcher else "rank",
+        gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0, starts="node" if launcher else "rank",
     )  # fmt: skip
     return trial, files
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from trainpace.accelerator import Loss, PlainEngine, place_batch
+from trainpace.accelerator import Loss, PlainEngine, collective_backend, place_batch
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.launch.trial import EngineName
-from trainpace.trace import import_package, longest_chain
+from trainpace.tasks import import_package
+from trainpace.trace import longest_chain
 
 PRECISIONS: dict[Precision, Any] = {
     "fp32": "32-true", "torch_fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed",
@@ -93,7 +94,7 @@ class Ddp(FabricEngine):
     def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import DDPStrategy
 
-        return DDPStrategy(process_group_backend="gloo" if device == "cpu" else "nccl")
+        return DDPStrategy(process_group_backend=collective_backend(device))
 
 
 class Fsdp2(FabricEngine):
@@ -111,10 +112,12 @@ class Fsdp2(FabricEngine):
         def shard(module: Any, _: Any) -> Any:
             return _sharded(module, e, device)
 
-        on_gpus = "cpu:gloo,cuda:nccl" if e.offload_parameters else "nccl"
+        backend = collective_backend(device)
+        if device != "cpu" and e.offload_parameters:
+            backend = f"cpu:gloo,{device}:{backend}"
         return ModelParallelStrategy(
             parallelize_fn=shard, data_parallel_size=e.world_size, tensor_parallel_size=1,
-            process_group_backend="gloo" if device == "cpu" else on_gpus,
+            process_group_backend=backend,
         )  # fmt: skip
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -230,7 +233,7 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     if e.precision == "amp_bf16":
         options["mp_policy"] = mixed
     if e.offload_parameters:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device == "cuda")
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
     chain = longest_chain(model)
     for block in chain.modules if chain is not None else ():
         fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)

@@ -19,7 +19,7 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
 from trainpace.shards import ShardDataset
-from trainpace.trace import Task, map_tensors
+from trainpace.tasks import Task, map_tensors
 
 MADE_SAMPLES = 64
 """Samples of a model without a dataset, made once from the seed."""
@@ -92,7 +92,7 @@ def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any
     options: dict[str, Any] = {
         "num_workers": s.workers, "prefetch_factor": s.prefetch_factor if s.workers else None,
         "persistent_workers": s.persistent_workers and s.workers > 0,
-        "pin_memory": s.pin_memory and trial.device == "cuda", "generator": own_generator,
+        "pin_memory": s.pin_memory and trial.device != "cpu", "generator": own_generator,
     }  # fmt: skip
     if isinstance(dataset, ShardDataset) and not hasattr(task.dataset, "collate_fn"):
         return DataLoader(dataset, sampler=order, batch_size=None, **options)  # which copies each sample once

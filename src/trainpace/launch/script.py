@@ -169,7 +169,7 @@ def _result(
     recording: Recording, processes: Sequence[Process], steps: Sequence[Step], counted: Sequence[Step], started: float
 ) -> TrialResult:
     first, header = recording.ranks[0], header_of(_first(processes).path) or {}
-    losses, gpu = _losses(processes), next(_notes(_first(processes), "cuda"), None)
+    losses, gpu = _losses(processes), next(_notes(_first(processes), "accelerator"), None)
     peaks_gib = [gib for process in processes for gib in _notes(process, "peak_allocated_gib")]
     return result_of(
         [ms(s) for s in counted], sum(r.samples_per_step for r in recording.ranks), "run", losses=losses,

@@ -33,8 +33,11 @@ class SlurmOptions(Record):
     python: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("partition", "account", "qos", "python"):
+            if not (getattr(self, name) or "").isprintable():
+                raise TrainpaceError(f"the {name} {getattr(self, name)!r} of [slurm] holds a line break or the like.")
         for option in self.extra:
-            if not option.startswith("-") or "\n" in option:
+            if not option.startswith("-") or not option.isprintable():
                 raise TrainpaceError(f"{option!r} is not an option of sbatch.", "Write it as --constraint=a100.")
         if self.at_once is not None and self.at_once < 1:
             raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
@@ -84,6 +87,8 @@ def time_limit(timeout_s: float) -> str:
 
 def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
     job = jobs[0]
+    if not (job.cwd or "").isprintable():
+        raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
     wanted = [
         f"--job-name={file_name(job.name)}", f"--nodes={job.nnodes}", f"--ntasks={job.nnodes * job.tasks_per_node}",
         f"--ntasks-per-node={job.tasks_per_node}",

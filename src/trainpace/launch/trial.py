@@ -1,6 +1,5 @@
 """A trial: a few real steps of a task under one execution. Which engine can run it, how it is run, and what it gave."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
+from trainpace.intake import read_json
 from trainpace.launch.job import Ended, Job, Launcher
 from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
@@ -50,7 +50,7 @@ class Trial(Record):
     execution: Execution
     engine: EngineName = "plain"
     loader: LoaderSettings = LoaderSettings()
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = "cpu"
     warmup_steps: int = 3
     steps: int | None = None
     seconds: float = 10.0
@@ -189,7 +189,7 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
         name=f"trial-{folder.name}", program=("-m", WORKER, str(request), result), folder=str(folder), result=result,
         nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if threads is None else threads + trial.loader.workers,
-        gpus_per_node=e.nproc_per_node if trial.device == "cuda" else 0, timeout_s=timeout_s,
+        gpus_per_node=e.nproc_per_node if trial.device != "cpu" else 0, timeout_s=timeout_s,
         environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
     if ended.state == "done":
         return load(job.result, TrialResult)
     if ended.state == "failed" and (failure := failure_file(job.result)).is_file():
-        answer: dict[str, Any] = json.loads(failure.read_text())
+        answer: dict[str, Any] = read_json(failure)
         kinds: dict[str, FailureKind] = {"out_of_memory": "out of memory", "misuse": "misuse"}
         kind: FailureKind = next((kind for key, kind in kinds.items() if answer.get(key)), "failed")
         return FailedTrial(kind=kind, reason=f"{answer['error']} {answer['hint']}".strip(), log=ended.log)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.accelerator import MemoryMeter, StepClock, set_up_device
+from trainpace.accelerator import MemoryMeter, StepClock, set_up_device, use_device
 from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
 from trainpace.execution import Execution
 from trainpace.launch.engines import ENGINES, Engine, import_engine, recompute_blocks
@@ -33,7 +33,7 @@ from trainpace.measure import DdpNoiseNorms, NoiseNorms
 from trainpace.process import end, failure_of
 from trainpace.records import load, save, write_whole
 from trainpace.schedule import noise_scale
-from trainpace.trace import Task, build_task, make_optimizer, optimizer_name
+from trainpace.tasks import Task, build_task, make_optimizer, optimizer_name
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
@@ -51,8 +51,7 @@ def train(trial: Trial) -> TrialResult:
     rank, local_rank = _ranks(e)
     if trial.threads_per_process is not None:
         torch.set_num_threads(trial.threads_per_process)
-    if trial.device == "cuda":
-        torch.cuda.set_device(local_rank)
+    use_device(trial.device, local_rank)
     import_engine(trial.engine, trial.device)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)

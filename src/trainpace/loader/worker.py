@@ -13,6 +13,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from trainpace.accelerator import count_devices
 from trainpace.loader import timing
 from trainpace.loader.costs import (
     LoaderConditions,
@@ -112,7 +113,7 @@ class _Bench:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
             settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or timing.TORCH_PREFETCH)))
-        if torch.cuda.is_available():  # pinned memory makes copies to a CUDA device faster, and is a cost without one
+        if count_devices("cuda"):  # pinned memory makes copies to a CUDA device faster, and is a cost without one
             settings.append(base._replace(pin_memory=True))
         runs: dict[timing.Setting, list[timing.Run]] = {setting: [] for setting in settings}
         self._repeat(runs, self._c.repeats)

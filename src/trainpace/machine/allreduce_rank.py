@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainpace.accelerator import count_devices, synchronize, use_device
 from trainpace.errors import TrainpaceError
 from trainpace.process import serve
 
@@ -43,19 +44,18 @@ def _seconds(tensor: torch.Tensor) -> float:
 
 
 def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
+    synchronize(tensor.device.type)
 
 
 def _work(request: dict[str, Any]) -> str:
     rank, ranks, backend = request["rank"], request["ranks"], request["backend"]
     device = torch.device("cpu")
     if backend == "nccl":
-        gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+        gpus = count_devices("cuda") if dist.is_nccl_available() else 0
         if gpus < ranks:
             raise TrainpaceError(f"nccl needs a CUDA GPU for each of the {ranks} ranks, and {gpus} can be used here.")
         device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+        use_device("cuda", rank)
     else:
         torch.set_num_threads(1)  # ranks share the cores
         if sys.platform == "linux":  # a host whose own name does not resolve stops gloo

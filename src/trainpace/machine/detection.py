@@ -290,17 +290,13 @@ def environment(device: str) -> dict[str, str]:
     """The hardware and the versions of the software. Imports torch."""
     import torch
 
+    from trainpace.accelerator import versions
+
     properties = {
         "cpu": cpu_name(), "architecture": platform.machine(), "threads": str(torch.get_num_threads()),
         "torch": str(torch.__version__), "python": platform.python_version(), "system": platform.system(),
     }  # fmt: skip
-    if device == "cuda":
-        properties |= {
-            "gpu": torch.cuda.get_device_name(),
-            "cuda": str(torch.version.cuda),
-            "cudnn": str(torch.backends.cudnn.version()),
-        }
-    return properties
+    return properties | versions(device)
 
 
 def device_in(environment: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from trainpace.records import Record
 from trainpace.units import gib_from_bytes
 
 THROTTLE_REASONS = {
-    0x0000000000000002: "its application clocks are set",
+    0x0000000000000002: "the application clocks that are set",
     0x0000000000000004: "its power limit",
     0x0000000000000008: "the hardware's slowdown",
     0x0000000000000010: "a sync boost group",
@@ -96,20 +96,30 @@ def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
     return tuple(gpus), problem
 
 
+def query(nvml: Any, name: str, *arguments: Any) -> Any:
+    """The answer of nvmlNAME; None where this GPU, driver or user gets none, or the module does not know the name."""
+    try:
+        value = getattr(nvml, f"nvml{name}")(*arguments)
+    except (AttributeError, nvml.NVMLError):
+        return None
+    return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
+
+
+def watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3
+
+
+def reasons_of(nvml: Any, handle: Any) -> tuple[str, ...]:
+    """Why the clocks of a GPU are held down now."""
+    bits = query(nvml, "DeviceGetCurrentClocksEventReasons", handle)
+    if bits is None:
+        bits = query(nvml, "DeviceGetCurrentClocksThrottleReasons", handle)  # the older name
+    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if (bits or 0) & bit)
+
+
 def _describe(nvml: Any, handle: Any) -> Gpu:
-    def query(name: str, *arguments: Any) -> Any:
-        """The answer of nvmlNAME; None where this GPU, driver or user gets none, or the module does not know the name."""
-        try:
-            value = getattr(nvml, f"nvml{name}")(*arguments)
-        except (AttributeError, nvml.NVMLError):
-            return None
-        return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
-
     def of_device(name: str, *arguments: Any) -> Any:
-        return query(f"DeviceGet{name}", handle, *arguments)
-
-    def watts(value: float | None) -> float | None:
-        return None if value is None else value / 1e3
+        return query(nvml, f"DeviceGet{name}", handle, *arguments)
 
     fields = {field: of_device(name) for field, name in _QUERIES.items()}
     fields |= {field: watts(of_device(name)) for field, name in _WATTS.items()}
@@ -120,27 +130,24 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         switch = of_device(name)
         fields[field] = None if switch is None else bool(switch[0] if isinstance(switch, list | tuple) else switch)
     version, memory, users = (
-        query("SystemGetCudaDriverVersion"),
+        query(nvml, "SystemGetCudaDriverVersion"),
         of_device("MemoryInfo"),
         of_device("ComputeRunningProcesses"),
     )
     capability, limits = of_device("CudaComputeCapability"), of_device("PowerManagementLimitConstraints")
-    reasons = of_device("CurrentClocksEventReasons")
-    if reasons is None:
-        reasons = of_device("CurrentClocksThrottleReasons")  # the older name
     slots = range(of_device("MaxMigDeviceCount") or 0) if fields["mig"] else ()
     slices = [part for i in slots if (part := of_device("MigDeviceHandleByIndex", i)) is not None]
     state = of_device("PerformanceState")
     return Gpu(
         **fields,
-        driver=query("SystemGetDriverVersion"),
+        driver=query(nvml, "SystemGetDriverVersion"),
         cuda=None if version is None else f"{version // 1000}.{version % 1000 // 10}",
         memory_gib=None if memory is None else gib_from_bytes(memory.total),
         power_limit_max_w=None if limits is None else watts(limits[1]),
         compute_capability=None if capability is None else "{}.{}".format(*capability),
-        mig_instances=tuple(str(query("DeviceGetName", part) or "MIG").rpartition("MIG ")[2] for part in slices),
+        mig_instances=tuple(str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2] for part in slices),
         temperature_c=of_device("Temperature", nvml.NVML_TEMPERATURE_GPU),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
-        throttled_by=tuple(reason for bit, reason in THROTTLE_REASONS.items() if (reasons or 0) & bit),
+        throttled_by=reasons_of(nvml, handle),
         other_processes=None if users is None else len({user.pid for user in users} - {os.getpid()}),
     )

@@ -33,7 +33,8 @@ from trainpace.machine.detection import Machine, environment
 from trainpace.machine.kit import block, tiny_step
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.trace import Row, build_task, make_optimizer, map_tensors, rows_of, trace_task
+from trainpace.tasks import build_task, make_optimizer, map_tensors
+from trainpace.trace import Row, rows_of, trace_task
 from trainpace.workload import MOST_SIZES, Variant
 
 BLOCKS_OF_A_GROUP = 10

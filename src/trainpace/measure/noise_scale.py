@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from trainpace.accelerator import StepClock
+from trainpace.accelerator import StepClock, move
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.measure.sweep import Conditions
 from trainpace.outcome import MeasuredNoiseScale
 from trainpace.schedule import FEWEST_STEPS, GradientNorms, noise_scale
-from trainpace.trace import build_task, make_optimizer, map_tensors, usual_optimizer
+from trainpace.tasks import build_task, make_optimizer, map_tensors, usual_optimizer
 
 MOST_STEPS = 500
 FIRST_STEPS = 30
@@ -120,7 +120,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     samples = batch_size if c.accumulation > 1 else batch_size // 2
     if samples < 1:
         raise TrainpaceError("a batch of 1 sample has no halves.", "Give a larger --batch.")
-    model = task.model.to(c.device).train()
+    model = move(task.model, c.device).train()
     own = task.optimizer if c.optimizer is None else None
     optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
     gradients = NoiseNorms(model, samples, parts)

@@ -10,14 +10,14 @@ A suite of one's own is a TOML file of ``[[task]]`` tables::
     sequence_length = 128
 """
 
-import tomllib
 from typing import Any
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import PRECISIONS, Precision
+from trainpace.intake import read_bytes, toml_of
 from trainpace.optimizers import OPTIMIZERS
-from trainpace.records import Record, read_bytes
-from trainpace.trace import RANDOM_FAMILIES, is_random, parse_random
+from trainpace.records import Record
+from trainpace.tasks import RANDOM_FAMILIES, is_random, parse_random
 
 SUITES = ("classic", "random", "small")
 CLASSIC = (
@@ -70,10 +70,7 @@ def suite(name: str, n: int | None = None, seed: int | None = None) -> tuple[Sui
 
 def read_suite(path: str) -> tuple[SuiteItem, ...]:
     """The items of a TOML file, every key checked."""
-    try:
-        tables = tomllib.loads(read_bytes(path).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    tables = toml_of(read_bytes(path), path)
     tasks = tables.pop("task", None)
     if tables:
         raise UnknownName(f"key in {path}", min(tables), ["task"], "A suite is a list of [[task]] tables.")

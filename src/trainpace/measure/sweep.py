@@ -4,7 +4,7 @@ and what to keep when something ends the sweep."""
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Conditions(Record):
     """
 
     model: str
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = "cpu"
     precision: Precision = "fp32"
     optimizer: str | None = None
     accumulation: int = 1
@@ -53,7 +53,7 @@ class Conditions(Record):
             raise TrainpaceError("a probe needs seconds of 0 or more, a time-out above 0 and 1 or more micro-batches.")
         if self.memory_limit_gib is not None and not self.memory_limit_gib > 0:
             raise TrainpaceError("a memory limit is above 0 GiB.")
-        if self.memory_limit_gib is not None and self.device == "cuda":
+        if self.memory_limit_gib is not None and self.device != "cpu":
             raise TrainpaceError("a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there.")
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:

@@ -9,7 +9,7 @@ import torch
 from trainpace.accelerator import PlainEngine, StepClock
 from trainpace.errors import TrainpaceError
 from trainpace.measure.sweep import Conditions
-from trainpace.trace import WholeStep
+from trainpace.tasks import WholeStep
 
 
 def check_whole_step(conditions: Conditions, name: str) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.hardware import find_device, find_host
+from trainpace.intake import toml_of
 from trainpace.job import JobConditions
 from trainpace.records import Record
 
@@ -245,10 +246,7 @@ class Machine(Record):
 
 def parse_machines(text: str, source: str) -> tuple[Offer, ...]:
     """Offers of a user's TOML text. `source` names it in errors, which are always one sentence."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UnreadableInput(f"{source} is not valid TOML: {error}.") from None
+    data = toml_of(text, source)
     entries = data.get("machine")
     if data.keys() != {"machine"} or not isinstance(entries, list) or not entries:
         raise UnreadableInput(f"{source} should hold [[machine]] entries and nothing else.")

@@ -116,7 +116,7 @@ class Child:
 def ending_of(exit_code: int) -> str:
     """How a process ended: what a sentence about it goes on with. A signal's code is 128 + N, or -N as Python has it."""
     number = -exit_code if exit_code < 0 else exit_code - 128
-    if number <= 0:
+    if not 0 < number < signal.NSIG:
         return f"ended with exit code {exit_code}"
     name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
     return f"died of {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")

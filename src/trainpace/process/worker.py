@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
+from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UnreadableInput, UserCodeError
+from trainpace.intake import json_of, read_json
 from trainpace.process.child import Child, ending_of
-from trainpace.records import write_whole
 from trainpace.units import format_duration
 
 Answer = dict[str, Any]
@@ -31,6 +31,9 @@ Answer = dict[str, Any]
 _MEMORY_WORDS = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
 )  # fmt: skip
+_PYTHON = (sys.executable, "-P", "-m")
+"""Without the current folder on its path, where a torch.py or random.py of anybody's would be imported in place of the real one;
+who names a FILE.py brings its folder in by that."""
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 _POLL_S = 0.02
 PATIENCE_S = 60.0
@@ -39,11 +42,19 @@ PATIENCE_S = 60.0
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
     """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end this process."""
     answer: Answer
+    aside, written, dumps, replace = (
+        f"{sys.argv[2]}.aside",
+        open,
+        json.dumps,
+        os.replace,
+    )  # before users' code changes them
     try:
         answer = {"result": work(json.loads(Path(sys.argv[1]).read_text()))}
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # users' code may raise anything
         answer = failure_of(error)
-    write_whole(sys.argv[2], json.dumps(answer))
+    with written(aside, "w", encoding="utf-8") as file:
+        file.write(dumps(answer))
+    replace(aside, sys.argv[2])
     end()
 
 
@@ -77,7 +88,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short: Python's, torch's on any device, or a C++ allocation's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+    return isinstance(error, RuntimeError) and any(word in _message(error).lower() for word in _MEMORY_WORDS)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be read"
 
 
 def explain(error: BaseException, who: str = "the model's code") -> str:
@@ -88,7 +106,7 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
         if not any(part in file for part in _NOT_THE_USERS):
             where = f" at {Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or ["no message"]
     # a DataLoader's worker sends its whole traceback, whose last line is the exception
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
@@ -140,7 +158,7 @@ class Pool:
     hears when nothing has come from any worker for a minute."""
 
     def __init__(self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
-        self._command, self._count, self._note = [sys.executable, "-m", module, argument], count, note
+        self._command, self._count, self._note = [*_PYTHON, module, argument], count, note
         self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue()
         self._workers: list[Child] = []
 
@@ -180,7 +198,7 @@ class Pool:
     def _listen(self, number: int) -> None:
         with contextlib.suppress(ValueError):  # closed meanwhile
             for line in self._workers[number].stdout:
-                self._answers.put((number, json.loads(line)))
+                self._answers.put((number, _line_of(line)))
         self._answers.put((number, None))
 
 
@@ -195,7 +213,7 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
             output = sys.stderr.fileno()
         except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
             output = subprocess.DEVNULL
-        with Child([sys.executable, "-m", module, *files], stdout=output) as worker:
+        with Child([*_PYTHON, module, *files], stdout=output) as worker:
             yield worker, folder
 
 
@@ -211,16 +229,27 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
     if not file.exists():
         kind = OutOfMemory if code == 128 + signal.SIGKILL else UserCodeError
         raise kind(f"{what} gave no answer: it {ending_of(code)}.")
-    answer: Answer = json.loads(file.read_text())
-    _raise_error_of(answer)
-    return str(answer["result"])
+    try:
+        answer = read_json(file)
+        _raise_error_of(answer)
+        return str(answer["result"])
+    except (UnreadableInput, AttributeError, KeyError, TypeError):  # users' code runs beside it, and may write anywhere
+        raise UserCodeError(f"{what} left an answer that is damaged; it {ending_of(code)}.") from None
 
 
 def _raise_error_of(answer: Answer) -> None:
     if "error" in answer:
         kinds = {"out_of_memory": OutOfMemory, "disk_full": DiskFull, "misuse": TrainpaceError}
         kind: type[TrainpaceError] = next((kind for key, kind in kinds.items() if answer.get(key)), UserCodeError)
-        raise kind(answer["error"], answer["hint"])
+        raise kind(str(answer["error"]), str(answer["hint"]))
+
+
+def _line_of(line: bytes) -> Answer:
+    try:
+        answer = json_of(line, "an answer")
+        return answer if isinstance(answer, dict) else {}
+    except UnreadableInput as error:
+        return {"error": f"a worker's answer is damaged: {error.message}", "hint": ""}
 
 
 def _late(what: str, timeout_s: float) -> TimedOut:

@@ -10,6 +10,8 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series
     from trainpace.report.diagnosis import diagnosis_page, diagnosis_pictures, print_diagnosis
+    from trainpace.report.doctor import examination_json, examination_page, print_examination
+    from trainpace.report.evidence import evidence_json, print_evidence
     from trainpace.report.figures import check_suffix, save_figures
     from trainpace.report.forecast import forecast_page, forecast_pictures, print_forecasts
     from trainpace.report.journal import (
@@ -43,12 +45,22 @@ if TYPE_CHECKING:
     from trainpace.report.machine import print_catalogue, print_device, print_host_links, print_machine, print_profile
     from trainpace.report.match import match_page, match_pictures, print_offers, print_ranking, ranking_json
     from trainpace.report.measurement import print_sweep, sweep_json, sweep_page, sweep_pictures, sweep_verdict
+    from trainpace.report.packing import padded_json
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
     from trainpace.report.phrases import stated
     from trainpace.report.plan import plan_page, plan_pictures, print_plan, print_plan_next, print_script_changes
+    from trainpace.report.public import (
+        accuracy_chart,
+        print_public_run,
+        print_public_runs,
+        print_public_score,
+        public_facts,
+        score_meaning,
+    )
     from trainpace.report.schedule import print_answer
+    from trainpace.report.sharing import print_lessons, print_shared
     from trainpace.report.step_charts import Timed, memory_at_peak, step_breakdown
-    from trainpace.report.streams import Bar, TerminalProgress, never_fail_to_encode
+    from trainpace.report.streams import Bar, TerminalProgress, never_fail_to_encode, open_closed_streams, tell, visible
     from trainpace.report.sweep_charts import BATCH, FEWEST, measured_sweep
     from trainpace.report.terminal import print_lines, print_table, print_verdict
     from trainpace.report.verify import WAY_IN_WORDS, equivalence_json, print_equivalence

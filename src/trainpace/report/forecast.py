@@ -10,7 +10,11 @@ from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report import step_charts, sweep_charts
+from trainpace.report.assumptions import assumed_hosts, software_lines, taken_for_granted
 from trainpace.report.charts import Picture
+from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
+from trainpace.report.lengths import lengths_chart, lengths_of, lengths_verdict, place, samples_of, sizes
+from trainpace.report.packing import packing_in_words, padded_json, print_padded
 from trainpace.report.pages import page
 from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, sentence, usd
 from trainpace.report.sweep_charts import best_of
@@ -21,7 +25,9 @@ from trainpace.units import format_count
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
     from trainpace.verbs.forecast import Sweep
+    from trainpace.verbs.packing import PaddedBatch
 
 MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
@@ -36,50 +42,60 @@ SURE = 0.99
 """From here on the probability to fit is not worth a word."""
 SHOWN_SHARE = 0.005
 """Share of a whole training from which a part of it is listed."""
-HOST_MATTERS = 0.05
-"""Share of a step in which the device waits for the host's launches, from which the host is mentioned."""
 
 
 def print_forecasts(
     workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
     journal_notes: Sequence[str] = (), spec: str | None = None, trends: Mapping[str, Trend] | None = None,
+    padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (),
 ) -> None:  # fmt: skip
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
     `journal_notes`: what the journal knows beside it. `spec`: how the user named the model. `trends`: of the sweeps, by device.
+    `padded`: what packed rows are compared with. `evidence`: what others measured near to them.
     """
     trends = trends or {}
     e, trained = rows[0].execution, workload.trainable_parameters
     frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
     parameters = f"{format_count(workload.parameters)} parameters{frozen}"
-    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {workload.optimizer_in_words}")
+    print_lines(
+        f"{workload.model}: {parameters}, {samples_of(rows, workload.sample)}, {e.precision}, {workload.optimizer_in_words}"
+    )
     done = [row for row in rows if row.step is not None]
     print_verdict(*verdict(rows, trends))
     shown = _deciding(rows, trends)
     priced = any(row.training_time is not None for row in rows)
     # memory matters less where money is asked for, and utilisation least
+    several = bool(lengths_of(rows))
     columns = [
-        words("GPU"), Column("batch"), Column("step ms"), Column("90 % interval", 1), Column("samples/s", 5), Column("GiB", 4),
-        words("fits", 3, least=3), Column("MFU", 6), *([Column("training"), Column("cost")] if priced else []),
+        words("GPU"), *([Column("tokens")] if several else []), Column("batch"), Column("step ms"), Column("90 % interval", 1),
+        Column("tokens/s" if several else "samples/s", 5), Column("GiB", 4),
+        words("fits", 3, least=3), Column("MFU", 6), *([Column("largest batch", 2)] if several else []),
+        *([Column("training"), Column("cost")] if priced else []),
     ]  # fmt: skip
-    print_table(columns, [_cells(row, priced) for row in shown])
+    print_table(columns, [_cells(row, priced, several) for row in shown])
+    print_padded(padded)
     if len(shown) < len(rows):
         print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
         _print_breakdown(done[0])
-    _print_sweeps(rows, jumps or {}, trends)
+    if not several:
+        _print_sweeps(rows, jumps or {}, trends)
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         print_lines(f"Not forecast: {reason}")
     if len(rows) <= MOST_WARNINGS:
-        warned = (f"{r.device}, batch {r.execution.micro_batch}: {w}" for r in done for w in r.warnings[:1])
+        warned = (f"{r.device}, {sizes(r, several)}: {w}" for r in done for w in r.warnings[:1])
         print_lines(*(f"Warning: {warning}." for warning in dict.fromkeys(warned)))
     if done:
-        _print_largest(done)
+        if not several:  # which have a column of it
+            _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
         print_lines(*taken_for_granted(done), *journal_notes, *assumed, *assumed_hosts(done), *software_lines(done))
         sources = sweep_charts.sources(done)
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
-        _print_next(done, spec or workload.model)
+        print_evidence(evidence)
+        if not padded:  # no other command packs rows
+            _print_next(done, spec or workload.model)
 
 
 def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None) -> tuple[str, bool | None]:
@@ -90,6 +106,8 @@ def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None)
         return f"No forecast is possible. {sentence(rows[0].reason)}", False
     if not fitting:
         return _misfit(done), False
+    if lengths_of(rows):
+        return lengths_verdict(fitting) + _cheapest_token(fitting), None
     if len(fitting) == 1 == len(rows):
         return _only(fitting[0]), None
     if fitting[0].cost_usd is not None:
@@ -104,40 +122,12 @@ def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None)
     return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.{enough}", None
 
 
-def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
-    """A line about hosts that nobody named, where a step hangs on its host; the JSON answer names them all."""
-    hanging = [f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms]
-    hosts = dict.fromkeys(f"{f.host} beside {f.device}" for f in hanging if f.host_assumed)
-    return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
-
-
-def taken_for_granted(rows: Sequence[Forecast]) -> list[str]:
-    """What the trace of the workload took for granted or left out, each once."""
-    return list(dict.fromkeys(note for f in rows for note in f.notes))
-
-
-def _named(devices: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    return [(part, " and ".join(names)) for part, names in devices.items()]
-
-
-def software_lines(rows: Sequence[Forecast]) -> list[str]:
-    """What software was taken, where somebody said something of it or attention depends on it; and what changes nothing."""
-    of = {f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)}
-    each = dict.fromkeys(f.software for f in of.values())
-    taken = next(iter(each), "")
-    if len(each) > 1:  # the framework is the same on all devices, what it takes there is not
-        framework = taken.partition(", ")[0]
-        parts = {
-            software.partition(", ")[2]: [f.device for f in of.values() if f.software == software] for software in each
-        }
-        taken = f"{framework}, {'; '.join(f'{part} on {listed}' for part, listed in _named(parts))}"
-    idle = dict.fromkeys(text for f in rows for text in f.software_idle)
-    if not of:
-        return [f"Without effect: {text}." for text in idle]
-    assumed = any(f.software_assumed for f in of.values())
-    said = "Software is not named; taken" if assumed else "Software"
-    hint = " (--software, --attention)" if assumed else ""
-    return [f"{said}: {taken}{hint}.", *(f"Without effect: {text}." for text in idle)]
+def _cheapest_token(fitting: Sequence[Forecast]) -> str:
+    """Of as many samples, longer ones have more tokens: what is cheapest as a whole is merely the shortest."""
+    if fitting[0].cost_usd is None:
+        return ""
+    cheap = min(fitting, key=lambda f: (f.cost_usd or 0.0) / (f.sequence_length or 1))
+    return f" A token costs least with {cheap.sequence_length:,} tokens: {place(cheap)}, {_job(cheap)} in all."
 
 
 def _only(f: Forecast) -> str:
@@ -175,7 +165,7 @@ def _step(f: Forecast) -> str:
 
 
 def _where(f: Forecast) -> str:
-    return f"{fleet(f)} at batch {f.execution.micro_batch:,}"
+    return place(f)
 
 
 def fleet(f: Forecast) -> str:
@@ -192,7 +182,8 @@ def _seconds(f: Forecast) -> float:
 
 def _deciding(rows: Sequence[Forecast], trends: Mapping[str, Trend]) -> list[Forecast]:
     """All of a few; of many the ends, the powers of two, the best, the smallest that is nearly as good, the largest that fits."""
-    groups = [[row for row in rows if row.device == device] for device in dict.fromkeys(row.device for row in rows)]
+    kinds = dict.fromkeys((row.device, row.sequence_length) for row in rows)
+    groups = [[row for row in rows if (row.device, row.sequence_length) == kind] for kind in kinds]
     if max(map(len, groups)) <= MOST_ROWS:
         return list(rows)
     shown: list[Forecast] = []
@@ -217,17 +208,17 @@ def _print_largest(done: Sequence[Forecast]) -> None:
 
 def _print_next(done: Sequence[Forecast], spec: str) -> None:
     """Real steps where the best one fits; where nothing does, the largest batch that would."""
-    best = best_of(done)
+    best, several = best_of(done), bool(lengths_of(done))
     if best is None:
         closest = max(done, key=lambda row: row.largest_micro_batch or 0)
-        command = _forecast_command(closest, spec)
+        command = _forecast_command(closest, spec, several)
         if closest.largest_micro_batch:
             reason = "the largest batch that fits; --accumulate keeps the global batch"
             print_next([*command, "--batch", str(closest.largest_micro_batch)], reason)
         elif closest.execution.activation_checkpointing == "none":
             print_next([*command, "--checkpointing", "full"], "recomputes activations, which needs less memory")
         return
-    e, command = best.execution, _forecast_command(best, spec)
+    e, command = best.execution, _forecast_command(best, spec, several)
     if best.num_devices > 1:
         steps = ["--batch", str(e.micro_batch), "--max-steps", "1000"]
         print_next(["trainpace", "plan", *command[2:], *steps], "what to change, and what it saves in 1,000 steps")
@@ -236,6 +227,7 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
         print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
     else:
         measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
+        measure += ["--sequence-length", str(best.sequence_length)] if several else []
         # a corrected forecast of this machine names no host either: it has a profile of its own
         if best.provenance == "calibrated" or (best.provenance == "transferred" and not best.host):
             print_next(measure, "real steps on this machine, beside the forecast")
@@ -243,10 +235,11 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
             print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
 
 
-def _forecast_command(f: Forecast, spec: str) -> list[str]:
+def _forecast_command(f: Forecast, spec: str, several: bool) -> list[str]:
     e = f.execution
     gpus = [] if e.world_size == 1 else ["--num-gpus", str(e.nproc_per_node)]
-    return ["trainpace", "forecast", spec, "--gpu", f.device, *gpus, "--precision", e.precision]
+    length = ["--sequence-length", str(f.sequence_length)] if several else []
+    return ["trainpace", "forecast", spec, "--gpu", f.device, *gpus, "--precision", e.precision, *length]
 
 
 def _print_sweeps(
@@ -269,12 +262,13 @@ def _print_sweeps(
             print_lines(*trend_in_words(trends[name]))
 
 
-def _cells(f: Forecast, priced: bool) -> list[str]:
+def _cells(f: Forecast, priced: bool, several: bool) -> list[str]:
     cells = [
-        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else number(f.step.total_ms),
-        interval(f.step_time_interval_ms), number(f.samples_per_second),
+        fleet(f), *([f"{f.sequence_length:,}"] if several else []), f"{f.execution.micro_batch:,}",
+        "-" if f.step is None else number(f.step.total_ms), interval(f.step_time_interval_ms),
+        number(f.tokens_per_second if several else f.samples_per_second),
         "-" if f.memory is None else number(f.memory.allocated_gib), {None: "?", True: "yes", False: "NO"}[f.fits],
-        percent(f.mfu),
+        percent(f.mfu), *([number(f.largest_micro_batch)] if several else []),
     ]  # fmt: skip
     training = None if f.training_time is None else f.training_time.total_s
     return [*cells, duration(training), usd(f.cost_usd)] if priced else cells
@@ -350,7 +344,7 @@ def _print_training(f: Forecast) -> None:
 
 def forecast_page(
     groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = (),
-    trends: Mapping[str, Trend] | None = None,
+    trends: Mapping[str, Trend] | None = None, padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (),
 ) -> str:  # fmt: skip
     """The page as text. `journal_notes`: what the journal knows beside the forecast. `trends`: of the sweeps, by device."""
     rows = [row for group in groups for row in group.rows]
@@ -360,16 +354,19 @@ def forecast_page(
         "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
         "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
         "trends": {name: to_jsonable(trend) for name, trend in (trends or {}).items()},
+        "padded": padded_json(padded), "evidence": evidence_json(evidence),
     }  # fmt: skip
     optimizer = workload.optimizer_in_words
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     priced = any(row.training_time is not None for row in rows)
     return page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
-        [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *journal_notes],
+        [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *packing_in_words(padded), *journal_notes],
         forecast_pictures(groups, jumps), data, best is not None,
-        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {optimizer}{accumulated}.",
-        rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
+        f"{format_count(workload.parameters)} parameters, {samples_of(rows, workload.sample)}, {e.precision},"
+        f" {optimizer}{accumulated}.",
+        several=bool(lengths_of(rows)), rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first),
+        priced=priced, fleet=fleet, evidence=evidence_rows(evidence),
         reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
     )  # fmt: skip
 
@@ -377,12 +374,15 @@ def forecast_page(
 def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture | None]:
     """The most telling first."""
     rows = [row for group in groups for row in group.rows]
-    pictures: list[Picture | None] = [sweep_charts.forecast_sweep(rows, jumps)]
+    over_lengths = lengths_chart(rows)
+    pictures: list[Picture | None] = [over_lengths or sweep_charts.forecast_sweep(rows, jumps)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
     shown = [(group, f) for group, f in bests if f is not None]
     if shown:
         forecasts = [f for _, f in shown]
-        bars, note = [(device_and_batch(f), f) for f in forecasts[:MOST_BARS]], sweep_charts.provenance(forecasts)
+        many = over_lengths is not None
+        bars = [(f"{fleet(f)}, {sizes(f, many)}", f) for f in forecasts[:MOST_BARS]]
+        note = sweep_charts.provenance(forecasts)
         best = best_of(forecasts)
         pictures += step_charts.step_and_memory(bars, note)
         pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))

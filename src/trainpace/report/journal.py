@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural, stated, when
+from trainpace.report.sharing import print_lessons
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.validation import Row, Summary
 
@@ -119,6 +120,8 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
         left_out = f", {skipped:,} skipped" if skipped else ""
         print_lines(f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already{left_out}")
         print_lines(*(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()))
+        if one.lessons is not None:
+            print_lessons(one.lessons)
     if imported:
         print_next("trainpace journal list", "the newest runs")
 

@@ -14,6 +14,7 @@ from trainpace.shards import Damage, Estimate, Precomputed
 _WORTH_PRECOMPUTING = 0.2
 _WORTH_PRECOMPUTING_MS = 0.05
 """A sample of some KiB is read back in about a hundredth of a millisecond; the disk's room is not free either."""
+MOST_LINES = 100
 _SMALL_SHARE = 0.02
 _BUSY_SHARE = 0.1
 
@@ -233,7 +234,11 @@ def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
         print_verdict(f"Yes: all {shards} shards are intact.", good=True)
         return
     print_verdict(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
-    print_lines(*(f"{one.file}: {one.problem}" for one in damaged))
+    more = len(damaged) - MOST_LINES
+    print_lines(
+        *(f"{one.file}: {one.problem}" for one in damaged[:MOST_LINES]),
+        *([f"... and {more:,} more"] if more > 0 else []),
+    )
     print_next(["trainpace", "precompute", "--repair", "--out", folder], "computes them again")
 
 

@@ -1,9 +1,11 @@
 """A ranking of servers and the offers themselves: for the terminal, as JSON, as a picture and as a page."""
 
+from __future__ import annotations
+
 import datetime
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -11,13 +13,17 @@ from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Offer, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
+from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
-from trainpace.report.forecast import software_lines, taken_for_granted
+from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.workload import Workload
+
+if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 400
@@ -37,9 +43,10 @@ Nearest = tuple[Binding, str, Match | Rejected]
 
 def print_ranking(
     workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, by: str, top: int, today: datetime.date,
-    spec: str | None = None, journal_note: str = "",
+    spec: str | None = None, journal_note: str = "", evidence: Sequence[Nearness] = (),
 ) -> None:  # fmt: skip
-    """The servers as a table. `spec`: how the user named the model; `journal_note`: what the journal did to the forecasts."""
+    """The servers as a table. `spec`: how the user named the model; `journal_note`: what the journal did to the forecasts;
+    `evidence`: what others measured near to the first."""
     if not ranking.matches:
         _print_none(workload, ranking, close, job)
         return
@@ -62,6 +69,7 @@ def print_ranking(
         print_lines(f"Not listed: {counted} (--json says which and why).")
     print_lines(*[journal_note] * bool(journal_note))
     _print_notes([m for _, m in shown], job.conditions, today)
+    print_evidence(evidence)
     e = first.forecast.execution
     # a saved workload cannot be trained, but the model that it was traced from
     model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
@@ -212,8 +220,9 @@ def server(choice: Match | Rejected) -> str:
 
 
 def ranking_json(
-    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, today: datetime.date
-) -> dict[str, Any]:
+    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, today: datetime.date,
+    evidence: Sequence[Nearness] = (),
+) -> dict[str, Any]:  # fmt: skip
     """The documented contract of `match --json`: rows in rank order, those that miss, those that cannot, what binds."""
     binds = None
     if close is not None:
@@ -228,7 +237,7 @@ def ranking_json(
             {**_server_json(r, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
             for r in ranking.rejected
         ],
-        "binds": binds,
+        "binds": binds, "evidence": evidence_json(evidence),
     }  # fmt: skip
 
 
@@ -269,8 +278,9 @@ def _finite(value: float) -> float | None:
 
 
 def match_page(
-    workload: Workload, ranking: Ranking, job: Job, by: str, why_none: str, data: dict[str, Any], today: datetime.date
-) -> str:
+    workload: Workload, ranking: Ranking, job: Job, by: str, why_none: str, data: dict[str, Any], today: datetime.date,
+    evidence: Sequence[Nearness] = (),
+) -> str:  # fmt: skip
     """The page as text. `why_none`: what binds where nothing meets the demands. `data`: `match --json`, of which the page keeps
     the rows that it shows."""
     matches = ranking.matches
@@ -292,7 +302,7 @@ def match_page(
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
-        left_out=left_out, server=server,
+        left_out=left_out, server=server, evidence=evidence_rows(evidence),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
+from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint, run_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
@@ -52,7 +52,7 @@ def print_sweep(
         title = f"Step time in ms over the batch size: ● measured{jumped}{', ○ forecast' if behind else ''}"
         dots = [(float(p.batch), p.step_ms) for p in a.points]
         print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
-    print_lines(*others)
+    print_lines(*others, *_runs_in_words(measured, a))
     if measured[-1].noise_scale is not None:
         print_lines(*noise_scale_in_words(measured[-1].noise_scale))
     if sweep:
@@ -117,6 +117,14 @@ def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     return [*lines, noise]
 
 
+def _runs_in_words(measured: Sequence[Measurement], a: SweepAnalysis) -> list[str]:
+    """How the device ran at the best batch."""
+    batch = a.best.best.batch
+    run = next((m.run for m in measured if m.execution.micro_batch == batch and m.run is not None), None)
+    said = [] if run is None else run_in_words(run)
+    return [f"Batch {batch}: {sentence}" for sentence in said] if len(a.points) > 1 else said
+
+
 def noise_scale_in_words(measured: MeasuredNoiseScale) -> list[str]:
     scale, cost = measured.scale, measured.norms_ms / measured.step_ms
     gathered = f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the step."
@@ -137,6 +145,9 @@ def sweep_json(
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
         "analysis": msgspec.to_builtins(a), "noise_scale": msgspec.to_builtins(measured[-1].noise_scale),
         "verdict": sweep_verdict(a),
+        "runs": [
+            {"batch": m.execution.micro_batch, **msgspec.to_builtins(m.run)} for m in measured if m.run is not None
+        ],
         "forecasts": [forecast_row(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
 
@@ -194,7 +205,8 @@ def sweep_page(
     e, probes = first.execution, sum(p.probes for p in a.points)
     steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
     return page(
-        "sweep.html", f"{first.model} on {first.device}: step time over the batch size", sweep_verdict(a, causes),
+        "sweep.html", f"{first.model} on {first.device}: step time over the batch size",
+        [*sweep_verdict(a, causes), *_runs_in_words(measured, a)],
         sweep_pictures(measured, a, foreseen, causes), sweep_json(measured, a, foreseen, None),
         subtitle=f"Measured with {e.precision} and {e.optimizer}, {probes} probes, each in a process of its own.",
         points=[(p, steps.get(p.batch)) for p in a.points], best=a.best.best.batch, failures=a.failures,

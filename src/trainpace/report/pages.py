@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainpace.records import to_jsonable
 from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
+from trainpace.report.streams import visible
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,7 +35,7 @@ def environment(*packages: str) -> jinja2.Environment:
     loaders = [jinja2.PackageLoader(package) for package in (*packages, "trainpace.report")]
     env = jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, auto_reload=False,
+        lstrip_blocks=True, auto_reload=False, finalize=lambda value: visible(value) if isinstance(value, str) else value,
     )  # fmt: skip
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     formats: dict[str, Any] = {

@@ -1,7 +1,9 @@
 """A plan for the terminal, as pictures and as a page: changes, choices, what was rejected, how sensitive the choice is."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
@@ -9,12 +11,16 @@ from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast
 from trainpace.plan import NOISE, Change, Outlook, Plan, config_line
 from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
+from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
 from trainpace.report.step_charts import step_and_memory
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.units import format_count, hours_from_s
 from trainpace.workload import Workload
+
+if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
 
 COMPARED = (
     "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
@@ -23,8 +29,12 @@ COMPARED = (
 DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
 
 
-def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
-    """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
+def print_plan(
+    plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None,
+    evidence: Sequence[Nearness] = (),
+) -> None:  # fmt: skip
+    """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss.
+    `evidence`: what others measured near to the plan's end."""
     parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
     print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}")
     target = plan.target
@@ -49,6 +59,7 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
         COMPARED.format(plan=plan), *workload.notes, *[plan.corrected] * bool(plan.corrected),
         *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )  # fmt: skip
+    print_evidence(evidence)
 
 
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
@@ -154,7 +165,8 @@ def _print_sensitivity(plan: Plan) -> None:
 
 
 def plan_page(
-    plan: Plan, workload: Workload, cluster: Cluster, data: dict[str, Any], before: Forecast | None, after: Forecast | None
+    plan: Plan, workload: Workload, cluster: Cluster, data: dict[str, Any], before: Forecast | None, after: Forecast | None,
+    evidence: Sequence[Nearness] = (),
 ) -> str:  # fmt: skip
     """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end. `data`: `plan --json`."""
     choices = [("now", plan.now), ("best", plan.best), ("simplest", plan.simplest)]
@@ -162,7 +174,7 @@ def plan_page(
     return page(
         "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
         plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
-        choices=[(name, outlook) for name, outlook in choices if outlook is not None],
+        choices=[(name, outlook) for name, outlook in choices if outlook is not None], evidence=evidence_rows(evidence),
     )  # fmt: skip
 
 

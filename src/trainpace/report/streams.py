@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 import threading
 import time
@@ -30,10 +31,43 @@ def plain(text: str) -> str:
     return "".join(c if c.isascii() else PLAIN.get(c, "?") for c in text)
 
 
+_VISIBLE = (
+    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+    | dict.fromkeys(
+        [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], "\ufffd"
+    )
+    | {0x7F: "\u2421"}
+)
+"""Control characters that a terminal would obey, marks that reverse what is read, and halves of surrogate pairs."""
+
+
+def visible(text: str) -> str:
+    """Text with a picture in place of every control character, one for one, so that nothing from a file or an exception can
+    move the cursor, clear the screen or name the window."""
+    return text.translate(_VISIBLE)
+
+
+def tell(text: object = "", err: bool = False, nl: bool = True) -> None:
+    """Print a line, made `visible`."""
+    print(visible(str(text)), file=sys.stderr if err else sys.stdout, end="\n" if nl else "", flush=True)
+
+
 def _replace(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return plain(error.object[error.start : error.end]), error.end
+
+
+def open_closed_streams() -> None:
+    """Where a program was started with its input or output closed, nothing is read or written there; else the next file that it
+    opens would take the place."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def never_fail_to_encode() -> None:
@@ -83,14 +117,14 @@ class Bar:
         self._words, self._done, self._new = words, done, done if new is None else new
         if not self._terminal and time.monotonic() - self._last_line >= LOG_EVERY_S:
             self._last_line = time.monotonic()
-            print(self.line(), file=sys.stderr, flush=True)
+            tell(self.line(), err=True)
 
     def say(self, line: str) -> None:
         with self._lock:
             if self._shown is None:
-                print(line, file=sys.stderr, flush=True)
+                tell(line, err=True)
             else:
-                self._shown.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._shown.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         self._start.cancel()
@@ -133,7 +167,7 @@ class Bar:
 
 class TerminalProgress:
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        tell(text, err=True)
 
     def work(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> Bar:
         return Bar(what, total, unit, seconds)
@@ -149,7 +183,7 @@ def _made(bar: Bar) -> Progress:
         def render(self, task: Task) -> RenderableType:
             share = bar.share()
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
-            return Text(bar.line())
+            return Text(visible(bar.line()))
 
     # where there is no room, what is on now gives way to how far it is
     text = Line(table_column=Column(no_wrap=True, overflow="ellipsis"))

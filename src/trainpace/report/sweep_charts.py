@@ -134,9 +134,9 @@ def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
-    """The one with the highest throughput among those that fit."""
+    """The one with the highest throughput among those that fit, in tokens where lengths differ."""
     able = [row for row in rows if row.step is not None and row.fits is not False]
-    return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
+    return max(able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None)
 
 
 def sources(rows: Sequence[Forecast]) -> str:

@@ -7,15 +7,17 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.box import Box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from trainpace.report.charts import tick_step
+from trainpace.report.streams import visible
 from trainpace.units import format_number
 
 LOG_WIDTH = 118
@@ -69,17 +71,29 @@ class Layout(NamedTuple):
     gap: int
 
 
+class _Visible(Console):
+    """Control characters in what it prints are made visible; those of colours, rich's own, are no text. A reader that has seen
+    enough is not ours to end the program for, as rich does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+    def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+        for segment in super().render(*arguments, **options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
 def console() -> Console:
     """Colours in a terminal, or where FORCE_COLOR asks for them; a log file gets plain text of a fixed width.
 
     `FILE.py:two:` is no picture.
     """
     if sys.stdout.isatty():
-        return Console(highlight=False, emoji=False)
+        return _Visible(highlight=False, emoji=False)
     columns = os.environ.get("COLUMNS", "")
     width = max(LEAST_WIDTH, int(columns)) if columns.isascii() and columns.isdigit() else LOG_WIDTH
     forced = bool(os.environ.get("FORCE_COLOR"))
-    return Console(highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width)
+    return _Visible(highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width)
 
 
 def print_verdict(sentence: str, good: bool | None = None) -> None:

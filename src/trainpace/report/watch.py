@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainpace.journal import Guarded, Pace
+from trainpace.process import ending_of
 from trainpace.records import to_jsonable
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
@@ -106,10 +106,8 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
         lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
     if first.reserved_gib:
         lines.append("Times are the host's: the device works asynchronously, until something waits for it.")
-    if code is not None and code < 0 and -code in set(signal.Signals):
-        lines.append(f"The command was stopped by {signal.Signals(-code).name}.")
-    elif code:
-        lines.append(f"The command ended with exit code {code}.")
+    if code:
+        lines.append(f"The command {ending_of(code)}.")
     elif code is None or not all(r.complete for r in recording.ranks):
         lines.append("A process was killed; what it did until then is counted.")
     if len(recording.ranks) < first.world_size:

@@ -128,14 +128,18 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
     if (folder / files.MANIFEST).exists():
         recorded = {shard.number: shard for shard in load(folder / files.MANIFEST, files.Manifest).shards}
     damaged = []
+    here = {path.name for path in folder.iterdir()}
     for number in range(plan.shards):
         file = files.shard_file(folder, number)
+        if file.name not in here:
+            damaged.append(Damage(number=number, file=file.name, problem="missing"))
+            continue
         try:
             shard = load(files.shard_record(folder, number), files.Shard)
             agreed = recorded.get(number, shard)
             problem = files.damage(folder, agreed) or ("" if shard == agreed else "its record is not the manifest's")
         except UnreadableInput:
-            problem = "its record cannot be read" if file.exists() else "missing"
+            problem = "its record cannot be read"
         if problem:
             damaged.append(Damage(number=number, file=file.name, problem=problem))
     return plan, damaged
@@ -192,6 +196,11 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
         samples, rows = files.shard_sizes(
             seen.samples, seen.sample_bytes, settings.workers * settings.parts, settings.shard_samples
         )
+        if seen.samples > files.MOST_SHARDS * samples:
+            raise TrainpaceError(
+                f"a dataset of {seen.samples:,} samples would make more than {files.MOST_SHARDS:,} shards of {samples:,}.",
+                "Is its __len__ right? Otherwise raise `shard_samples`.",
+            )
         file, _, name = settings.target.rpartition(":")
         plan = files.ShardPlan(
             target=f"{os.path.abspath(file)}:{name}", samples=seen.samples, shard_samples=samples, group_rows=rows,

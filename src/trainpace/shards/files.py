@@ -22,6 +22,8 @@ from trainpace.records import Record, load, save
 from trainpace.shards.samples import SHAPED, Encoded, Field, Layout
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
+MOST_SHARDS = 1_000_000
+"""In one folder; a dataset of more has a wrong `__len__`, or wants larger shards."""
 SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
 _SHARDS_A_WORKER = 16
@@ -92,6 +94,12 @@ class ShardPlan(Record):
     fingerprint: Fingerprint
     probe_bytes: float
     probe_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.samples <= MOST_SHARDS * self.shard_samples or self.group_rows < 1:
+            raise TrainpaceError(
+                f"{self.samples:,} samples are not cut into shards of {self.shard_samples:,}; a folder has 1 to {MOST_SHARDS:,}."
+            )
 
     @property
     def shards(self) -> int:

@@ -3,7 +3,7 @@
 The second is read from recorded steps and gives `Blocks`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,54 +11,75 @@ import numpy as np
 from torch import nn
 
 from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorded, Recorder, share_of_memory
+from trainpace.trace.recording import BlockSizes
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
-from trainpace.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Blocks, Role
+from trainpace.workload import ATTENTION, GEMM, GROUPED, MATRIX_KINDS, Role
 
 SHORTEST = 4
 """Alike blocks that make a chain. ResNet-50's longest stage has 5 of them, and fails for its share of the model."""
 
+PERIODS = (1, 2, 3, 4, 6, 8)
+"""After how many blocks of a list they may be alike again: Llama 4 Maverick has experts in every second layer, Jamba attention in
+every eighth."""
+
 LEAST_SHARE = 0.5
 """The share of the model's parameters, or of its forward FLOPs, that blocks must hold to be worth cutting along."""
-_BYTES = (
-    "input_bytes", "saved_bytes", "sharded_saved_bytes", "attention_saved_bytes", "working_bytes", "outside_saved_bytes",
-    "after_saved_bytes", "after_working_bytes", "dispatched_bytes", "expert_saved_bytes",
-)  # fmt: skip
 _HOST_KINDS = frozenset({"view", "module"})
 _PRODUCTS = frozenset({"gemm", "embedding"})
 _SUMS = frozenset({"add", "add_"})
 
 
 class Chain(NamedTuple):
-    """Consecutive children of one class whose parameters have the same names and shapes, in order.
+    """Consecutive children of the same classes, whose parameters have the same names and shapes, in order.
 
-    modules: the first of them, which run. length: of the whole chain.
+    modules: the first of them, which run. length: of the whole chain. period: after how many of them they are alike again, where
+    dense layers and layers of experts, say, take turns.
     """
 
     name: str
     modules: tuple[nn.Module, ...]
     length: int
+    period: int = 1
 
     @property
     def parameters(self) -> int:
-        return sum(map(share_of_memory, self.modules[0].parameters()))
+        """Of one block; the mean of those that take turns."""
+        return (
+            sum(share_of_memory(p) for block in self.modules[: self.period] for p in block.parameters()) // self.period
+        )
 
 
 def longest_chain(model: nn.Module) -> Chain | None:
-    """The chain that holds the most parameters, the longer of two that hold as many; None without one of SHORTEST.
+    """The chain that holds the most parameters, the longer of two that hold as many; None without one of SHORTEST."""
 
-    Modules that alternate between two classes or shapes (dense and expert layers in turn) are no chain.
-    """
+    def form(child: nn.Module) -> tuple[object, ...]:
+        return type(child), *((name, p.shape) for name, p in child.named_parameters())
 
-    def form(child: tuple[str, nn.Module]) -> tuple[object, ...]:
-        return type(child[1]), *((name, p.shape) for name, p in child[1].named_parameters())
-
-    parents = [(name, parent) for name, parent in model.named_modules() if len(list(parent.children())) >= SHORTEST]
-    runs = [(name, list(run)) for name, parent in parents for _, run in groupby(parent.named_children(), key=form)]
-    chains = [
-        Chain(f"{name}.{run[0][0]}".strip("."), tuple(module for _, module in run), len(run)) for name, run in runs
-    ]
+    chains = []
+    for name, parent in model.named_modules():
+        children = dict(parent.named_children())
+        if len(children) < SHORTEST:
+            continue
+        forms, names, modules = [form(child) for child in children.values()], list(children), tuple(children.values())
+        in_turn = PERIODS if isinstance(parent, nn.ModuleList) else (1,)
+        for start, end, period in (run for n in in_turn for run in _runs(forms, n)):
+            chains.append(Chain(f"{name}.{names[start]}".strip("."), modules[start:end], end - start, period))
     chains = [chain for chain in chains if len(chain.modules) >= SHORTEST and chain.parameters]
-    return max(chains, key=lambda c: (c.parameters * c.length, c.length), default=None)
+    return max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period), default=None)
+
+
+def _runs(forms: Sequence[object], period: int) -> Iterator[tuple[int, int, int]]:
+    """(start, end, period) of the stretches that repeat with a period and with no shorter one, at least twice, and as often as
+    they do so as a whole."""
+    repeats = [i + period < len(forms) and forms[i] == forms[i + period] for i in range(len(forms))]
+    start = 0
+    for same, run in groupby(repeats):
+        length = len(list(run))
+        if same and period == 1:
+            yield start, start + length + 1, period
+        elif same and length >= period and len(set(forms[start : start + period])) > 1:
+            yield start, start + (length + period) // period * period, period
+        start += length
 
 
 class Layout(NamedTuple):
@@ -129,45 +150,45 @@ def _is_most(chain: Chain, run: Recorder) -> bool:
     return inside > 0 and inside >= LEAST_SHARE * (inside + outside)
 
 
-def blocks_of(
-    layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], batches: Sequence[int],
-    inside: Sequence[bool], roles: Sequence[Role], counts: np.ndarray,
-) -> Blocks | None:  # fmt: skip
-    """The record, or None where the runs differ in their calls.
+def blocks_of(layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]) -> BlockSizes | None:
+    """What is kept of the blocks, or None where the runs differ in their calls.
 
-    runs: recorded at `batches`, the first two of which give the coefficients. steps: the same of the whole chain. inside, roles,
-    counts: one for each row of the operator table.
+    runs: recorded at BATCHES. steps: the same of the whole chain.
     """
     if any(run.places != runs[0].places for run in runs):
         return None
     described = next(run for run in runs if run.steps is not None)
-    sizes = [_bytes(layout, run, step) for run, step in zip(runs[:2], steps, strict=False)]
-    # a maximum over moments is convex in the batch size, so that its line may cross zero
-    slope = np.maximum((sizes[1] - sizes[0]) / (batches[1] - batches[0]), 0.0)
-    constant = np.maximum(sizes[0] - slope * batches[0], 0.0)
-    pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
+    pairs = [_bytes(layout, run, step) for run, step in zip(runs[:2], steps, strict=False)]
+    sizes, working, after_working = (np.stack(both) for both in zip(*pairs, strict=True))
     heads, key_value_heads = _heads(layout, described)
     count, ran = layout.chain.length, len(layout.chain.modules)
     numbers = {value: share_of_memory(parameter) for value, parameter in described.parameters.items()}
+    owned = {id(parameter) for module in layout.chain.modules for parameter in module.parameters()}
+    elsewhere = {value for value, parameter in described.parameters.items() if id(parameter) not in owned}
     grouped = [r for place in range(1, ran + 1) for r in _grouped(described, place)]
     of_experts = described.parameters_of({r.module for r in grouped})
-    return Blocks(
-        module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
-        count=count, heads=heads, key_value_heads=key_value_heads, parameters=layout.chain.parameters,
-        tensor_parameters=sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // ran,
-        experts=int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
-        expert_parameters=sum(numbers[value] for value in of_experts) // ran,
-        outside_parameters=described.parameter_count - count * layout.chain.parameters,
-        outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
-        tied_parameters=_tied(described), operator_counts=np.where(inside, counts, 0), roles=tuple(roles),
-        **dict(zip(_BYTES, pairs, strict=True)),
-    )  # fmt: skip
+    fixed: dict[str, int | str] = {
+        "module": layout.chain.name.rpartition(".")[0] or layout.chain.name,
+        "count": count, "heads": heads, "key_value_heads": key_value_heads, "parameters": layout.chain.parameters,
+        "tensor_parameters": sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // ran,
+        "experts": int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
+        "expert_parameters": sum(numbers[value] for value in of_experts) // ran,
+        "outside_parameters": described.parameter_count - count * layout.chain.parameters,
+        "outside_tensor_parameters": sum(n for value, n in numbers.items() if value in layout.outside.divided & elsewhere),
+        "tied_parameters": _tied(described),
+    }  # fmt: skip
+    return BlockSizes(fixed=fixed, sizes=sizes, working=working, after_working=after_working)
 
 
-def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> np.ndarray:
-    """The figures named in `_BYTES`, at the run's batch size, of a block in the middle of the chain."""
-    middle = len(layout.chain.modules) // 2 + 1
-    saved = sharded = attention = before = after = up_to_here = of_experts = 0.0
+def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The figures named in `BLOCK_BYTES`, at the run's batch size, of a block in the middle of the chain; and what is alive
+    at each moment in which it works, and after the blocks, of which the most counts. Where blocks take turns, the mean of a
+    period there, and the moments of all of it."""
+    period = layout.chain.period
+    first = len(layout.chain.modules) // period // 2 * period + 1
+    middle = range(first, first + period)
+    saved = sharded = attention = before = after = of_experts = 0.0
+    up_to = dict.fromkeys(middle, 0.0)
     for storage in run.saved:
         call, size = storage.call, storage.size
         place = run.places[call] if call >= 0 else BEFORE
@@ -175,25 +196,28 @@ def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> np.ndarra
             before += size
         elif place == AFTER:
             after += size
-        if place == middle:
-            saved += size
-            sharded += size * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
-            of_experts += size * (call in layout.inside.experts)
-            attention += size * (call in layout.inside.core)
-        up_to_here += size * (BEFORE < place <= middle)
+        if place in middle:
+            saved += size / period
+            sharded += size / period * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
+            of_experts += size / period * (call in layout.inside.experts)
+            attention += size / period * (call in layout.inside.core)
+        for one in middle:
+            up_to[one] += size * (BEFORE < place <= one)
     repeats = layout.chain.length - len(layout.chain.modules)
     saved_in_all = sum(storage.size for storage in run.saved) + repeats * saved
     phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
-    working = after_working = 0.0
-    for r in run.recorded:
-        if r.origin.place == middle and r.phase == phase:
-            working = max(working, r.activation_bytes - r.set_aside_bytes - before - up_to_here)
-    for r in step:
-        if r.origin.place == AFTER and r.phase != "optimizer":
-            after_working = max(after_working, r.activation_bytes - saved_in_all)
-    entered = run.entered[middle - 1][2]
-    outside = before + after, after, after_working
-    return np.array([entered, saved, sharded, attention, working, *outside, _dispatched(run, middle), of_experts])
+    working = [
+        r.activation_bytes - r.set_aside_bytes - before - up_to[r.origin.place]
+        for r in run.recorded
+        if r.origin.place in middle and r.phase == phase
+    ]
+    after_working = [
+        r.activation_bytes - saved_in_all for r in step if r.origin.place == AFTER and r.phase != "optimizer"
+    ]
+    dispatched = sum(_dispatched(run, one) for one in middle) / period
+    entered = run.entered[first - 1][2]
+    sizes = [entered, saved, sharded, attention, 0.0, before + after, after, 0.0, dispatched, of_experts]
+    return np.array(sizes), np.array(working), np.array(after_working)
 
 
 def _grouped(run: Recorder, place: int) -> list[Recorded]:

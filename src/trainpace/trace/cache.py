@@ -12,18 +12,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainpace import records
 from trainpace.errors import TrainpaceError
-from trainpace.workload import Workload
+from trainpace.records import Record
+
+R = TypeVar("R", bound=Record)
 
 FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
 """Traces in the folder; the oldest go first. One takes 5 to 100 KB."""
 _LIBRARIES = {"transformers": "transformers", "timm": "timm", "torchvision": "torchvision", "diffusers": "diffusers"}
 _DEFINED_HERE = ("random", "")
-_SOURCES = ("trace/*.py", "workload.py", "kinds.py", "optimizers.py", "execution.py")
+_SOURCES = ("tasks/*.py", "trace/*.py", "workload.py", "kinds.py", "optimizers.py", "execution.py")
 """What a trace follows from in this package."""
 
 
@@ -57,17 +59,17 @@ def _tracer() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def kept(file: Path | None) -> Workload | None:
-    """The workload in a file of the cache; None where there is none, or none that can be read."""
+def kept(file: Path | None, kind: type[R]) -> R | None:
+    """The record in a file of the cache; None where there is none, or none that can be read."""
     if file is None or not file.is_file():
         return None
     try:
-        workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
+        record = records.from_json(gzip.decompress(file.read_bytes()), kind, str(file))
     except (OSError, EOFError, TrainpaceError):
         return None
     with contextlib.suppress(OSError):
         os.utime(file)
-    return workload
+    return record
 
 
 def keep(file: Path | None, text: str) -> None:

@@ -7,20 +7,18 @@ attention, and autocast's casts by the two lists of torch's documentation ("CUDA
 
 import contextlib
 import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from trainpace.trace.operators import map_tensors
+from trainpace.tasks import map_tensors
+from trainpace.trace.finite import taken_for_finite
 from trainpace.trace.recurrent import MODES, cudnn_call
-from trainpace.workload import Form
 
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
@@ -37,21 +35,21 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast, and casts grouped products too,
-    as FSDP's mixed precision does and autocast does not. For a `cpu` what meta tensors choose is right, but for attention without
+    """Active around model, loss and backward of a meta-device model. `autocast` casts grouped products too, as FSDP's mixed
+    precision does and torch's does not. For a `cpu` what meta tensors choose is right, but for attention without
     dropout, which is fused there too."""
 
-    def __init__(self, form: Form, fused_attention: bool = True, cpu: bool = False) -> None:
+    def __init__(self, autocast: bool, fused_attention: bool = True, cpu: bool = False) -> None:
         super().__init__()
         self._fused_attention = fused_attention
         self._cpu = cpu
-        self._amp = form == "amp"
+        self._amp = autocast
         self._to_half = _functions(_TO_HALF)
         self._to_fp32 = _functions(_TO_FP32)
         self._dropout = _functions(["dropout"])
         self._attention = _functions(["scaled_dot_product_attention"])
         self._constructors = _device_constructors()
-        self._cast_weights: dict[int, torch.Tensor] = {}
+        self._cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,7 +70,8 @@ class CudaMapping(TorchFunctionMode):
         if func in self._attention:
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
-        return func(*args, **kwargs)
+        answer = taken_for_finite(func, args)
+        return func(*args, **kwargs) if answer is None else answer(*args, **kwargs)
 
     def __exit__(self, *error: Any) -> None:
         """Leave the autocast region, which recomputed activations enter block by block."""
@@ -86,11 +85,13 @@ class CudaMapping(TorchFunctionMode):
     def _half(self, t: torch.Tensor) -> torch.Tensor:
         if t.dtype != torch.float32 or t.device.type != "meta":
             return t
-        if not (t.is_leaf and t.requires_grad):
-            return t.to(torch.bfloat16)
+        if not (t.is_leaf and t.requires_grad) or t._is_view():
+            return t.to(
+                torch.bfloat16
+            )  # autocast's cache holds weights alone (cached_cast in ATen's autocast_mode.cpp)
         if id(t) not in self._cast_weights:
-            self._cast_weights[id(t)] = t.to(torch.bfloat16)
-        return self._cast_weights[id(t)]
+            self._cast_weights[id(t)] = t, t.to(torch.bfloat16)  # a weight that is kept keeps its number
+        return self._cast_weights[id(t)][1]
 
 
 @contextlib.contextmanager
@@ -173,38 +174,3 @@ def _attention(
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def fuse_mpt_attention(model: nn.Module) -> None:
-    """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
-    for module in model.modules():
-        if type(module).__name__ == "MptAttention":
-            module.forward = types.MethodType(_mpt_attention, module)
-
-
-def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-    batch, length = hidden_states.shape[:2]
-    parts = self.Wqkv(hidden_states).chunk(3, dim=2)
-    q, k, v = (part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts)
-    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-    return out, None
-
-
-def fuse_gpt_oss_attention(model: nn.Module) -> None:
-    """FlashAttention and FlexAttention add GPT-OSS's sinks inside. Its windows are not modelled: every layer sees all tokens."""
-    for module in model.modules():
-        if type(module).__name__ == "GptOssAttention":
-            module.forward = types.MethodType(_gpt_oss_attention, module)
-
-
-def _gpt_oss_attention(
-    self: Any, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], *_: Any, **__: Any
-) -> tuple[torch.Tensor, None]:
-    shape = hidden_states.shape[:-1]
-    products = (projection(hidden_states) for projection in (self.q_proj, self.k_proj, self.v_proj))
-    q, k, v = (product.view(*shape, -1, self.head_dim).transpose(1, 2) for product in products)
-    q, k = sys.modules[type(self).__module__].apply_rotary_pos_emb(q, k, *position_embeddings)
-    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    out: torch.Tensor = self.o_proj(mixed.transpose(1, 2).reshape(*shape, -1))
-    return out, None

@@ -4,15 +4,14 @@ The sizes of each kind are named in `trainpace.workload`. `view` and `module` ro
 modules entered.
 """
 
-import copy
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from trainpace.kinds import FUNCTIONS, KINDS
+from trainpace.tasks import tensors_in
 from trainpace.trace.recurrent import parts_of
 from trainpace.workload import GROUPED, AttentionSizes, ConvSizes, GemmSizes, OtherSizes, attention_widths
 
@@ -182,7 +181,7 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
 def _attention(
     func: Any, name: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> Row:
-    """Fused attention: 2 products forward, 5 backward, halved where causal."""
+    """Fused attention: 2 products forward, 5 backward, halved where causal, of the keys seen where others are skipped."""
     backward = "backward" in name
     q, k, v = args[1:4] if backward else args[:3]
     names = [argument.name for argument in func._schema.arguments]
@@ -192,9 +191,10 @@ def _attention(
     k_length, value_dim = k.shape[-2], v.shape[-1]
     kind = "attention_backward" if backward else "attention"
     width = float(attention_widths(kind, head_dim, value_dim))
-    flops = 2.0 * batch * heads * q_length * k_length * width * (0.5 if causal else 1.0)
+    seen = max(given.get("seen", 0.0), 0.0)
+    flops = 2.0 * batch * heads * q_length * (seen or k_length * (0.5 if causal else 1.0)) * width
     other = 0 if value_dim == head_dim else value_dim
-    sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal), other)
+    sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal), other, seen)
     launches = 2 if backward else 1
     if other and given.get("attn_bias") is None:
         name = name.replace("efficient_", "")  # cards differ in which kernels they have for it
@@ -221,37 +221,6 @@ def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         first, second = _GEMMS.get(name, (0, 1))
         return args[first], args[second]
     return (args[1],) if name in ("convolution", "_convolution") else ()
-
-
-def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts, and in graphs of torch_geometric; of a sparse one its values and indices."""
-    if isinstance(tree, torch.Tensor):
-        if tree.layout is torch.sparse_coo:
-            yield from (tree._values(), tree._indices())
-        else:
-            yield tree
-    elif isinstance(tree, list | tuple | dict):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from tensors_in(part)
-    elif _is_graph(tree):
-        yield from tensors_in(tree.to_dict())
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Nested lists, tuples, dicts and graphs of torch_geometric with `function` applied to every tensor."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(function, part) for key, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [map_tensors(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return copy.copy(tree).apply(function) if _is_graph(tree) else tree
-
-
-def _is_graph(value: Any) -> bool:
-    module = sys.modules.get("torch_geometric.data.data")
-    return module is not None and isinstance(value, module.BaseData)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

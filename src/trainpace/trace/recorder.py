@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainpace.tasks import tensors_in
 from trainpace.trace import recurrent
-from trainpace.trace.operators import Row, matrices_of, offsets_of, rows_of, tensors_in
+from trainpace.trace.operators import Row, matrices_of, offsets_of, rows_of
 from trainpace.trace.roles import Step
 from trainpace.trace.self_check import FlopCheck, refuse_uncounted
 from trainpace.workload import Phase
@@ -80,6 +81,8 @@ class Recorder(TorchDispatchMode):
         self.parameter_bytes = self.frozen_bytes = self.optimizer_bytes = self.paged_bytes = 0.0
         """Bytes of parameters and buffers, of the frozen parameters among them, of the optimizer's states, and of those among
         the states that CUDA pages to the host."""
+        self.before_update = 0.0
+        """Bytes of activations that are alive when the optimizer begins."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
         self.places: list[int] = []
@@ -130,6 +133,11 @@ class Recorder(TorchDispatchMode):
             if storage is not None:
                 self._activation_bytes -= storage.size
                 storage.size = 0.0
+
+    @property
+    def activation_bytes(self) -> float:
+        """Alive now."""
+        return self._activation_bytes
 
     def _add_storage(
         self, storage: Any, call: int, size: float, is_outside: bool = False, freed: Callable[[Any], None] | None = None

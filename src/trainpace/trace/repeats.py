@@ -2,21 +2,21 @@
 
 Llama-405B has 126 layers that do the same; five of them tell all. The chain is shortened only where its blocks have the same
 modules with the same settings, and the recording is repeated only where the blocks that ran did the same: one that does
-something else in every sixth layer runs whole.
+something else in every sixth layer runs whole, unless there are so many layers that a few times six tell all.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from trainpace.trace.blocks import Chain
+from trainpace.trace.blocks import PERIODS, Chain
 from trainpace.trace.recorder import Recorded, Recorder
 
 KEPT = 5
-"""Blocks that run, the first ones and the last: the second is repeated, and those after it show that it may be."""
+"""Blocks that run, the first ones and the last: the second is repeated, and those after it show that it may be. Periods of blocks
+that take turns, where they do."""
 SHORTEST_CUT = 8
 """A chain of fewer blocks runs whole."""
 _NUMBERED_BY = frozenset(
@@ -26,13 +26,22 @@ _NUMBERED_BY = frozenset(
 _SETTINGS = (bool, int, float, str, type(None))
 
 
+def in_turns(chain: Chain) -> Chain:
+    """The chain with the period of its blocks' settings: layers of the same shapes may attend to a window and to all tokens in
+    turn. Where no period divides it, it stays as it is."""
+    settings = [_settings(block) for block in chain.modules]
+    periods = (n for n in PERIODS if chain.length % n == 0 and n % chain.period == 0 and 2 * n <= chain.length)
+    return next((chain._replace(period=n) for n in periods if settings[n:] == settings[:-n]), chain)
+
+
 def shortened(model: nn.Module, chain: Chain) -> Chain:
     """The chain with a few blocks to run, or as it is where the others may do something else."""
-    parent = model.get_submodule(chain.name.rpartition(".")[0])
+    parent, period = model.get_submodule(chain.name.rpartition(".")[0]), chain.period
     listed = isinstance(parent, nn.ModuleList | nn.Sequential)
-    if chain.length < SHORTEST_CUT or not listed or len({_settings(block) for block in chain.modules}) > 1:
+    settings = [_settings(block) for block in chain.modules]
+    if chain.length < SHORTEST_CUT * period or not listed or settings[period:] != settings[:-period]:
         return chain
-    return chain._replace(modules=(*chain.modules[: KEPT - 1], chain.modules[-1]))
+    return chain._replace(modules=(*chain.modules[: (KEPT - 1) * period], *chain.modules[-period:]))
 
 
 def _settings(block: nn.Module) -> tuple[Any, ...]:
@@ -54,7 +63,7 @@ def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
     every = parent._modules
     names = list(every)
     start = next(i for i, module in enumerate(every.values()) if module is chain.modules[0])
-    left = names[: start + len(chain.modules) - 1] + names[start + chain.length - 1 :]
+    left = names[: start + len(chain.modules) - chain.period] + names[start + chain.length - chain.period :]
     numbered = all(name.isdigit() for name in names)  # which a list looks its modules up by
     parent._modules = {str(i) if numbered else name: every[name] for i, name in enumerate(left)}
     try:
@@ -80,18 +89,19 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
     entered = [hidden for *_, hidden in run.entered]
     if len(entered) != len(chain.modules) or entered[1:] != run.left[:-1]:
         return None  # modules beside each other may be as many as something else has parts
-    times = chain.length - len(chain.modules)
+    period = chain.period
+    times = (chain.length - len(chain.modules)) // period
     first: dict[tuple[str, int], int] = {}
     for i, one in enumerate(recorded):
         first.setdefault((one.phase, one.origin.place), i)
-    forward = [first.get(("forward", place), -1) for place in (2, 3, 4)]
-    backward = [first.get(("backward", place), -1) for place in (4, 3, 2)]
+    forward = [first.get(("forward", n * period + 1), -1) for n in (1, 2, 3)]
+    backward = [first.get(("backward", n * period), -1) for n in (4, 3, 2)]
     trained = any(one.phase == "backward" for one in recorded)
     stretches = [forward, backward] if trained else [forward]
     if not all(_alike(recorded, *stretch) for stretch in stretches):
         return None
     grown = _growth(recorded, *forward[:2])
-    saved = sum(s.size for s in run.saved if s.call >= 0 and run.places[s.call] == 2)
+    saved = sum(s.size for s in run.saved if s.call >= 0 and period < run.places[s.call] <= 2 * period)
     result = recorded[: forward[1]]
     result += _copies(recorded[forward[0] : forward[1]], times, grown)
     end = backward[1] if trained else len(recorded)
@@ -123,10 +133,9 @@ def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]
 
 
 def _moved(one: Recorded, times: int, growth: tuple[float, float]) -> Recorded:
-    gradients, activations = (times * part for part in growth)
-    return replace(
-        one, gradient_bytes=one.gradient_bytes + gradients, activation_bytes=one.activation_bytes + activations
-    )
+    gradients, activations = one.gradient_bytes + times * growth[0], one.activation_bytes + times * growth[1]
+    # said in full: dataclasses.replace takes several times as long, and Llama-405B has 100,000 of them
+    return Recorded(one.row, one.phase, one.module, one.origin, gradients, activations, one.set_aside_bytes)
 
 
 def _copies(stretch: Sequence[Recorded], times: int, growth: tuple[float, float]) -> list[Recorded]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from trainpace.errors import TrainpaceError
+from trainpace.tasks import OPERATOR, UNKNOWN
 from trainpace.trace.operators import Row
 from trainpace.workload import MATRIX_KINDS
 
@@ -35,6 +36,11 @@ _MOVE_BYTES_ALONE = frozenset(
     for name in "roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align ps_roi_pool nms".split()
 )
 """Operators of other libraries that are bound by memory traffic, as they are counted."""
+WHOLE_MASKS = (
+    "A mask of its attention depends on values, such as where documents begin: all keys were counted, of which the kernel may"
+    " skip many."
+)
+_SKIPPING = getattr(torch.ops.trainpace, OPERATOR).default
 INSTEAD = "Measure it with `trainpace measure`, or record a short run with `trainpace watch`."
 
 
@@ -59,8 +65,11 @@ class FlopCheck:
     def __init__(self) -> None:
         self._flops = 0.0
         self._differences: dict[str, float] = {}
+        self._whole_masks = False
 
     def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, rows: Sequence[Row]) -> None:
+        if func is _SKIPPING and args[3] == UNKNOWN:
+            self._whole_masks = True
         expected = _expected_flops(func, args, kwargs, out)
         if expected is None:
             return
@@ -70,7 +79,10 @@ class FlopCheck:
         self._differences[name] = self._differences.get(name, 0.0) + abs(counted - expected)
 
     def note(self) -> str | None:
-        """A sentence where the two counts differ by more than a little."""
+        """Sentences where a mask is not known, and where the two counts differ by more than a little."""
+        return " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt()))) or None
+
+    def _doubt(self) -> str | None:
         difference = sum(self._differences.values())
         if difference <= LARGEST_DIFFERENCE * self._flops:
             return None

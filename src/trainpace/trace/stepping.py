@@ -2,12 +2,11 @@
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
-from trainpace.trace.blockwise import BlockwiseOptimizer
-from trainpace.trace.operators import tensors_in
-from trainpace.trace.optimizers import ScalarsReadAsOne, is_torchs
+from trainpace.tasks import BlockwiseOptimizer, ScalarsReadAsOne, is_torchs, tensors_in
 from trainpace.trace.recorder import Recorder
 
 
@@ -23,9 +22,18 @@ def launch_together(stepper: torch.optim.Optimizer, together: bool) -> None:
             group["foreach"] = together
 
 
+def step_like(first: Recorder, recorder: Recorder) -> None:
+    """Note the step that another batch size's recorder saw: an update does not depend on the batch."""
+    shift = recorder.activation_bytes - first.before_update
+    for one in first.recorded:
+        if one.phase == "optimizer":
+            recorder.recorded.append(replace(one, activation_bytes=max(0.0, one.activation_bytes + shift)))
+    recorder.optimizer_bytes, recorder.paged_bytes = first.optimizer_bytes, first.paged_bytes
+
+
 def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
     """Record one step, and note the bytes of its states."""
-    recorder.phase = "optimizer"
+    recorder.phase, recorder.before_update = "optimizer", recorder.activation_bytes
     with ScalarsReadAsOne() if is_torchs(stepper) else contextlib.nullcontext():
         recorder.recording = False
         stepper.step()  # creates the states, which is no part of later steps

@@ -18,7 +18,19 @@ from torch import nn
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.optimizers import find_optimizer
 from trainpace.process import explain
-from trainpace.trace.adapters import adapted
+from trainpace.tasks import (
+    Task,
+    WholeStep,
+    adapted,
+    build_task,
+    make_optimizer,
+    map_tensors,
+    optimizer_name,
+    packed_away,
+    recompute_activations,
+    tensors_in,
+    usual_optimizer,
+)
 from trainpace.trace.blocks import Chain, blocks_of, layout_of, longest_chain
 from trainpace.trace.cuda_mapping import (
     CudaMapping,
@@ -26,26 +38,20 @@ from trainpace.trace.cuda_mapping import (
     python_functions_see_through,
     unpacked_sequences,
 )
-from trainpace.trace.operators import map_tensors, tensors_in
-from trainpace.trace.optimizers import make_optimizer, optimizer_name
-from trainpace.trace.quantised import packed_away
-from trainpace.trace.recorder import BEFORE, Recorded, Recorder
-from trainpace.trace.repeats import idle_parameters, only_these_blocks, repeated, shortened
-from trainpace.trace.rows import alike, numbers_of
-from trainpace.trace.specs import build_task
+from trainpace.trace.recorder import Recorded, Recorder
+from trainpace.trace.recording import BATCHES, Recording
+from trainpace.trace.repeats import idle_parameters, in_turns, only_these_blocks, repeated, shortened
+from trainpace.trace.rows import numbers_of, recording_of
 from trainpace.trace.stand_ins import answered
-from trainpace.trace.stepping import launch_together, step_once, storage_bytes
-from trainpace.trace.task import Task, WholeStep, recompute_activations, usual_optimizer
+from trainpace.trace.stepping import launch_together, step_like, step_once, storage_bytes
 from trainpace.trace.updates import trained_shapes
 from trainpace.trace.whole_step import StepRecorder, on_meta_in_place, record_whole_step
-from trainpace.workload import AS_IT_IS, PHASES, PLAIN, Form, MemoryProfile, TracedForm, Variant, Workload, form_of
+from trainpace.workload import AS_IT_IS, PLAIN, Form, Variant, Workload, form_of
 
 AUTOCASTS = (
     "The step's own torch.autocast was not followed: its products are forecast in the number format of the precision. --precision"
     " amp_bf16 or amp_fp16 is what it does."
 )
-BATCHES = (2, 3, 5)
-"""The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
@@ -54,8 +60,18 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `load_workload`.
     """
+    return record(spec, forms, variant)[0]
+
+
+def record(spec: str, forms: Sequence[Form], variant: Variant) -> tuple[Workload, dict[Form, Recording]]:
+    """As `trace`, with the recordings that the workload's forms were made of."""
     if spec.rpartition(":")[0].endswith(".py"):
         task = build_task(spec)
+        if variant.sequence_length not in (None, task.sequence_length):
+            raise TrainpaceError(
+                f"the samples of {spec} are its own: {task.sample}, not {variant.sequence_length} tokens.",
+                "Leave --sequence-length out, and let the function make longer samples.",
+            )
     else:
         with torch.device("meta"):
             task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
@@ -65,11 +81,15 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
         if task.step is not None:
             raise TrainpaceError(f"{task.name} has a step of its own.", "Let its models recompute activations there.")
         recompute_activations(task.model)
-    return trace_task(task, forms, variant)
+    return _record_task(task, forms, variant)
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     """The workload of a task, in the form of its own settings' precision where `forms` names none."""
+    return _record_task(task, forms, variant)[0]
+
+
+def _record_task(task: Task, forms: Sequence[Form], variant: Variant) -> tuple[Workload, dict[Form, Recording]]:
     variant = _named(variant)
     if task.step is not None and (variant.optimizer is not None or variant.mode != "train"):
         raise TrainpaceError(
@@ -82,8 +102,9 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
     parameters = list(task.model.parameters())
     sample_bytes, batch_tensors = _batch_shape(task)
     traced = {form: _trace_form(task, form, variant) for form in forms}
+    recordings = {form: recording for form, (recording, _) in traced.items()}
     notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
-    return Workload(
+    workload = Workload(
         model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
         parameters=sum(p.numel() for p in parameters) + packed_away(task.model),
@@ -93,8 +114,9 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
         assumes_optimizer=variant.mode == "train" and variant.optimizer is None is task.optimizer and task.step is None,
         mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
         settings=dict(task.settings), whole_step=task.step is not None,
-        forms={form: result for form, (result, _) in traced.items()},
+        forms={form: recording.form() for form, recording in recordings.items()},
     )  # fmt: skip
+    return workload, recordings
 
 
 def _named(variant: Variant) -> Variant:
@@ -111,22 +133,26 @@ def _optimizer(task: Task, variant: Variant) -> str:
     return variant.optimizer or own
 
 
-def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, str | None]:
-    """The form, and a sentence where its FLOPs are in doubt."""
+def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[Recording, str | None]:
+    """Its recording, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
         own_runs = _whole_steps(task, task.step, form, variant)
         doubts = [own_runs[1].flop_check.note(), AUTOCASTS if own_runs[1].autocasts and form != "amp" else None]
         fitted = _fit(task.name, own_runs, [run.recorded for run in own_runs], None)
         return fitted, " ".join(filter(None, doubts)) or None
     own = task.optimizer if variant.optimizer is None else None
-    model, own = on_meta(task.model, own, torch.bfloat16 if form == "half" else None)
+    in_16_bits = form == "half" or (form == "amp" and bool(variant.adaptation.weights))
+    model, own = on_meta(task.model, own, torch.bfloat16 if in_16_bits else None)
     model.train(variant.mode != "inference")
     stepper = own or make_optimizer(variant.optimizer or usual_optimizer(task), model)
-    whole = longest_chain(model)
+    longest = longest_chain(model)
+    whole = None if longest is None else in_turns(longest)
     short = None if whole is None else shortened(model, whole)
     for chain in (short, whole):
         try:
-            runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
+            runs: list[Recorder] = []
+            for n in BATCHES:
+                runs.append(_one_step(task, model, stepper, form, variant, n, chain, runs[0] if runs else None))
         except UserCodeError:
             if chain is whole:
                 raise
@@ -143,10 +169,14 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[TracedForm, s
 def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> list[StepRecorder]:
     runs = []
     for n in BATCHES:
-        batch = _meta_batch(task, n, form)
+        batch = meta_batch(task, n, form)
         try:
             dtype = torch.bfloat16 if form == "half" else None
-            with on_meta_in_place(task.model, step.optimizers, dtype), unpacked_sequences(), answered(form, task.pads):
+            with (
+                on_meta_in_place(task.model, step.optimizers, dtype),
+                unpacked_sequences(),
+                answered(form == "amp", task.pads),
+            ):
                 runs.append(record_whole_step(step, task.model, batch, form, variant))
         except TrainpaceError:
             raise
@@ -161,12 +191,13 @@ def _kinds(recorded: Sequence[Recorded]) -> list[str]:
 
 def _one_step(
     task: Task, model: nn.Module, stepper: torch.optim.Optimizer, form: Form, variant: Variant, batch_size: int,
-    chain: Chain | None,
+    chain: Chain | None, first: Recorder | None = None,
 ) -> Recorder:  # fmt: skip
+    """Record a step; its update is that of the first batch size's recorder, where there is one."""
     stepper.state.clear()
     launch_together(stepper, not (variant.legacy or variant.cpu))
     model.zero_grad(set_to_none=True)
-    batch = _meta_batch(task, batch_size, form)
+    batch = meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
     recorder = Recorder(named, with_steps=chain is not None and batch_size == BATCHES[1])
     lasting = [*model.parameters(), *model.buffers()]
@@ -183,13 +214,16 @@ def _one_step(
         if name
     ]
     idle = [] if chain is None else [p for p in idle_parameters(model, chain) if p.requires_grad]
-    mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
+    autocast = form == "amp" or (
+        form == "half" and bool(variant.autocast or task.autocast or variant.adaptation.weights)
+    )
+    mapping = CudaMapping(autocast, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
         with (
             warnings.catch_warnings(),
             python_functions_see_through(),
             unpacked_sequences(),
-            answered(form, task.pads),
+            answered(autocast, task.pads),
             recorder,
         ):
             warnings.simplefilter("ignore")
@@ -202,10 +236,15 @@ def _one_step(
                     _forward_and_backward(task, model, batch, recorder, mapping)
             if variant.mode == "train":
                 recorder.recording, recorder.phase = False, "optimizer"
-                for parameter in idle:
-                    parameter.grad = torch.empty_like(parameter)
-                    recorder.gradient_ready(parameter.grad)
-                step_once(stepper, recorder)
+                # rows of a table with a sparse gradient are as many as the batch has
+                is_dense = all(p.grad is None or p.grad.layout is torch.strided for p in model.parameters())
+                if first is not None and is_dense:
+                    step_like(first, recorder)
+                else:
+                    for parameter in idle:
+                        parameter.grad = torch.empty_like(parameter)
+                        recorder.gradient_ready(parameter.grad)
+                    step_once(stepper, recorder)
     except TrainpaceError:
         raise
     except Exception as error:
@@ -228,8 +267,8 @@ def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Re
     loss.backward()
 
 
-def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None) -> TracedForm:
-    """The form of three runs, whose `steps` are of the whole chain."""
+def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None) -> Recording:
+    """The recording that three runs agree on, whose `steps` are of the whole chain."""
     first, second, recorded = runs[0], runs[1], steps[0]
     kinds = [_kinds(step) for step in steps]
     if not kinds[0]:
@@ -254,56 +293,10 @@ def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]
             f" ({other.module or other.phase}) grows otherwise.",
             "Measure it with `trainpace measure` instead.",
         )
-    memory = MemoryProfile(
-        parameter_bytes=first.parameter_bytes, optimizer_bytes=first.optimizer_bytes - first.paged_bytes,
-        paged_bytes=first.paged_bytes, frozen_bytes=first.frozen_bytes,
-        peaks=_peaks(constant[:, -2], constant[:, -1], slope[:, -1]), moments=_moments(recorded, constant, slope),
-    )  # fmt: skip
     layout = layout_of(chain, second)
-    operators, heads = alike(recorded, constant, slope, layout)
-    if layout is None:
-        return TracedForm(operators=operators, memory=memory)
-    origins = [recorded[i].origin for i in heads]
-    inside = [origin.place > BEFORE for origin in origins]
-    roles = [layout.role(*row) for row in zip(operators.kind, operators.function, origins, strict=True)]
-    blocks = blocks_of(layout, runs, steps, BATCHES, inside, roles, operators.count)
-    return TracedForm(operators=operators, memory=memory, blocks=blocks)
-
-
-def _peaks(gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The moments on the upper envelope of total bytes over the batch size: the others are never the peak. And one with all
-    gradients, which tells how many there are."""
-    slope = np.maximum(slope, 0.0)
-    total = gradient + constant
-    envelope: list[int] = []
-    for i in sorted(range(len(total)), key=lambda i: (-slope[i], -total[i])):
-        if not envelope or total[i] > total[envelope[-1]]:
-            envelope.append(i)
-    if gradient[envelope].max() < gradient.max():
-        envelope.append(max(range(len(total)), key=lambda i: (gradient[i], total[i])))
-    return np.stack([gradient[envelope], constant[envelope], slope[envelope]], axis=1)
-
-
-MOMENTS = 64
-"""The number of a step's moments that a workload holds for its page, the peaks for a batch of 1 and of many among them."""
-
-
-def _moments(recorded: Sequence[Recorded], constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The fullest moment of each stretch of operators, and where it lies in its phase by the bytes that operators moved."""
-    phase = np.array([PHASES.index(r.phase) for r in recorded])
-    moved = (constant + slope * BATCHES[1])[:, 1:3].sum(axis=1)
-    total = constant[:, -2] + constant[:, -1] + slope[:, -1] * np.array([[1.0], [1e6]])
-    moments = {0, len(phase) - 1, *total.argmax(axis=1).tolist()}
-    for stretch in np.array_split(np.arange(len(phase)), MOMENTS - 4):
-        if len(stretch):
-            moments.add(int(stretch[total[1, stretch].argmax()]))
-    rows = np.array(sorted(moments))
-    share = np.zeros(len(phase))
-    for code in np.unique(phase):
-        inside = phase == code
-        share[inside] = np.cumsum(moved[inside]) / max(moved[inside].sum(), 1.0)
-    alive = [constant[rows, -2], constant[rows, -1], np.maximum(slope[rows, -1], 0.0)]
-    return np.stack([phase[rows].astype(float), share[rows], *alive], axis=1)
+    states = first.parameter_bytes, first.optimizer_bytes - first.paged_bytes, first.paged_bytes, first.frozen_bytes
+    blocks = None if layout is None else blocks_of(layout, runs, steps)
+    return recording_of(recorded, constant, slope, layout, states, blocks)
 
 
 def on_meta(
@@ -330,7 +323,7 @@ def on_meta(
     return copied, fresh
 
 
-def _meta_batch(task: Task, size: int, form: Form) -> Any:
+def meta_batch(task: Task, size: int, form: Form) -> Any:
     with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
         batch = (task.batch_to_trace or task.make_batch)(size)
 
@@ -343,7 +336,7 @@ def _meta_batch(task: Task, size: int, form: Form) -> Any:
 
 def _batch_shape(task: Task) -> tuple[float, int]:
     """(bytes of a sample, tensors of a batch)."""
-    one, two = (list(tensors_in(_meta_batch(task, n, "fp32"))) for n in (1, 2))
+    one, two = (list(tensors_in(meta_batch(task, n, "fp32"))) for n in (1, 2))
     sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (one, two)]
     return float(sizes[1] - sizes[0]), len(one)
 

@@ -14,9 +14,9 @@ from torch import nn
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Form
 from trainpace.optimizers import find_optimizer
-from trainpace.trace.optimizers import make_optimizer
+from trainpace.tasks import make_optimizer
 from trainpace.trace.recorder import Recorder
-from trainpace.trace.rows import alike, numbers_of
+from trainpace.trace.rows import numbers_of, recording_of
 from trainpace.trace.stepping import launch_together, step_once
 from trainpace.workload import PHASES, MemoryProfile, Operators, TracedForm, TrainedShape, Workload
 
@@ -84,7 +84,7 @@ def _updated(form: TracedForm, name: Form, shapes: tuple[TrainedShape, ...], opt
     with recorder:
         step_once(stepper, recorder)
     numbers = np.array([numbers_of(recorded) for recorded in recorder.recorded])
-    update, _ = alike(recorder.recorded, numbers, np.zeros_like(numbers), None)
+    update, _ = recording_of(recorder.recorded, numbers, np.zeros_like(numbers)).operators()
     old, memory = form.operators, form.memory
     passes = np.flatnonzero(np.array(old.phase) != "optimizer")
     columns: dict[str, Any] = {

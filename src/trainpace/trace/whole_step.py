@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError
+from trainpace.tasks import WholeStep, map_tensors, tensors_in
 from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
-from trainpace.trace.operators import map_tensors, tensors_in
 from trainpace.trace.recorder import Recorder, in_backward
 from trainpace.trace.stepping import launch_together, storage_bytes
-from trainpace.trace.task import WholeStep
 from trainpace.workload import Form, Variant
 
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
@@ -28,7 +27,7 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
     lasting = [*model.parameters(), *model.buffers()]
     recorder = StepRecorder(dict(model.named_parameters()))
     recorder.keep_alive([*lasting, *tensors_in(batch)])
-    mapping = StepMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
+    mapping = StepMapping(form == "amp", fused_attention=not variant.legacy, cpu=variant.cpu)
     recorder.backward_begins = mapping.forget_casts
     for optimizer in step.optimizers:
         launch_together(optimizer, not (variant.legacy or variant.cpu))

@@ -52,21 +52,30 @@ def keep_torch_light() -> None:
 
 def _work(request: dict[str, Any]) -> str:
     gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
-    from trainpace.trace.trace import trace
+    from trainpace.trace.trace import record, trace
 
     keep_torch_light()
     gc.freeze()
     gc.enable()
 
-    def traced(one: dict[str, Any]) -> Workload:
+    def variant_of(one: dict[str, Any]) -> Variant:
         given = one["variant"]
-        variant = Variant(**given | {"adaptation": Adaptation(*given["adaptation"])})
-        return trace(one["spec"], one["forms"], variant)
+        return Variant(**given | {"adaptation": Adaptation(*given["adaptation"])})
+
+    def traced(one: dict[str, Any]) -> Workload:
+        return trace(one["spec"], one["forms"], variant_of(one))
 
     if "workload" in request:
         from trainpace.trace.updates import with_optimizer
 
         return to_json(with_optimizer(from_json(request["workload"], Workload), request["optimizer"]))
+    if "lengths" in request:
+        from trainpace.trace.family import Traced, cover
+
+        def at_length(length: int) -> Traced:
+            return record(request["spec"], request["forms"], variant_of(request)._replace(sequence_length=length))
+
+        return to_json(cover(request["lengths"], at_length))
     if "files" not in request:
         return to_json(traced(request))
     reasons: dict[str, str] = {}

@@ -11,14 +11,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from trainpace import records
-from trainpace.errors import UserCodeError
+from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.optimizers import FOR_OTHERS, optimizer_called
 from trainpace.process import run_isolated, started_isolated
 from trainpace.trace import cache
+from trainpace.trace.family import GRID, Family, Lengths
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -56,7 +58,7 @@ def workload_on_its_way(
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
     file = cache.file_of(request)
-    found = cache.kept(file)
+    found = cache.kept(file, Workload) or _of_family(request)
     if found is not None:
         yield lambda: found
         return
@@ -69,6 +71,65 @@ def workload_on_its_way(
             return workload
 
         yield traced
+
+
+def load_workloads(
+    spec: str | Workload, forms: Sequence[Form], variant: Variant, lengths: Sequence[int],
+    timeout_s: float = TRACE_TIMEOUT_S,
+) -> dict[int, Workload]:  # fmt: skip
+    """The workloads of a spec at several sequence lengths, of which as few are traced as tell all, in one process.
+
+    Raises TrainpaceError for a spec whose length is its own: a saved workload, or a function in a file.
+    """
+    if len(lengths) == 1:
+        return {lengths[0]: load_workload(spec, forms, variant._replace(sequence_length=lengths[0]), timeout_s)}
+    if is_saved(spec) or names_code(spec):
+        name = spec if isinstance(spec, str) else f"this workload of {spec.model}"
+        raise TrainpaceError(
+            f"{name} has a sequence length of its own, and cannot be forecast at several.",
+            "Name a configuration: transformers:CONFIG.json.",
+        )
+    plain = variant._replace(sequence_length=None)
+    requests = {
+        length: {"spec": spec, "forms": list(forms), "variant": plain._replace(sequence_length=length)._asdict()}
+        for length in lengths
+    }
+    found = {
+        length: _of_family(request) or cache.kept(cache.file_of(request), Workload)
+        for length, request in requests.items()
+    }
+    missing = [length for length, workload in found.items() if workload is None]
+    if missing:
+        request = {"spec": spec, "forms": list(forms), "variant": plain._asdict()}
+        text = run_isolated(_WORKER, {**request, "lengths": missing}, timeout_s * len(missing), f"tracing {spec}")
+        answer = records.from_json(text, Lengths, f"the traces of {spec}")
+        for workload in answer.traced:
+            assert workload.sequence_length is not None, "it was traced at a length"
+            cache.keep(cache.file_of(requests[workload.sequence_length]), records.to_json(workload))
+        for family in answer.families:
+            _keep_family(request, family)
+        found |= {length: answer.at(length) for length in missing}
+    return {length: workload for length, workload in found.items() if workload is not None}
+
+
+def _family_file(request: Mapping[str, Any], rest: int) -> Path | None:
+    variant = {**request["variant"], "sequence_length": None}
+    return cache.file_of({**request, "variant": variant, "family": rest})
+
+
+def _of_family(request: Mapping[str, Any]) -> Workload | None:
+    """The workload of a request that traces at other lengths tell; None where none are kept that do."""
+    length = request["variant"]["sequence_length"]
+    family = None if length is None else cache.kept(_family_file(request, length % GRID), Family)
+    return family.at(length) if family is not None and family.holds(length) else None
+
+
+def _keep_family(request: Mapping[str, Any], family: Family) -> None:
+    """Keep a family, unless the one that is kept holds as many lengths or more."""
+    file = _family_file(request, family.least % GRID)
+    before = cache.kept(file, Family)
+    if before is None or family.size > before.size:
+        cache.keep(file, records.to_json(family))
 
 
 def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float) -> Workload:
@@ -90,6 +151,11 @@ def is_saved(spec: str | Workload) -> bool:
     return isinstance(spec, Workload) or (
         spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:"))
     )
+
+
+def names_code(spec: str | Workload) -> bool:
+    """Does it name a function in a Python file, which building the model runs?"""
+    return isinstance(spec, str) and spec.rpartition(":")[0].endswith(".py")
 
 
 def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:

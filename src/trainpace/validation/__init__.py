@@ -27,6 +27,6 @@ if TYPE_CHECKING:
         summarise,
         trace_file,
     )
-    from trainpace.validation.runs import Run, first_bytes, number, read_runs, read_table, run_of
+    from trainpace.validation.runs import Run, number, read_runs, read_table, run_of
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -99,8 +99,19 @@ def case_of(run: Run, folder: Path) -> Case:
     )  # fmt: skip
 
 
+MOST = {
+    "num_gpus": 1e6, "num_nodes": 1e6, "batch_per_gpu": 1e9, "global_batch": 1e12, "grad_accum": 1e9, "seq_len": 1e9,
+    "img_size": 1e5,
+}  # fmt: skip
+"""Sizes beyond which a table is damaged, and which would be counted up to."""
+
+
 def execution_of(run: Run) -> Execution:
-    """How a run was executed. Raises `TrainpaceError` for sizes that do not go together."""
+    """How a run was executed. Raises `TrainpaceError` for sizes that do not go together, or that no run has."""
+    for name, most in MOST.items():
+        value = getattr(run, name)
+        if value is not None and value > most:
+            raise TrainpaceError(f"{name} is {value:g}; no run has more than {most:g}.")
     stated = read_parallelism(run.parallelism)
     nodes, gpus, shards = (
         max(1, int(run.num_nodes or 1)),
@@ -128,10 +139,11 @@ def read_parallelism(text: str) -> Execution:
     """One data-parallel rank, as a text such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full`` states it.
 
     The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` are three virtual stages a device,
-    `gpipe` and `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation
+    `gpipe`, `dualpipe` and `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation
     checkpointing. `fsdp=32` counts the ranks that shard, `fsdp=FULL_SHARD` names torch's strategy. `DataParallel` is
     torch's module of that name. `ep=8` divides experts over ranks, of which each holds whole ones unless `etp` says
-    otherwise, as in NVIDIA's recipes; `deepep` sends tokens by DeepEP, `ep_overlap` under other computation. Raises
+    otherwise, as in NVIDIA's recipes; `deepep` sends tokens by DeepEP, `ep_overlap` under other computation, then with
+    `fp8_dispatch` in FP8; `expert_nodes=4` are the nodes that a token goes to at most. Raises
     `TrainpaceError` for sizes of 0 and a ZeRO stage above 3.
     """
     tp, pp, cp, ep, expert_tp = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep", "etp"))
@@ -147,6 +159,7 @@ def read_parallelism(text: str) -> Execution:
     return Execution(
         nproc_per_node=tp * pp * cp * ep * expert_tp, tp=tp, pp=pp, cp=cp,
         ep=ep, expert_tp=expert_tp if ep > 1 else None, expert_exchange=_expert_exchange(text),
+        expert_nodes=_size(text, "expert_nodes", 0) or None,
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
         virtual_stages=virtual_stages, pipeline_schedule=schedule,
         zero_stage=3 if shards else zero,  # type: ignore[arg-type]
@@ -162,8 +175,9 @@ def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
     """(virtual stages a device, schedule). An interleaved schedule whose stages are not stated has two a device, as in torch."""
     if pp == 1:
         return 1, "1f1b"
-    if re.search(r"\bgpipe\b", text, re.IGNORECASE):
-        return 1, "gpipe"
+    for schedule in ("gpipe", "dualpipe"):
+        if re.search(rf"\b{schedule}\b", text, re.IGNORECASE):
+            return 1, schedule
     stages = _size(text, "vp", 0) or _size(text, "interleave", 0) or 1
     if stages == 1 and "interleaved" in text.lower():
         stages = 2
@@ -172,7 +186,7 @@ def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
 
 def _expert_exchange(text: str) -> ExpertExchange:
     if "ep_overlap" in text:
-        return "overlapped"
+        return "overlapped_fp8" if "fp8_dispatch" in text else "overlapped"
     return "deep_ep" if "deepep" in text.lower() else "all_to_all"
 
 
@@ -269,7 +283,7 @@ def software_of(run: Run, device: Device) -> tuple[Software, str]:
     stated: dict[str, Any] = {
         "attention": native or run.attention or None,
         "optimizer": run.optimizer_implementation or None, "cross_entropy": run.cross_entropy or None,
-        "fp8_recipe": run.fp8_recipe or None,
+        "fp8_recipe": run.fp8_recipe or None, "router": "16_bit" if run.engine == "megatron_core" else None,
     }  # fmt: skip
     if run.framework.startswith("tensorflow"):
         return Software(framework="tensorflow", version=parse_version(run.framework_version), **stated), ""
@@ -298,9 +312,15 @@ def measured_ms(run: Run, execution: Execution) -> float | None:
 
     Tokens go before samples, which sources round to whole numbers.
     """
-    if run.step_time_ms:
-        return run.step_time_ms
     samples = run.global_batch or execution.global_batch
-    if run.tokens_per_sec and run.seq_len:
-        return 1e3 * samples * int(run.seq_len) / run.tokens_per_sec
-    return 1e3 * samples / run.samples_per_sec if run.samples_per_sec else None
+    if run.step_time_ms:
+        ms = run.step_time_ms
+    elif run.tokens_per_sec and run.seq_len:
+        ms = 1e3 * samples * int(run.seq_len) / run.tokens_per_sec
+    elif run.samples_per_sec:
+        ms = 1e3 * samples / run.samples_per_sec
+    else:
+        return None
+    if not 1e-6 <= ms <= 1e12:
+        raise TrainpaceError(f"a step of {ms:g} ms is nobody's measurement.")
+    return ms

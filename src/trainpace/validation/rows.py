@@ -28,7 +28,7 @@ from trainpace.forecast import (
 )
 from trainpace.outcome import Forecast, Memory
 from trainpace.records import Record, load
-from trainpace.trace import is_saved, trace_many
+from trainpace.trace import is_saved, names_code, trace_many
 from trainpace.validation.conditions import Case, case_of
 from trainpace.validation.runs import Run
 from trainpace.workload import Workload
@@ -79,17 +79,26 @@ def evaluate(
     tell: Callable[[str], None],
     workers: int = 2,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    run_code: bool = False,
 ) -> list[Row]:
     """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
 
     `workers` processes trace at a time, with at most a few hundred megabytes each; `progress` hears how many models are traced.
+    A table is data: the Python files that its rows name as models are run only where `run_code` says so.
     """
-    cases = [_or_reason(case_of, run, folder) for run in runs]
+    cases = [_or_reason(_case, run, folder, run_code) for run in runs]
     workloads = _workloads([case for case in cases if isinstance(case, Case)], traces, tell, progress, workers)
     return [
         _row(run, case, case if isinstance(case, str) else workloads[case.trace_key])
         for run, case in zip(runs, cases, strict=True)
     ]
+
+
+def _case(run: Run, folder: Path, run_code: bool) -> Case:
+    case = case_of(run, folder)
+    if names_code(case.spec) and not run_code:
+        raise TrainpaceError(f"its model is code, {run.model_spec or run.model}, which --run-code would run.")
+    return case
 
 
 def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:

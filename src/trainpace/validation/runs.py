@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Engine
+from trainpace.intake import first_bytes, opened_text
 from trainpace.records import Record
 from trainpace.software import Attention, CrossEntropy, Fp8Recipe, OptimizerImplementation
 
@@ -122,22 +123,11 @@ def read_table(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
     return columns, (dict(zip(columns, line, strict=False)) for line in lines if line)
 
 
-def first_bytes(path: Path) -> bytes:
-    """The first 64 bytes of a file. Raises `UnreadableInput`."""
-    try:
-        with path.open("rb") as file:
-            return file.read(64)
-    except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
-    except ValueError as error:  # a NUL byte in the name
-        raise UnreadableInput(f"cannot read {str(path)!r}: {error}.") from None
-
-
 def _csv(path: Path) -> Iterator[Sequence[Any]]:
     """The names of the columns, then the rows."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a run of many steps is a long record
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with opened_text(path, newline="") as file:
             yield from csv.reader(file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UnreadableInput(f"{path} is neither Parquet nor CSV text ({error}).") from None

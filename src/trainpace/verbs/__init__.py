@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainpace.verbs import calibrate, diagnose, forecast, gpus, journal, loader, match, measure  # isort: skip
+    from trainpace.verbs import calibrate, diagnose, doctor, forecast, gpus, journal, loader, match, measure  # isort: skip
     from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
     from trainpace.verbs import validate, verify, watch  # isort: skip
 
@@ -24,10 +24,11 @@ SUMMARIES = {
     "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
     "run": "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured speed-ups.",
     "verify": "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why not.",
+    "doctor": "Examine this machine, and whether measuring works on it, in about a minute.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
-    "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
+    "journal": "List, show, compare, share, import and export measured runs, own and public; score the forecasts made for them.",
     "serve": "Show the journal and what-if in the browser: the dashboard, on loopback.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from trainpace.diagnose import Diagnosis, diagnose
+from trainpace.errors import TrainpaceError, ending_with
 from trainpace.records import Record
 from trainpace.verbs.request import COUNT, DURATION, EPOCHS, Field, Misuse, Progress, Request, within
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
@@ -46,4 +47,5 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed:
             "without": list(r.without),
         }  # fmt: skip
         watched = record(command, r.output, r.stdout, progress, trials)
-    return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched)
+    with ending_with(watched.exit_code or TrainpaceError.exit_code):
+        return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched)

@@ -11,16 +11,22 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe_elsewhere
+from trainpace.documents import Documents
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe_elsewhere, packed
 from trainpace.hardware import Cluster, Device, find_device
+from trainpace.intake import read_json
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.records import Record, from_json, load, read_json
+from trainpace.records import Record, from_json, load
 from trainpace.schedule import Schedule
 from trainpace.software import TODAY
-from trainpace.trace import stored_precision
+from trainpace.tasks import stored_precision
+from trainpace.trace import is_saved, names_code
 from trainpace.trend import Trend, trend_of
+from trainpace.verbs.evidence import Asked, Evidence, evidence_for
+from trainpace.verbs.lengths import workloads_of
+from trainpace.verbs.packing import PackingRequest, PaddedBatch, compared, documents_of, padded_batch
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -31,20 +37,25 @@ from trainpace.verbs.places import (
     own_devices,
     profile_or_brief,
 )
-from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, RATE, USD, Field, Misuse, Progress, Rows
+from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, LENGTHS, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, settled, workload_of
+from trainpace.verbs.training import USUAL_BATCH, check_used, execution_of, fleet_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
     from trainpace.machine import MachineProfile
 
 
-class ForecastRequest(ExecutedRequest):
+class ForecastRequest(PackingRequest):
     gpu: Annotated[
         tuple[str, ...],
         Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."),
     ] = ()  # fmt: skip
+    sequence_length: Annotated[
+        tuple[int, ...],
+        Field("Tokens in a sample, for transformers: 4096, or a row for each of 1024,4096,16384, or of 1024:8192:1024.", LENGTHS),
+    ] = ()  # type: ignore[assignment]  # fmt: skip  # several, where other verbs take one
     host: HostName = None
     mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
     transfer_from: Annotated[
@@ -66,6 +77,7 @@ class ForecastRequest(ExecutedRequest):
     loader_rate: Annotated[float | None, Field("Samples per second that one loader worker prepares.", RATE)] = None
     workers: Annotated[int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)] = None
     hardware: HardwareFile = None
+    evidence: Evidence = "nearest"
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -76,13 +88,18 @@ class ForecastRequest(ExecutedRequest):
 
     @property
     def variant(self) -> Variant:
-        return super().variant._replace(cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu))
+        length = self.sequence_length[0] if self.sequence_length else None
+        return super().variant._replace(cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu), sequence_length=length)
 
 
 UNMEASURED = (
     "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG on a K80 after batch 16, 32,"
     " 48 and 64 are forecast, but too small to count (docs/jumps.md)."
 )
+
+
+LEFT_OUT = "Measurements in the journal are left out: they are not of packed rows."
+ALONE = "Padded batches of the same documents are not forecast beside packed rows"
 
 
 class Sweep(NamedTuple):
@@ -93,10 +110,12 @@ class Sweep(NamedTuple):
 
 
 class Forecasts(Record, Rows[Forecast]):
-    """A forecast for each GPU and batch size, in the order asked for. Iterates over `rows`.
+    """A forecast for each GPU, sequence length and batch size, in the order asked for. Iterates over `rows`.
 
-    `jumps`: by device, where one more sample costs far more than usual. `notes`: what runs in the journal did to the forecasts,
-    and what these leave out. `sweeps`: the rows of each target. `trends`: by device, over the sizes that fit.
+    `jumps`: by device, where one more sample costs far more than usual; none where several lengths are asked for.
+    `notes`: what runs in the journal did to the forecasts, and what these leave out. `sweeps`: the rows of each target and
+    length. `trends`: by device, over the sizes that fit. `padded`: the documents of packed rows in padded batches instead, a
+    row's each, of a model that takes other lengths. `evidence`: what others measured near to each GPU's fastest row that fits.
     """
 
     rows: tuple[Forecast, ...]
@@ -104,6 +123,8 @@ class Forecasts(Record, Rows[Forecast]):
     notes: tuple[str, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     trends: dict[str, Trend] = msgspec.field(default_factory=dict)
+    padded: tuple[PaddedBatch, ...] = ()
+    evidence: tuple[Nearness, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a forecast: the columns of `trainpace forecast --json`."""
@@ -120,6 +141,11 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         raise Misuse("Name a GPU with `gpu`, or a machine's profile with `calibrated`.")
     if (r.loader_rate is None) != (r.workers is None):
         raise Misuse("`loader_rate` (samples per second of one worker) and `workers` (of a node) go together.")
+    if r.packed and r.transfer_from is not None:
+        raise Contradiction(
+            "`transfer_from` corrects by steps of rows that are not packed, in which a token attends to its whole row.",
+            "Leave one of the two out.",
+        )
     if r.loader_rate is not None and r.samples is None:
         raise Misuse("`loader_rate` does nothing without `samples` and `epochs`.")
     check_used(r, with_training=r.samples is not None)
@@ -127,42 +153,88 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
-    workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
-    r = settled(r, next(iter(workloads.values())))
+    documents = documents_of(r)
+    own_length = is_saved(r.model) or names_code(r.model)  # such a model cannot be traced at another
+    lengths = (*r.sequence_length, *(() if own_length else _padded_lengths(r, documents)))
+    workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
+    r = r.settled(next(iter(workloads.values())))
     assert r.batch is not None
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     trends: dict[str, Trend] = {}
-    notes: list[str] = []
+    padded: list[PaddedBatch] = []
+    notes: dict[str, None] = {}
     devices = {target.cluster.device.name for target in targets}
     models = {workload.model for workload in workloads.values()}
     with consulted_journal(r.journal, r.no_journal, devices, models) as journal:
-        for target in targets:
-            forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
-            execution = execution_of(r, forecaster.workload, target.cluster.device)
-            device = target.cluster.device.name
+
+        def informed(workload: Workload, target: Target, length: int | None) -> Forecaster:
+            forecaster = Forecaster(workload, target)
             if measured:
-                forecaster = forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))
-            elif (known := known_of(forecaster.workload, journal, r.sequence_length, r.image_size)) is not None:
-                notes += [f"{device}: {words}"] if (words := known.in_words(forecaster)) else []
-                forecaster = forecaster.knowing(known)
+                return forecaster.knowing(_measured(measured, forecaster, own_devices(r.hardware)))
+            if documents is not None:
+                if journal is not None:
+                    notes[LEFT_OUT] = None
+                return forecaster
+            known = known_of(workload, journal, length, r.image_size)
+            if known is not None and (words := known.in_words(forecaster)):
+                notes[f"{target.cluster.device.name}: {words}"] = None
+            return forecaster.knowing(known)
+
+        asked = [(target, length) for target in targets for length in r.sequence_length or (None,)]
+        for target, length in asked:
+            on_cpu, device = target.kernels.traces_cpu, target.cluster.device.name
+            workload = workloads[length, on_cpu]
+            execution = execution_of(r, workload, target.cluster.device)
+            if documents is not None and length is not None:
+                asked_form = {
+                    name: form for name, form in workload.forms.items() if name == form_of(execution.precision)
+                }
+                workload = packed(replace(workload, forms=asked_form or workload.forms), documents.packed(length))
+            forecaster = informed(workload, target, length)
             rows = forecaster.over_batches(execution, r.batch).forecasts()
             rows = [with_job(row, forecaster.workload, schedule, conditions, r.workers) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
+            if documents is not None and length is not None:
+                for row in rows:
+                    n, longest = padded_batch(documents, length, row.execution.micro_batch)
+                    if (longest, on_cpu) not in workloads:
+                        notes[f"{ALONE}: {r.model_name} has samples of one length, {length:,} tokens."] = None
+                        continue
+                    other = informed(workloads[longest, on_cpu], target, longest)
+                    there = other.forecast(replace(row.execution, micro_batch=n))
+                    padded.append(compared(documents, row, there))
+            if len(r.sequence_length) > 1:
+                continue  # jumps and trends are over batch sizes of one length
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
             trend = _trend([row for row in rows if row.step is not None and row.fits is not False])
             if trend is not None:
                 trends[device] = trend
-            if not target.kernels.traces_cpu and len(step_ms) == len(r.batch):
+            if not on_cpu and len(step_ms) == len(r.batch):
                 jumps[device] = forecaster.jumps_in(execution, r.batch, step_ms)
-                if (
-                    trend is not None
-                    and not jumps[device]
-                    and target.cluster.device.compute_capability.startswith("3.")
-                ):
-                    notes.append(f"{device}: {UNMEASURED}")
-    rows = [row for sweep in sweeps for row in sweep.rows]
-    return Forecasts(rows=tuple(rows), jumps=jumps, notes=tuple(notes), sweeps=tuple(sweeps), trends=trends)
+                old = target.cluster.device.compute_capability.startswith("3.")
+                notes |= {f"{device}: {UNMEASURED}": None} if trend is not None and not jumps[device] and old else {}
+    every = tuple(row for sweep in sweeps for row in sweep.rows)
+    return Forecasts(
+        rows=every, jumps=jumps, notes=tuple(notes), sweeps=tuple(sweeps), trends=trends, padded=tuple(padded),
+        evidence=evidence_for(r.evidence, (_asked(sweep) for sweep in sweeps)),
+    )  # fmt: skip
+
+
+def _asked(sweep: Sweep) -> Asked:
+    """What public measurements are looked for: the sweep's fastest row that fits, else its first."""
+    fitting = [row for row in sweep.rows if row.step is not None and row.fits is not False]
+    best = max(fitting, key=lambda row: row.samples_per_second or 0.0, default=sweep.rows[0])
+    return sweep.forecaster.workload, best.execution, sweep.forecaster.target.cluster.device
+
+
+def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tuple[int, ...]:
+    """Lengths of the padded batches that packed rows are compared with."""
+    if documents is None:
+        return ()
+    batches = request.batch or (USUAL_BATCH,)
+    lengths = {padded_batch(documents, row, batch)[1] for row in request.sequence_length for batch in batches}
+    return tuple(sorted(lengths - set(request.sequence_length)))
 
 
 def _trend(rows: Sequence[Forecast]) -> Trend | None:
@@ -174,18 +246,24 @@ def _trend(rows: Sequence[Forecast]) -> Trend | None:
     return trend_of(batches, step_ms, [row.samples_per_second or 0.0 for row in rows])
 
 
-def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress) -> dict[bool, Workload]:
-    """The workload as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they are asked for."""
-    workloads: dict[bool, Workload] = {}
+def _workloads(
+    request: ForecastRequest, on_cpus: set[bool], lengths: Sequence[int], progress: Progress
+) -> dict[tuple[int | None, bool], Workload]:  # fmt: skip
+    """The workload of each length, as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they
+    are asked for."""
+    workloads: dict[tuple[int | None, bool], Workload] = {}
     for on_cpu in sorted(on_cpus):
         saved_once = replace(request, save_workload=None) if workloads else request
-        workloads[on_cpu] = workload_of(saved_once, progress, variant=request.variant._replace(cpu=on_cpu))
+        some = workloads_of(saved_once, lengths, progress, request.variant._replace(cpu=on_cpu))
+        workloads |= {(length, on_cpu): workload for length, workload in some}
     return workloads
 
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
+    if r.packed and software.attention is None:
+        software = replace(software, attention="flash2")  # what padding-free collators and TRL's packing are run with
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency
     copies = math.inf if r.host_copy is None else r.host_copy

@@ -2,11 +2,12 @@
 
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from trainpace.errors import TrainpaceError
+from trainpace.evidence import PublicRun
 from trainpace.journal import (
     VERSION,
     Comparison,
@@ -16,19 +17,31 @@ from trainpace.journal import (
     Journal,
     Query,
     Scores,
+    SharedRuns,
     Sweep,
-    compare,
+    compared,
     export,
     import_file,
+    is_public,
+    matching,
+    public_query,
+    public_run,
     scores,
+    share,
+    text_of,
 )
-from trainpace.records import Record
+from trainpace.records import Record, write_whole
 from trainpace.validation import as_precision
 from trainpace.verbs import places
-from trainpace.verbs.request import COUNT, Argument, Field, Misuse, Request
+from trainpace.verbs.request import COUNT, NEW_FILE, Argument, Field, Misuse, Progress, Request
 
-Format = Literal["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
+if TYPE_CHECKING:
+    from trainpace.evidence import Score
+
+Format = Literal["auto", "trainpace", "shared", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
+AnyRunId = Annotated[str, Argument("A run's id, or its first digits; public:ID for a public run.", metavar="ID")]
+Public = Annotated[bool, Field("Of the public journal: packaged measurements of others, each with its source.")]
 
 
 class JournalRequest(Request):
@@ -47,6 +60,8 @@ class FilteredRequest(JournalRequest, kw_only=True):
     optimizer: Annotated[str, Field("sgd, sgd_momentum, adam, adamw, ...")] = ""
     kind: Annotated[str, Field("measure, watch, run or import.")] = ""
     outcome: Annotated[str, Field("ok, out_of_memory, timeout or crashed.")] = ""
+    mode: Annotated[str, Field("train, forward_backward or inference.")] = ""
+    source: Annotated[str, Field("A part of the name of where an imported run came from.")] = ""
     sweep: Annotated[str, Field("Runs of this sweep; the first digits of its id are enough.", metavar="ID")] = ""
     since: Annotated[str, Field("Runs from this time on (UTC): 2026-11-21.", metavar="DATE")] = ""
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
@@ -56,16 +71,21 @@ class FilteredRequest(JournalRequest, kw_only=True):
         return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
 
 
+THE_PUBLIC = "the public journal"
+
+
 class ListRequest(FilteredRequest, kw_only=True):
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
     offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
     sweeps: Annotated[bool, Field("List sweeps instead of runs.")] = False
+    public: Public = False
 
 
 class Listing(Record):
-    """A page of runs, of `total` that fulfil the filters in the journal at `place`; or a page of sweeps."""
+    """A page of runs, own or public, of `total` that fulfil the filters in the journal at `place`; or a page of sweeps."""
 
     runs: tuple[Entry, ...] = ()
+    public: tuple[PublicRun, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     total: int = 0
     place: str = ""
@@ -73,6 +93,11 @@ class Listing(Record):
 
 def list_runs(request: ListRequest) -> Listing:
     limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
+    if request.public:
+        if request.sweeps:
+            raise Misuse("the public journal holds no sweeps: leave `sweeps` or `public` out.")
+        found = matching(public_query(request.query()))
+        return Listing(public=tuple(found[offset : offset + limit]), total=len(found), place=THE_PUBLIC)
     with request.opened() as journal:
         if request.sweeps:
             return Listing(sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place)
@@ -82,22 +107,24 @@ def list_runs(request: ListRequest) -> Listing:
 
 
 class ShowRequest(JournalRequest, kw_only=True):
-    id: RunId
+    id: AnyRunId
 
 
-def show(request: ShowRequest) -> Entry:
+def show(request: ShowRequest) -> Entry | PublicRun:
+    if is_public(request.id):
+        return public_run(request.id)
     with request.opened() as journal:
         return journal.get(request.id)
 
 
 class CompareRequest(JournalRequest, kw_only=True):
-    a: Annotated[str, Argument("A run or a sweep.", metavar="A")]
-    b: Annotated[str, Argument("Another one.", metavar="B")]
+    a: Annotated[str, Argument("A run or a sweep; public:ID for a public run.", metavar="A")]
+    b: Annotated[str, Argument("Another one, or mine: the newest own run most like A.", metavar="B")]
 
 
 def compare_runs(request: CompareRequest) -> Comparison:
     with request.opened() as journal:
-        return compare(journal.run_or_sweep(request.a), journal.run_or_sweep(request.b))
+        return compared(journal, request.a, request.b)
 
 
 class ImportRequest(JournalRequest, kw_only=True):
@@ -106,6 +133,9 @@ class ImportRequest(JournalRequest, kw_only=True):
     device: Annotated[str, Field("Where they ran, if they do not say.")] = ""
     precision: Annotated[str, Field("Their precision, if they do not say.")] = ""
     keep_identity: Annotated[bool, Field("Keep paths, user and host names.")] = False
+    accept_odd: Annotated[
+        bool, Field("Take shared runs too that are 3 times off the forecast or more, which otherwise stay apart.")
+    ] = False
 
 
 class Refused(Record):
@@ -118,15 +148,16 @@ class Imports(Record):
     refused: tuple[Refused, ...]
 
 
-def import_runs(request: ImportRequest) -> tuple[Imports, str]:
+def import_runs(request: ImportRequest, progress: Progress) -> tuple[Imports, str]:
     """What was imported, and the place of the journal that it is in now."""
     precision = as_precision(request.precision) if request.precision else None
-    given = Given(request.device, precision, request.keep_identity)
+    given = Given(request.device, precision, request.keep_identity, request.accept_odd)
     imported, refused = [], []
     with Journal.open(request.journal) as journal:
         for file in request.files:
             try:
-                imported.append(import_file(journal, Path(file), request.format, given))
+                with progress.work("reading and checking"):
+                    imported.append(import_file(journal, Path(file), request.format, given))
             except TrainpaceError as error:
                 refused.append(Refused(file=file, reason=str(error)))
         return Imports(files=tuple(imported), refused=tuple(refused)), journal.place
@@ -160,6 +191,48 @@ def export_runs(request: ExportRequest) -> Export:
             sweeps = journal.sweeps() if query == Query() else ()
             count = export(Path(where), chain(sweeps, journal.every(query)))
     return Export(file=where, records=count)
+
+
+class ShareRequest(FilteredRequest, kw_only=True):
+    runs: Annotated[
+        tuple[str, ...], Argument("Runs or sweeps, by their ids; all own runs without.", metavar="[RUNS]...")
+    ] = ()
+    output: Annotated[
+        str | None, Field("Write the file; without, it is only shown.", NEW_FILE, metavar="FILE.json")
+    ] = None
+
+
+class Shared(Record):
+    """What others would see, and how many runs stay behind, by reason."""
+
+    shared: SharedRuns
+    left_out: dict[str, int]
+
+    @property
+    def text(self) -> str:
+        """The content of the file, to the letter."""
+        return text_of(self.shared)
+
+
+def share_runs(request: ShareRequest) -> Shared:
+    """Raises TrainpaceError where no run can be shared."""
+    query = request.query()
+    if request.runs and query != Query():
+        raise Misuse("`runs` are named, and filters choose others: use one of them.")
+    with request.opened() as journal:
+        if request.runs:
+            named = chain.from_iterable(journal.run_or_sweep(id_) for id_ in request.runs)
+            done = share({entry.id: entry for entry in named}.values())
+        else:
+            done = share(journal.every(query))
+    if not done.runs.runs:
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in done.left_out.items())
+        raise TrainpaceError(f"there is no run to share{f'; left out: {reasons}' if reasons else ''}.")
+    return Shared(shared=done.runs, left_out=done.left_out)
+
+
+def write_shared(shared: Shared, path: str) -> None:
+    write_whole(path, shared.text)
 
 
 class MergeRequest(JournalRequest, kw_only=True):
@@ -224,6 +297,20 @@ def path(request: JournalRequest) -> JournalPlace:
         )
 
 
-def score(request: FilteredRequest) -> Scores:
+class ScoreRequest(FilteredRequest, kw_only=True):
+    public: Annotated[
+        bool, Field("Score this version on the public journal instead, forecast anew in about half a minute.")
+    ] = False
+
+
+def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
+    if request.public:
+        from trainpace.evidence import score as score_public  # forecasts, for which other commands need not wait
+
+        if request.query() != Query():
+            raise Misuse("`public` scores every public run: leave the filters out.")
+        with progress.work("forecasting the public runs", unit="runs") as work:
+            # the first ones wait for the traces to be read, and would tell of hours that are left
+            return score_public(lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None)
     with request.opened() as journal:
         return scores(journal.every(request.query(with_forecast=True)))

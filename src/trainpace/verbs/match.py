@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
 from trainpace.execution import Precision
+from trainpace.hardware import catalogue_name
 from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
+from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
 from trainpace.verbs.places import HardwareFile, JournalPlace, consulted_journal, known_of, named_host, own_devices
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
+from trainpace.verbs.traced import ChannelsLast, workload_started
+from trainpace.verbs.training import TrainingRequest
 from trainpace.workload import Form, Workload, form_of
+
+if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
@@ -54,6 +61,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile.")] = False
     checkpointing: Annotated[bool, Field("Recompute the activations of repeated blocks, block by block.")] = False
+    evidence: Evidence = "nearest"
 
     @property
     def recomputes(self) -> bool:
@@ -69,13 +77,15 @@ class MatchRequest(TrainingRequest, kw_only=True):
 
 
 class Matches(Record):
-    """All servers ranked for a job; where none matches, `nearest` has what binds, why, and the server nearest to it."""
+    """All servers ranked for a job; where none matches, `nearest` has what binds, why, and the server nearest to it.
+    `evidence`: what others measured near to the first server."""
 
     workload: Workload
     job: Job
     ranking: Ranking
     nearest: tuple[Binding, str, Match | Rejected] | None
     journal_note: str = ""
+    evidence: tuple[Nearness, ...] = ()
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
@@ -108,8 +118,15 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
     with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
         ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
+    first = ranking.matches[:1]
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
         journal_note="" if knowledge is None or not knowledge.devices else
-            f"Corrected by the journal: this workload measured on {', '.join(knowledge.devices)}.",
+            f"Corrected by the journal: this workload measured on {_cards(knowledge.devices)}.",
+        evidence=evidence_for(r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)),
     )  # fmt: skip
+
+
+def _cards(names: Sequence[str]) -> str:
+    """Each once: a driver has another name for a card than the catalogue."""
+    return ", ".join(dict.fromkeys(catalogue_name(name) or name for name in names))

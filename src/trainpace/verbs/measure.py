@@ -15,7 +15,7 @@ from trainpace.hardware import Cluster, Device, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record
-from trainpace.trace import stored_precision
+from trainpace.tasks import stored_precision
 from trainpace.verbs.places import (
     JournalPlace,
     KeepIdentity,
@@ -27,14 +27,8 @@ from trainpace.verbs.places import (
     profile_here,
 )
 from trainpace.verbs.request import BATCHES, COUNT, DURATION, Argument, Field, Misuse, Progress, Request, Rows
-from trainpace.verbs.training import (
-    PRECISION_HELP,
-    ChannelsLast,
-    ImageSize,
-    Optimizer,
-    SequenceLength,
-    default_precision,
-)
+from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, ImageSize, Optimizer, SequenceLength
+from trainpace.verbs.training import default_precision
 from trainpace.workload import Variant, form_of
 
 if TYPE_CHECKING:
@@ -62,7 +56,10 @@ class MeasureRequest(Request):
     precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     optimizer: Optimizer = None
     accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
-    device: Annotated[Literal["cpu", "cuda"], Field("Where to train.")] = "cpu"
+    device: Annotated[
+        str,
+        Field("Where to train: cpu, cuda (ROCm's name too), xpu, mps, or what else torch was taught.", metavar="KIND"),
+    ] = "cpu"
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
     channels_last: ChannelsLast = False
@@ -209,7 +206,7 @@ def _conditions(r: MeasureRequest, device: str) -> Conditions:
 def _default_precision(model: str, kind: str, device: str) -> Any:
     """As of a script that says nothing of number formats. torch knows which cards have TF32, where the catalogue does not."""
     try:
-        known = find_device(device, own_devices(None)) if kind == "cuda" else Device(name=device)
+        known = find_device(device, own_devices(None)) if kind != "cpu" else Device(name=device)
     except TrainpaceError:
         return stored_precision(model) or "torch_fp32"
     return default_precision(model, known)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device, normalised
+from trainpace.intake import read_text
 from trainpace.offers import EGRESS_USD_PER_GB, Offer, notes_on, parse_machines, read_offers, snapshot
-from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
+from trainpace.records import Record, Table, to_jsonable, write_whole
 from trainpace.verbs.places import HardwareFile, data_place, own_devices
 from trainpace.verbs.request import Field, Progress, Request
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import Device, HostCPU, catalogue_name, find_host, parse_catalogue
-from trainpace.records import load, read_text
+from trainpace.intake import read_text
+from trainpace.records import load
 from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
@@ -88,9 +89,13 @@ def device_of(kind: str, machine: Machine) -> str:
     """The name of the device that is measured on; a GPU has the catalogue's name where that lists it, as in forecasts."""
     if kind == "cpu":
         return machine.cpu.name or "CPU"
-    if not machine.gpus:
-        raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use `device` cpu.")
-    return catalogue_name(machine.gpus[0].name or "NVIDIA GPU")
+    names = {gpu.name or "NVIDIA GPU" for gpu in machine.gpus}
+    if kind == "cuda" and len(names) == 1:
+        return catalogue_name(names.pop())
+    from trainpace.accelerator import device_here
+
+    name = device_here(kind).name
+    return catalogue_name(name) if name else f"{machine.cpu.name} ({kind})"
 
 
 def detected(progress: Progress) -> Machine:

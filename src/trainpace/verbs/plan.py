@@ -5,8 +5,6 @@ It starts from the fleet, the present execution, the job and the loader, as the 
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,12 +16,14 @@ from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, Device, find_device
+from trainpace.intake import read_json, read_text, toml_of
 from trainpace.optimizers import optimizer_called
 from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
-from trainpace.records import Record, read_bytes, read_text
+from trainpace.records import Record
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.software import TODAY
 from trainpace.units import parse_count
+from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.limits import limits_of
 from trainpace.verbs.places import (
     HardwareFile,
@@ -37,24 +37,17 @@ from trainpace.verbs.places import (
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import (
-    PRECISION_HELP,
-    Network,
-    Offload,
-    TrainingRequest,
-    adaptation_of,
-    default_precision,
-    execution_values,
-    fleet_of,
-    workload_of,
-)
+from trainpace.verbs.traced import PRECISION_HELP, adaptation_of, workload_of
+from trainpace.verbs.training import Network, Offload, TrainingRequest, default_precision, execution_values, fleet_of
 from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
+    from trainpace.evidence import Nearness
     from trainpace.watch import Rank, Recording
 
 MOST_WORKERS = 16
+MOST_SAMPLES = 1e12
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search itself weighs, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
@@ -125,14 +118,17 @@ class PlanRequest(TrainingRequest):
     simplest: Annotated[bool, Field("Order the changes to the simplest choice, not to the best.")] = False
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
+    evidence: Evidence = "nearest"
 
 
 class Planned(Record):
-    """A plan, what it was made for, and what to change in the script itself, each with the seconds of the job that it saves."""
+    """A plan, what it was made for, and what to change in the script itself, each with the seconds of the job that it saves.
+    `evidence`: what others measured near to the plan's end."""
 
     plan: Plan
     setting: Setting
     script_changes: tuple[tuple[Any, float], ...]
+    evidence: tuple[Nearness, ...] = ()
 
 
 def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()) -> Planned:
@@ -151,12 +147,8 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
-    variant = Variant(
-        optimizer_called(optimizer) if optimizer else None,
-        schedule.sequence_length,
-        r.image_size,
-        adaptation=adaptation_of(r),
-    )
+    name = optimizer_called(optimizer) if optimizer else None
+    variant = Variant(name, schedule.sequence_length, r.image_size, adaptation=adaptation_of(r))
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
@@ -186,6 +178,7 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     return Planned(
         plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
+        evidence=evidence_for(r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]),
     )  # fmt: skip
 
 
@@ -303,11 +296,11 @@ def noise_scale_of(request: PlanRequest) -> float | None:
         raise Misuse("`noise_scale` weighs global batches: add `allow_global_batch`.")
     if not given.endswith(".json"):
         try:
-            return float(within("number of samples", ABOVE_0, 1e12, parse_count).read(given))
+            return float(within("number of samples", ABOVE_0, MOST_SAMPLES, parse_count).read(given))
         except TrainpaceError as error:
             raise Misuse(f"`noise_scale`: {error.message}", error.hint) from None
     try:
-        read = json.loads(read_bytes(given))
+        read = read_json(given)
         if isinstance(read, dict):
             tried = [t["measured"] for r in (read["baseline"], *read["rungs"]) for t in r["tried"] if t["measured"]]
             samples = next((n for m in tried if (n := m.get("noise_scale", {}).get("samples"))), None)
@@ -319,16 +312,13 @@ def noise_scale_of(request: PlanRequest) -> float | None:
             f"{given} is no file of measurements.",
             "trainpace measure --output writes one, and trainpace run a ladder.json.",
         ) from None
-    if not samples:
+    if isinstance(samples, bool) or not isinstance(samples, (int, float)) or not 0 < samples <= MOST_SAMPLES:
         raise TrainpaceError(f"{given} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")
     return float(samples)
 
 
 def _fleet_file(path: str) -> dict[str, Any]:
-    try:
-        fleet = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    fleet = toml_of(read_text(path), path)
     for key, value in fleet.items():
         kind = FLEET_KEYS.get(key)
         if kind is None:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, g
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.errors import TrainpaceError, UnknownName, nearest_names
 from trainpace.records import Record, Table
 from trainpace.units import format_duration, parse_count, parse_duration_s, parse_ratio, parse_usd
 
@@ -126,7 +126,7 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
                 raise TrainpaceError(f"{text!r} is not a {one}.", hint)
             if (last - first) // step + len(numbers) > MOST_BATCHES:
                 raise TrainpaceError(
-                    f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
+                    f"{text!r} names more than {MOST_BATCHES} {one}s.", "Give a step, as in 1:4096:64."
                 )
             numbers |= set(range(first, last + 1, step))
         return tuple(sorted(numbers))
@@ -157,11 +157,16 @@ EPOCHS = within("epochs", ABOVE_0, 1e9)
 MILLISECONDS = within("milliseconds", 0, 1e12)
 LOAD = within("load", 1, 1e6)
 BYTES = within("bytes", 0, 1e15, parse_count)
-RATE = within("rate", ABOVE_0, 1e9)
+RATE = within("rate", 1e-6, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
 BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
+LENGTHS = _list_of("lengths", "sequence length", 1, 10**9, "Write 4096, or 1024,4096,16384, or 1024:8192:1024.")
 WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
-NEW_FILE = _path("file", (lambda path: Path(path).resolve().parent.is_dir(), "the folder of {path} does not exist."))
+NEW_FILE = _path(
+    "file",
+    (lambda path: Path(path).resolve().parent.is_dir(), "the folder of {path} does not exist."),
+    (lambda path: not os.path.exists(path) or os.path.isfile(path), "{path} is no regular file."),
+)
 EXISTING_FILE = _path(
     "file",
     (os.path.exists, "File {path!r} does not exist."),
@@ -236,7 +241,9 @@ class ResolvedField:
             return self.about.unit.read(value)
         if self.choices:
             if str(value) not in self.choices:
-                raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.")
+                near = nearest_names(str(value), self.choices, limit=3)
+                hint = f"Nearest: {', '.join(near)}." if near else ""
+                raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.", hint)
             return get_args(self.kind)[self.choices.index(str(value))]
         if self.kind in (int, float):
             try:

@@ -75,7 +75,7 @@ class RunRequest(Request):
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
     sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
-    device: Annotated[Literal["cpu", "cuda"] | None, Field("Where to train.  [default: the file's]")] = None
+    device: Annotated[str | None, Field("Where to train, as in measure.  [default: the file's]", metavar="KIND")] = None
     seconds: Annotated[float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)] = None
     steps: Annotated[
         int | None, Field("Steps of a trial, in place of --seconds.  [default for a script: 30]", COUNT)
@@ -258,7 +258,13 @@ def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Cal
     if journal is None:
         return lambda _: None
     local = request.launchers.of(ladder.start.execution).name != "slurm"
-    device = device_of(ladder.device, detect()) if local else "CPU" if ladder.device == "cpu" else "NVIDIA GPU"
+    device = (
+        device_of(ladder.device, detect())
+        if local
+        else ladder.device.upper()
+        if ladder.device != "cuda"
+        else "NVIDIA GPU"
+    )
 
     def keep(one: Attempt) -> None:
         nonlocal device  # of a trial that failed: that of the latest one that did not

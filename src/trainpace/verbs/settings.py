@@ -11,7 +11,7 @@ import msgspec
 
 from trainpace import configs
 from trainpace.errors import Contradiction
-from trainpace.records import read_text, write_whole
+from trainpace.intake import read_text
 from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
@@ -138,11 +138,6 @@ def save_all(files: Rewritten) -> dict[str, str]:
     if clashes:
         text = " ".join(clash.text for clash in clashes)
         raise Contradiction(f"nothing was written, for then {text}", "Change what is left by hand first.")
-    backups: dict[str, str | None] = {}
-    for f in files.files:
-        if not f.before:
-            write_whole(f.file, f.text)
-            backups[f.file] = ""
-        elif f.file != COMMAND:
-            backups[f.file] = configs.save(f)
-    return {file: backup for file, backup in backups.items() if backup is not None}
+    written = [f for f in files.files if f.file != COMMAND or not f.before]
+    backups = zip(written, configs.save_all(written), strict=True)
+    return {f.file: backup for f, backup in backups if backup is not None}

@@ -44,7 +44,8 @@ OptimizerKernels = Annotated[
 CrossEntropyKernels = Annotated[
     CrossEntropy | None,
     Field(
-        "Kernels of a vocabulary's loss: fused or chunked as Liger's; uncompiled: outside torch.compile.  [default: plain]"
+        "Kernels of a vocabulary's loss: fused, or fused_fp32 and chunked as Liger's in transformers; cut cross-entropy;"
+        " vocab_parallel as Megatron's; uncompiled: outside torch.compile.  [default: plain]"
     ),
 ]
 Fp8Scales = Annotated[Fp8Recipe | None, Field("What shares a scale in FP8.  [default: per_tensor]")]

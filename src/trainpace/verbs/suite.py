@@ -176,7 +176,7 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
     write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
     return Job(
         name=name, program=("-m", "trainpace.verbs.suite", str(written), str(result)), folder=str(folder), result=str(result),
-        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device == "cuda"), timeout_s=r.limit or 3600.0,
+        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device != "cpu"), timeout_s=r.limit or 3600.0,
     )  # fmt: skip
 
 

@@ -1,12 +1,10 @@
-"""Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
+"""Requests about a model's whole training, and how its steps are executed."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction
 from trainpace.execution import (
     EXECUTION_FIELDS,
     Checkpointing,
@@ -19,9 +17,7 @@ from trainpace.execution import (
 )
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
-from trainpace.optimizers import optimizer_called
-from trainpace.records import save
-from trainpace.trace import is_saved, load_workload, stored_precision, workload_on_its_way
+from trainpace.tasks import stored_precision
 from trainpace.units import hours_from_s
 from trainpace.verbs.request import (
     ABOVE_0_S,
@@ -35,10 +31,8 @@ from trainpace.verbs.request import (
     GB_PER_S,
     LOAD,
     MOST_DEVICES,
-    Argument,
     Field,
     Misuse,
-    Progress,
     Request,
     fields_of,
     within,
@@ -52,159 +46,16 @@ from trainpace.verbs.software import (
     runs_anyway,
     software_of,
 )
-from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload, form_of
+from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, TracedRequest
+from trainpace.workload import Workload, form_of
 
-ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
-Optimizer = Annotated[
-    str | None,
-    Field(
-        "sgd, adamw, adamw_8bit, lion, adafactor, muon, ...  [default: the task's own, else adamw for tokens, sgd_momentum]"
-    ),
-]
-SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
-ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
-ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
-Model = Annotated[
-    str | Workload,
-    Argument("A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.", metavar="MODEL"),
-]
-PRECISION_HELP = (
-    "Number format.  [default: as a transformers configuration's dtype says, else torch's own fp32, which lets convolutions use"
-    " TF32 on cards that have it]"
-)
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
     float | None,
     Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S),
 ]
-EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
-
-
-class TracedRequest(Request):
-    """A request about a model. `save_workload` is where faces want the workload to be saved, in every number format."""
-
-    model: Model
-    optimizer: Optimizer = None
-    sequence_length: SequenceLength = None
-    image_size: ImageSize = None
-    adapter: Annotated[
-        Literal["lora", "dora"] | None, Field("Train small adapters beside frozen weights, as peft does.")
-    ] = None
-    lora_rank: Annotated[int | None, Field("Rank of the adapters.  [default: 16]", AT_LEAST_1)] = None
-    lora_targets: Annotated[
-        str | None, Field("Linear layers that get adapters: q_proj,v_proj, ...  [default: all-linear, but the head]")
-    ] = None
-    weights: Annotated[
-        Literal["nf4", "fp4", "nf4_double"] | None,
-        Field("Format of frozen weights under adapters, as bitsandbytes keeps them; double: its scales in 8 bits too."),
-    ] = None
-    timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
-    save_workload: str | None = None
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """The number formats in which to trace the model."""
-        return EVERY_FORM
-
-    @property
-    def variant(self) -> Variant:
-        mode: Mode = getattr(self, "mode", None) or "train"
-        optimizer = None if self.optimizer is None else optimizer_called(self.optimizer)
-        return Variant(optimizer, self.sequence_length, self.image_size, mode=mode, adaptation=adaptation_of(self))
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether full activation checkpointing is wanted."""
-        return False
-
-    @property
-    def model_name(self) -> str:
-        return self.model if isinstance(self.model, str) else self.model.model
-
-
-def adaptation_of(request: TracedRequest) -> Adaptation:
-    """How the model is trained without training its own weights. Raises Misuse for what does nothing without adapters."""
-    r = request
-    if r.adapter is None:
-        for name in ("lora_rank", "lora_targets", "weights"):
-            if getattr(r, name) is not None:
-                raise Misuse(f"`{name}` does nothing without `adapter`.")
-        return AS_IT_IS
-    chosen = AS_IT_IS._replace(adapter=r.adapter, rank=r.lora_rank or AS_IT_IS.rank, weights=r.weights or "")
-    return chosen._replace(targets=r.lora_targets or AS_IT_IS.targets)
-
-
-class TraceRequest(TracedRequest):
-    mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
-
-
-def workload_of(
-    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
-) -> Workload:
-    """The workload of the request's model, in other forms or another variant than the request's where these are given."""
-    with workload_started(request, progress, forms, variant) as workload:
-        return workload()
-
-
-@contextlib.contextmanager
-def workload_started(
-    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
-) -> Iterator[Callable[[], Workload]]:
-    """Start tracing the request's model, and give what waits for its workload, so that a verb can prepare the rest meanwhile.
-
-    Raises Contradiction where the request asks of a saved workload what it was not traced with.
-    """
-    model, variant = request.model, variant or request.variant
-    forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
-    name = model if isinstance(model, str) else f"this workload of {model.model}"
-    if is_saved(model) and request.save_workload:
-        raise Misuse(f"`save_workload` needs a model to trace, and {name} is a saved workload already.")
-    with workload_on_its_way(model, forms, variant, request.timeout) as traced:
-
-        def workload() -> Workload:
-            with progress.work(f"tracing {request.model_name}"):
-                result = traced()
-            if is_saved(model):
-                check_agrees(name, result, request)
-            # a forecast applies recomputation to repeated blocks; a model without them is traced with it
-            able = result.checkpointed or all(form.blocks is not None for form in result.forms.values())
-            settled_request = settled(request, result) if isinstance(request, ExecutedRequest) else request
-            if settled_request.recomputes and not able:
-                if is_saved(model):
-                    raise Contradiction(
-                        f"{name} was traced without activation checkpointing and has no repeated blocks to recompute.",
-                        "`checkpointing` needs a new trace, from the model.",
-                    )
-                result = load_workload(model, forms, variant._replace(checkpointing=True), request.timeout)
-            if request.save_workload:
-                save(result, request.save_workload)
-            return result
-
-        yield workload
-
-
-def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
-    """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
-    traced = {
-        "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
-        "image_size": workload.image_side,
-    }  # fmt: skip
-    for setting, was in traced.items():
-        value = getattr(request, setting, None)
-        value = optimizer_called(value) if setting == "optimizer" and value else value
-        if value is None or value == was:
-            continue
-        shown = was if was is not None else f"none ({workload.sample})"
-        raise Contradiction(
-            f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
-            "Leave the option out, or name the model.",
-        )
-    wanted = adaptation_of(request).in_words
-    if wanted and wanted != workload.adaptation:
-        raise Contradiction(
-            f"{name} was traced with {workload.adaptation or 'no adapters'}, and {wanted} needs a new trace, from the model.",
-            "Leave the option out, or name the model.",
-        )
+USUAL_BATCH = 32
+"""Samples per GPU where nobody says."""
 
 
 class SoftwareRequest(TracedRequest):
@@ -294,6 +145,9 @@ class ExecutedRequest(TrainingRequest):
         ExpertExchange,
         Field("How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under computation."),
     ] = "all_to_all"
+    expert_nodes: Annotated[
+        int | None, Field("Nodes that the experts of one token lie on at most.  [default: any]", AT_LEAST_1)
+    ] = None  # fmt: skip
     expert_load: Annotated[
         float,
         Field("Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router, to `ep`.", LOAD),
@@ -321,21 +175,17 @@ class ExecutedRequest(TrainingRequest):
     def recomputes(self) -> bool:
         return self.checkpointing == "full"
 
-
-E = TypeVar("E", bound=ExecutedRequest)
-
-
-def settled(request: E, workload: Workload) -> E:
-    """The request with the task's own settings, or the defaults, where it leaves them open."""
-    own: Mapping[str, Any] = workload.settings
-    return replace(
-        request, batch=request.batch or (own.get("micro_batch", 32),),
-        accumulate=request.accumulate or own.get("accumulation", 1),
-        precision=request.precision or own.get("precision"),
-        checkpointing=request.checkpointing or own.get("activation_checkpointing", "none"),
-        clip_gradients=request.clip_gradients or own.get("clip_gradients", False),
-        compile=request.compile or own.get("compile", False),
-    )  # fmt: skip
+    def settled(self, workload: Workload) -> Self:
+        """The request with the task's own settings, or the defaults, where it leaves them open."""
+        own: Mapping[str, Any] = workload.settings
+        return replace(
+            self, batch=self.batch or (own.get("micro_batch", USUAL_BATCH),),
+            accumulate=self.accumulate or own.get("accumulation", 1),
+            precision=self.precision or own.get("precision"),
+            checkpointing=self.checkpointing or own.get("activation_checkpointing", "none"),
+            clip_gradients=self.clip_gradients or own.get("clip_gradients", False),
+            compile=self.compile or own.get("compile", False),
+        )  # fmt: skip
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
@@ -380,6 +230,10 @@ def check_used(request: ExecutedRequest, with_training: bool) -> None:
         "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
         "expert_tp": (r.expert_tp is not None and r.ep == 1, "`ep` of 2 or more"),
         "expert_exchange": (r.expert_exchange != "all_to_all" and r.ep == 1, "`ep` of 2 or more"),
+        "expert_nodes": (
+            r.expert_nodes is not None and (r.ep == 1 or r.expert_exchange == "all_to_all"),
+            "`ep` of 2 or more, and an `expert_exchange` that sends a token once to each node",
+        ),
         "expert_load": (r.expert_load != 1 and r.ep == 1, "`ep` of 2 or more"),
         "engine": (r.engine != "ddp" and r.num_gpus * r.nodes == 1, "several GPUs"),
         "network_latency": (r.network_latency is not None and r.nodes == 1, "several `nodes`"),
@@ -416,6 +270,8 @@ def fleet_of(
 
     Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
     """
+    if num_gpus < 1 or nodes < 1:
+        raise Misuse(f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: give at least 1 of each.")
     if num_gpus * nodes > MOST_DEVICES:
         raise Misuse(
             f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."

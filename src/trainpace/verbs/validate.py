@@ -19,6 +19,10 @@ class ValidateRequest(Request):
         str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
     ] = None
     traces: Annotated[str | None, Field("Folder that keeps traced models. Default: the user's cache.")] = None
+    run_code: Annotated[
+        bool,
+        Field("Run the Python files that rows name as their models (FILE.py:FUNCTION), as you trust their author."),
+    ] = False
     workers: Annotated[int | None, Field("Processes that trace. Default: half the cores, at most 4.", WORKERS)] = None
 
 
@@ -50,7 +54,7 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     traces = Path(r.traces) if r.traces else cache / "trainpace" / "traces"
     workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
     with progress.work("tracing", unit="models") as work:
-        rows = evaluate(runs, models, traces, work.say, workers, progress=work.to)
+        rows = evaluate(runs, models, traces, work.say, workers, progress=work.to, run_code=r.run_code)
     keys = {"file": lambda row: row.file, "gpu": lambda row: row.gpu, "family": lambda row: family_of(row.model)}
     groups = {name: tuple(by(rows, key)) for name, key in keys.items()}
     return ValidatedRuns(rows=tuple(rows), overall=summarise("all", rows), groups=groups)

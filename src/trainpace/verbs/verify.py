@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DURATION, Field, Progress, Request, within
-from trainpace.verbs.training import ImageSize, ModelSpec, SequenceLength
+from trainpace.verbs.traced import ImageSize, ModelSpec, SequenceLength
 from trainpace.verify import Equivalence, Question, verify
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]

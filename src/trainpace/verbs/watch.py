@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import UnknownName
+from trainpace.errors import UnknownName, ending_with
 from trainpace.process import usable_cores
 from trainpace.records import Record
 from trainpace.verbs.places import data_place
@@ -75,7 +75,8 @@ def record(
     if task is not None and not task.reports:
         own = Recording(command=tuple(command), seconds=None, exit_code=code, ranks=())
         return Watched(recording=own, folder=folder, exit_code=code, reports=False)
-    return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+    with ending_with(code):
+        return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
 
 
 def pace_of(run: str, journal: str | None) -> Pace:

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from trainpace.errors import TrainpaceError
 from trainpace.process import explain, is_out_of_memory, serve
 from trainpace.records import to_json, write_whole
-from trainpace.trace import Task, build_task, import_package, make_optimizer, map_tensors
+from trainpace.tasks import Task, build_task, import_package, make_optimizer, map_tensors
 from trainpace.verify.equivalence import INITIAL, RANKS, Change, Facts, Question, Variant
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3

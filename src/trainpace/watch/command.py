@@ -1,19 +1,21 @@
 """Runs a command with the recorder in every Python process that it starts, and otherwise unchanged."""
 
 import contextlib
+import ctypes
 import getpass
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.errors import TrainpaceError, os_reason
+from trainpace.errors import TrainpaceError, ending_with, os_reason
 from trainpace.records import make_folder, write_whole
 from trainpace.watch import tasks
 from trainpace.watch.inside.trail import ASIDE
@@ -63,14 +65,17 @@ def watch(
             code = _run(command, around | own, output)
         remove_asides(folder)
     note |= {"seconds": time.time() - started, "exit_code": code}
-    if task is not None:
-        tasks.end(folder, task, code)
+    shown = code if code >= 0 else 128 - code
+    with ending_with(shown):
+        make_folder(folder)  # the command may have removed it
+        if task is not None:
+            tasks.end(folder, task, code)
+            if keeps:
+                note["unended"] = tasks.unended_in_words(tasks.missing_after(folder, task), task.tasks)
+                note["exit_code"] = code or tasks.first_failure(folder, task)
         if keeps:
-            note["unended"] = tasks.unended_in_words(tasks.missing_after(folder, task), task.tasks)
-            note["exit_code"] = code or tasks.first_failure(folder, task)
-    if keeps:
-        write_whole(folder / COMMAND_FILE, json.dumps(note))
-    return code if code >= 0 else 128 - code
+            write_whole(folder / COMMAND_FILE, json.dumps(note))
+    return shown
 
 
 @contextlib.contextmanager
@@ -83,9 +88,24 @@ def temporary_folder() -> Iterator[dict[str, str]]:
         yield {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled)}
 
 
+def _end_with_parent(parent: int) -> Callable[[], None] | None:
+    """What a child calls before it becomes the command, so that SIGTERM reaches the command where this process is killed:
+    prctl(2), PR_SET_PDEATHSIG. None where there is no such call."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def arrange() -> None:
+        prctl(1, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return arrange
+
+
 def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) -> int:
     try:
-        process = subprocess.Popen(list(command), env=around, stdout=output)
+        process = subprocess.Popen(list(command), env=around, stdout=output, preexec_fn=_end_with_parent(os.getpid()))
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {os_reason(error)}.") from None
     before = {}

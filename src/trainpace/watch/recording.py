@@ -1,6 +1,5 @@
 """A folder of trails summarised: one record per rank, with the time of each part of its steps."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,11 +11,13 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnreadableInput
+from trainpace.intake import read_json
 from trainpace.medians import consecutive_blocks, mean_and_half_width, median, median_interval
-from trainpace.records import Record, read_bytes
+from trainpace.records import Record
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.trails import fetches_of, records_of, trails_of
+from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
+from trainpace.workload import LARGEST
 
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -114,6 +115,15 @@ class Rank(Record):
     median_ms_high: float = 0.0
 
 
+class _Ended(msgspec.Struct):
+    """What `watch` notes of its command (COMMAND_FILE)."""
+
+    command: tuple[str, ...]
+    seconds: float | None
+    exit_code: int | None
+    unended: str = ""
+
+
 class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun)."""
@@ -133,18 +143,44 @@ def read_recording(folder: Path) -> Recording:
     if not (folder / COMMAND_FILE).is_file():
         raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
     try:
-        about = json.loads(read_bytes(folder / COMMAND_FILE))
-        command, seconds, code = tuple(about["command"]), about["seconds"], about["exit_code"]
-    except (ValueError, KeyError, TypeError):
+        about = read_json(folder / COMMAND_FILE)
+        ended = msgspec.convert(about, _Ended)
+    except msgspec.ValidationError:
         raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
-    processes = [(trail.header, list(records_of(trail.path)), trail.workers) for trail in trails_of(folder)]
-    ranks = [_rank(*process) for process in processes if sum(isinstance(r, Step) for r in process[1]) > 1]
+    trails = [(trail, list(records_of(trail.path))) for trail in trails_of(folder)]
+    ranks = []
+    for trail, records in trails:
+        if sum(isinstance(r, Step) for r in records) > 1:
+            with readable(trail.path):
+                ranks.append(_undamaged(_rank(trail.header, records, trail.workers)))
     longest = {r.rank: r for r in sorted(ranks, key=lambda r: r.steps)}
-    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records, _ in processes])
+    seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
     return Recording(
-        command=command, seconds=seconds, exit_code=code, ranks=tuple(r for _, r in sorted(longest.items())),
-        seen=" ".join(filter(None, (seen, about.get("unended", "")))),
+        command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
+        ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
     )  # fmt: skip
+
+
+def _undamaged(rank: Rank) -> Rank:
+    """The same. Raises for fields of other types than the record's, and for numbers that no recorder writes."""
+    plain = msgspec.to_builtins(rank)
+    msgspec.convert(plain, Rank)
+    if (
+        not _finite(plain)
+        or rank.step_ms <= 0
+        or rank.world_size < 1
+        or rank.micro_steps < 0
+        or rank.samples_per_step < 0
+    ):
+        raise ValueError("it is damaged")
+    return rank
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return abs(value) < LARGEST
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return all(map(_finite, items))
 
 
 def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
@@ -216,7 +252,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), flops=_middle(counted, "flops"),
-        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "cuda" not in notes else None,
+        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in notes else None,
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,

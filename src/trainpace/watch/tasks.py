@@ -7,8 +7,11 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
+
+from trainpace.intake import read_json
 from trainpace.records import write_whole
 
 PATIENCE_S = 60.0
@@ -74,9 +77,8 @@ def first_failure(folder: Path, task: Task) -> int:
     """The exit code of the first of the ended tasks that failed; 0 where none did."""
     for number in range(task.tasks):
         file = task._replace(number=number).file(folder)
-        ended: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"exit_code": 0}
-        if ended["exit_code"]:
-            return int(ended["exit_code"])
+        if file.exists() and (code := msgspec.convert(read_json(file), dict[str, int]).get("exit_code")):
+            return code
     return 0
 
 

@@ -1,12 +1,14 @@
 """A folder of trails as streams on one clock, with the rank of each process and the workers that prepared its data."""
 
 import contextlib
-import json
 import mmap
+import struct
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from trainpace.errors import UnreadableInput, os_reason
 from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records_from
@@ -73,18 +75,20 @@ def read_processes(folder: Path) -> list[Process]:
 def trails_of(folder: Path) -> list[ProcessTrail]:
     workers = defaultdict(list)
     for path in sorted(folder.glob("worker-*.trail")):
-        if header := header_of(path):
-            workers[header["host"], header["parent"]].append((path, int(header["worker"])))
-    return [
-        ProcessTrail(path, header, workers[header["host"], header["pid"]])
-        for path in sorted(folder.glob("process-*.trail"))
-        if (header := header_of(path))
-    ]
+        with readable(path):
+            if header := header_of(path):
+                workers[header["host"], header["parent"]].append((path, int(header["worker"])))
+    trails = []
+    for path in sorted(folder.glob("process-*.trail")):
+        with readable(path):
+            if header := header_of(path):
+                trails.append(ProcessTrail(path, header, workers[header["host"], header["pid"]]))
+    return trails
 
 
 def header_of(path: Path) -> dict[str, Any] | None:
     """A trail's header; None where the disk was full before it was written. Raises UnreadableInput for another file."""
-    with _readable(path):
+    with readable(path):
         with path.open("rb") as file:
             line = file.readline()
         return read_header(line) if line.endswith(b"\n") or len(line) > 100_000 else None
@@ -92,7 +96,7 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
     """A trail's records, read one at a time; without a record that a killed process left incomplete."""
-    with _readable(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with readable(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield from records_from(data, data.find(b"\n") + 1)
 
 
@@ -101,19 +105,29 @@ def fetches_of(path: Path) -> Iterator[Fetch]:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Around what reads a trail: bytes that were changed can break any of it, and are told as a damaged file."""
     try:
         yield
+    except UnreadableInput:
+        raise
     except OSError as error:
         raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
-    except ValueError as error:
-        what = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+    except (ValueError, RecursionError) as error:
+        is_text = type(error) is ValueError
+        what = str(error) if is_text else "not JSON"
         raise UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, msgspec.ValidationError, struct.error):
+        raise UnreadableInput(f"{path} cannot be read (it is damaged).", "Record the command again.") from None
 
 
 def _process(trail: ProcessTrail) -> tuple[Process, float]:
     """The process, and the offset of its clock from the wall clock."""
-    path, header, workers = trail
+    with readable(trail.path):
+        return _process_of(*trail)
+
+
+def _process_of(path: Path, header: dict[str, Any], workers: list[tuple[Path, int]]) -> tuple[Process, float]:
     rank, steps, first, spans = header.get("rank"), 0, None, False
     detailed = []
     for r in records_of(path):
@@ -128,9 +142,17 @@ def _process(trail: ProcessTrail) -> tuple[Process, float]:
         elif isinstance(r, dict) and "rank" in r:
             rank = r["rank"]
     process = Process(
-        path, rank or 0, header["pid"], header["host"], 0, first or 0, steps, tuple(detailed), _lanes(workers)
+        path,
+        int(rank or 0),
+        int(header["pid"]),
+        str(header["host"]),
+        0,
+        first or 0,
+        steps,
+        tuple(detailed),
+        _lanes(workers),
     )
-    return process, header.get("clock_to_wall_ns", 0)
+    return process, int(header.get("clock_to_wall_ns", 0))
 
 
 def _lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:

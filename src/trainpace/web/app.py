@@ -26,6 +26,7 @@ from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
+from trainpace.web import public_pages as public
 from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, render
 from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfAnswer, page_of
@@ -72,6 +73,12 @@ def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record])
     return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
 
 
+def _of_public(path: str, title: str, answer: Callable[[Any], Record]) -> Page:
+    """A page that a function of a query answers from what is packaged."""
+    hints = get_type_hints(answer)
+    return Page(path, title, hints["q"], lambda state, q: answer(q), hints["return"])
+
+
 PAGES = (
     _of_journal("/runs", "Runs", pages.runs_page),
     _of_journal("/run", "Run", pages.run_page),
@@ -79,6 +86,9 @@ PAGES = (
     _of_journal("/sweeps", "Sweeps", pages.sweeps_page),
     _of_journal("/sweep", "Sweep", pages.sweep_page),
     _of_journal("/score", "Forecast score", pages.score_page),
+    _of_public("/public", "Public journal", public.public_page),
+    _of_public("/public_run", "Public run", public.public_run_page),
+    _of_public("/accuracy", "Accuracy", public.accuracy_page),
     Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
 )
 

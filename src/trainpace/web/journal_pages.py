@@ -18,7 +18,7 @@ from trainpace.journal import (
     Query,
     Scores,
     Sweep,
-    compare,
+    compared,
     error_pct,
     names_of,
     page,
@@ -74,6 +74,8 @@ class RunsQuestion(Record):
     model: Text = ""
     device: Text = ""
     precision: Literal["", Precision] = ""
+    mode: Literal["", "train", "forward_backward", "inference"] = ""
+    source: Text = ""
     kind: Literal["", Kind] = ""
     outcome: Literal["", Outcome] = ""
     batch: Annotated[int, Meta(ge=1, le=10**9)] | None = None
@@ -160,7 +162,7 @@ class ScorePage(Record):
 def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
     query = Query(
         model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
-        since=q.since, sweep=q.sweep, text=q.text,
+        since=q.since, sweep=q.sweep, text=q.text, mode=q.mode, source=q.source,
     )  # fmt: skip
     listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
@@ -200,7 +202,7 @@ def run_page(journal: Journal, q: RunQuestion) -> RunPage:
 def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
     if not q.a or not q.b:
         return ComparePage(question=q, comparison=None, chart=None)
-    comparison = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
+    comparison = compared(journal, q.a, q.b)
     chart = None
     if len(comparison.ratios) > 1:
         a, b = ([(r.batch, getattr(r, ms)) for r in comparison.ratios] for ms in ("a_ms", "b_ms"))

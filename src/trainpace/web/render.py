@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
-from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, stated
+from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, score_meaning, stated
+from trainpace.web.public_pages import MODES
 from trainpace.web.questions import exact, query_of
 
 
@@ -23,6 +24,7 @@ def _environment() -> Environment:
     made = environment("trainpace.web")
     made.filters.update(words=_words, figure=figure, exact=exact)
     made.globals.update(query_of=query_of, stated=stated, precisions=PRECISIONS, error_pct=error_pct)
+    made.globals.update(modes=MODES, meaning=score_meaning())
     return made
 
 

@@ -13,11 +13,10 @@ from trainpace.verbs.places import data_place, own_devices
 from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
 from trainpace.web.app import application
+from trainpace.web.connections import MOST_CONNECTIONS, Connection
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 from trainpace.web.whatif import Models
 
-MOST_CONNECTIONS = 256
-"""Open at once; beyond, the answer is 503."""
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -55,18 +54,22 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(request: ServeRequest) -> None:
     r = request
-    if r.host in EVERY_ADDRESS and not r.name:
-        raise TrainpaceError(f"{r.host} is every address of this machine.", "Say what it is called with `name` HOST.")
     own = own_devices(r.hardware)
     opened = listening(r.host, r.port)
-    port = opened.getsockname()[1]
-    policy = policy_of(r.host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
+    address, port = opened.getsockname()[:2]
+    if address in EVERY_ADDRESS and not r.name:
+        opened.close()
+        raise TrainpaceError(
+            f"the host {r.host!r} is every address of this machine.", "Say what it is called with `name` HOST."
+        )
+    host = address if address in EVERY_ADDRESS else r.host
+    policy = policy_of(host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
     with opened, Journal.open(r.journal, create=r.journal is None, read_only=True) as journal:
         app = application(journal, Models(data_place("workloads")), own, known_offers(None, Silent()))
         config = uvicorn.Config(
             Guarded(app, policy),
             # an access log would hold the token; what a page could not do is on stderr
-            access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
+            access_log=False, log_level="warning", server_header=False, ws="none", http=Connection, proxy_headers=False,
             h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
             limit_concurrency=MOST_CONNECTIONS,
         )  # fmt: skip

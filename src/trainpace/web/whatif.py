@@ -18,7 +18,7 @@ from trainpace.records import Record, load
 from trainpace.report import BATCH, Axis, BarChart, Chart, Mark, Series, Timed, memory_at_peak, step_breakdown
 from trainpace.trace import load_workload
 from trainpace.units import format_duration, format_number, format_usd
-from trainpace.verbs.training import EVERY_FORM
+from trainpace.verbs.traced import EVERY_FORM
 from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest, forecaster_of
 from trainpace.workload import PLAIN, Workload
 

@@ -116,7 +116,8 @@ class Capture:
         import torch
 
         from trainpace.records import save
-        from trainpace.trace import Task, trace_task
+        from trainpace.tasks import Task
+        from trainpace.trace import trace_task
 
         shapes = [value.sizes for value in self.arguments.values if isinstance(value, _Shape) and value.sizes]
         task = Task(

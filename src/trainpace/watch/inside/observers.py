@@ -3,14 +3,12 @@ script's own lines that run while no part accounts for the time."""
 
 import contextlib
 import functools
-import math
 import os
 import sys
 import sysconfig
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -20,7 +18,7 @@ from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 LONGEST_LAUNCH_NS = 20_000
 """Operators that take longer compute; shorter ones mostly wait for their launch."""
 REPEATS = 5
-SIDE, SIDE_ON_CUDA = 1024, 8192
+SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 """Of the matrix product that a rate is measured with: large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
 VARIANTS = ("fused", "foreach")
@@ -72,52 +70,29 @@ def count_one_step(recorder: Recorder) -> Any:
 
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
-    """Measure how long a CUDA device is busy in a step, by its own clock; call the result at the step's end.
+    """Measure how long an accelerator is busy in a step, by its own clock; call the result at the step's end."""
+    from trainpace.accelerator import busy_ms, in_use
 
-    Kernels that exchange between ranks do not count, since they mostly wait.
-    """
-    import torch
-
-    if torch.autograd._profiler_enabled():  # the script's own, which a second one would end
-        return lambda: None
-    torch.cuda.synchronize()
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    profiler.start()
+    measured = busy_ms(in_use())
 
     def end() -> None:
-        torch.cuda.synchronize()
-        profiler.stop()
-        with warnings.catch_warnings():  # the profiler's own, which the script did not ask for
-            warnings.simplefilter("ignore")
-            events = profiler.events() or ()
-        spans = [
-            (event.time_range.start, event.time_range.end)
-            for event in events
-            if event.device_type == torch.autograd.DeviceType.CUDA and "nccl" not in event.name.lower()
-        ]
-        if spans:
-            recorder.trail.note({"device_busy_ms": covered(spans) / 1e3})
+        if measured is not None and (busy := measured()) is not None:
+            recorder.trail.note({"device_busy_ms": busy})
 
     return end
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of what the spans cover together."""
-    busy, reached = 0.0, -math.inf
-    for start, end in sorted(spans):
-        busy += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return busy
 
 
 def note_rate(recorder: Recorder) -> None:
     """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format."""
     import torch
 
-    device, side = ("cuda", SIDE_ON_CUDA) if torch.cuda.is_initialized() else ("cpu", SIDE)
+    from trainpace.accelerator import in_use
+
+    device = in_use()
+    side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
     with torch.no_grad():
         a = torch.rand(side, side, device=device).to(recorder.product_dtype or torch.float32)
-        times = [_time_ns(torch, lambda: a @ a) for _ in range(REPEATS)]
+        times = [_time_ns(lambda: a @ a) for _ in range(REPEATS)]
     recorder.trail.note({"matmul_gflops": 2 * side**3 / min(times)})
 
 
@@ -143,15 +118,16 @@ def note_optimizers(recorder: Recorder) -> None:
     times: dict[str, list[int]] = {name: [] for name in stepping}
     for _ in range(REPEATS):
         for name, copied in stepping.items():
-            times[name].append(_time_ns(torch, copied.step))
+            times[name].append(_time_ns(copied.step))
     recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[REPEATS // 2] / 1e6 for name, t in times.items()}})
 
 
-def _time_ns(torch: Any, work: Callable[[], Any]) -> int:
+def _time_ns(work: Callable[[], Any]) -> int:
+    from trainpace.accelerator import in_use, synchronize
+
     start = now_ns()
     work()
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    synchronize(in_use())
     return now_ns() - start
 
 

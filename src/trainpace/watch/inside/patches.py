@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from trainpace import accelerator
 from trainpace.watch.inside import trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.recorder import Recorder, get_ident
@@ -256,20 +257,46 @@ def _copies(torch: Any, recorder: Recorder) -> None:
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
                 return run(self, *args, **kwargs)
+            if part == HOST_TO_DEVICE and _waits_first(torch, kind, name, self, args, kwargs):
+                recorder.charged(SYNCHRONISATION, name, accelerator.finish_stream)
             return recorder.charged(part, name, run, self, *args, **kwargs)
 
         setattr(torch.Tensor, name, call)
 
+    kind = accelerator.in_use()
     watch("to", HOST_TO_DEVICE)
-    if torch.cuda.is_initialized():
-        recorder.trail.note({"cuda": torch.cuda.get_device_name()})
-        watch("cuda", HOST_TO_DEVICE)
-        for name in ("item", "cpu", "tolist", "numpy"):
-            watch(name, SYNCHRONISATION)
-        torch.cuda.synchronize = recorder.wraps(torch.cuda.synchronize, SYNCHRONISATION, "synchronize")
-        recorder.reserved_gib = lambda: torch.cuda.memory_reserved() / 2**30
-        recorder.peak_allocated_gib = lambda: torch.cuda.max_memory_allocated() / 2**30
-        recorder.allocator_retries = lambda: torch.cuda.memory_stats().get("num_alloc_retries", 0)
+    if kind != "cpu":
+        recorder.trail.note({"accelerator": accelerator.device_name(kind) or kind})
+        for name in (kind, "item", "cpu", "tolist", "numpy"):
+            if hasattr(torch.Tensor, name):
+                watch(name, HOST_TO_DEVICE if name == kind else SYNCHRONISATION)
+        for module in (torch.get_device_module(kind), torch.accelerator):
+            module.synchronize = recorder.wraps(module.synchronize, SYNCHRONISATION, "synchronize")
+        recorder.reserved_gib = lambda: accelerator.reserved_gib(kind) or 0.0
+        recorder.peak_allocated_gib = lambda: accelerator.peak_allocated_gib(kind)
+        recorder.allocator_retries = lambda: accelerator.allocator_retries(kind)
+
+
+def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a copy to the device begins by waiting for its stream: from pageable memory always (CUDA C Programming Guide, "API
+    synchronization behavior"), from pinned memory unless non_blocking. Waiting before it changes nothing, and says what it is."""
+    if kind == "cpu" or tensor.device.type != "cpu":
+        return False
+    if name == kind:
+        frees_the_host = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
+    elif args and isinstance(args[0], torch.Tensor):
+        if args[0].device.type != kind:
+            return False
+        frees_the_host = kwargs.get("non_blocking", args[1] if len(args) > 1 else False)
+    else:
+        before_copy = (
+            2 if args and isinstance(args[0], torch.dtype) else 3
+        )  # (dtype, non_blocking, copy), or a device first
+        settings = {key: value for key, value in kwargs.items() if key != "copy"}
+        device, _, frees_the_host, _ = torch._C._nn._parse_to(*args[:before_copy], **settings)
+        if device is None or device.type != kind:
+            return False
+    return not (frees_the_host and tensor.is_pinned())
 
 
 def _outputs(recorder: Recorder) -> None:

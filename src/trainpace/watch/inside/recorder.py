@@ -50,7 +50,7 @@ class Recorder:
         self.compiled = self.skips_sync = False
         self.before_end: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
-        self.peak_allocated_gib: Callable[[], float] | None = None
+        self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator_retries: Callable[[], float] | None = None
         self.after_step: list[Callable[[Step], None]] = []
         self._stack: list[tuple[int, int]] = []

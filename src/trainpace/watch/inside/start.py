@@ -98,8 +98,8 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
     engines.note_ddp(recorder)
     if recorder.losses is not None:
         recorder.trail.note({"losses": recorder.losses.per_step()})
-    if recorder.peak_allocated_gib is not None:
-        recorder.trail.note({"peak_allocated_gib": recorder.peak_allocated_gib()})
+    if recorder.peak_allocated_gib is not None and (peak := recorder.peak_allocated_gib()) is not None:
+        recorder.trail.note({"peak_allocated_gib": peak})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
 

@@ -1,0 +1,107 @@
+"""The group of verbs, and how errors leave the program."""
+
+import errno
+import gc
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from trainpace.errors import TrainpaceError, UnknownName, os_reason
+from trainpace.report import never_fail_to_encode, open_closed_streams, tell
+from trainpace.verbs import SUMMARIES as VERBS
+
+MODULES = {
+    "forecasting": ("forecast", "match", "offers", "gpus", "plan", "validate", "schedule"),
+    "keeping": ("journal", "serve"),
+}
+"""Where the commands are; the others are in `measuring`."""
+GARBAGE_EVERY = 100_000
+"""New objects between looks for garbage. Imports make hardly any, and Python's 700 cost a command a tenth of its time."""
+
+
+class _Verbs(click.Group):
+    """Knows the verbs by name and imports the one that runs, so that `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        from trainpace.cli.command import command_of
+
+        home = next((module for module, verbs in MODULES.items() if cmd_name in verbs), "measuring")
+        command = getattr(importlib.import_module(f"trainpace.cli.{home}"), cmd_name)
+        return command if isinstance(command, click.Group) else command_of(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise UnknownName("verb", args[0], VERBS, "See trainpace --help.")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough; click would say 1
+            _discard_output()
+            return 0
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="trainpace", prog_name="trainpace")
+def _cli() -> None:
+    """How long will this training take, what will it cost, why, and how do I make it faster?
+
+    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input cannot be used.
+    """
+
+
+STDOUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+"""What writing into a full disk or a lost terminal raises, with no file's name."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    open_closed_streams()
+    never_fail_to_encode()
+    gc.set_threshold(GARBAGE_EVERY)
+    try:
+        words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        code = _cli.main(words, prog_name="trainpace", standalone_mode=False, obj=words)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except TrainpaceError as error:
+        _stop(str(error), code=error.exit_code)
+    except click.ClickException as error:
+        _stop(error.format_message(), error)
+    except click.exceptions.Abort:
+        tell("Stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        _discard_output()
+        sys.exit(0)
+    except OSError as error:
+        if error.errno not in STDOUT_FAILS or error.filename is not None:
+            raise
+        _discard_output()
+        _stop(f"cannot write the answer: {os_reason(error)}.")
+
+
+def _discard_output() -> None:
+    """What is still to be written at the end would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stop(message: str, error: click.ClickException | None = None, code: int = 2) -> None:
+    context = getattr(error, "ctx", None)
+    help_hint = f" See {context.command_path} --help." if context is not None else ""
+    tell(f"trainpace: {message}{help_hint}", err=True)
+    sys.exit(code)

@@ -1,0 +1,158 @@
+"""Files from outside: the one door for what a user hands over. It is measured before it is read, and read before it is believed.
+
+Only regular files of a stated size at most are opened, so that a device, a pipe without a writer or a sparse file cannot hold a
+command or fill the memory. Text is UTF-8. Whatever is wrong with a file is an `UnreadableInput` that names it.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from typing import IO, Any, TextIO
+
+from trainpace.errors import UnreadableInput, os_reason
+
+MOST_BYTES = 1 << 28
+"""256 MiB. The workload of a model of 405 billion parameters takes a few."""
+MOST_TOML_BYTES = 1 << 22
+"""tomllib takes a second for each of them."""
+DEEPEST = 100
+"""Levels of nesting, which what reads the content follows by recursion."""
+LARGEST_INTEGER = 10**300
+"""A larger one is no float."""
+LONGEST_KEY = 32
+"""Parts of a dotted key of TOML; tomllib's time and memory grow with the square of their number."""
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A regular file, open for reading. Raises UnreadableInput for one that is missing, not readable or of another kind."""
+    name = os.fspath(path)
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for its writer
+        file = open(handle, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {name}: {os_reason(error)}.") from None
+    except ValueError as error:  # a NUL byte in the name
+        raise UnreadableInput(f"cannot read {name!r}: {error}.") from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UnreadableInput(
+                f"cannot read {name}: it is a device or a pipe.", "Write it to a file first, and name that."
+            )
+        yield file
+
+
+@contextlib.contextmanager
+def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Iterator[TextIO]:
+    """A text file of any size in UTF-8, with or without a byte order mark, to be read piece by piece: a table, a log. Raises
+    UnreadableInput as `opened` does; text in another encoding raises UnicodeDecodeError where it is read."""
+    with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+        yield text
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a regular file. Raises UnreadableInput as `opened` does, and for a file that is larger."""
+    with opened(path) as file:
+        too_large = os.fstat(file.fileno()).st_size > most_bytes
+    content = b"" if too_large else first_bytes(path, most_bytes + 1)  # one that grows meanwhile too
+    if too_large or len(content) > most_bytes:
+        raise UnreadableInput(f"cannot read {os.fspath(path)}: it is larger than {most_bytes >> 20} MiB.")
+    return content
+
+
+def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:
+    """The beginning of a regular file of any size."""
+    with opened(path) as file:
+        try:
+            return file.read(count)
+        except OSError as error:
+            raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A text file in UTF-8. Raises UnreadableInput for anything else."""
+    return _text(read_bytes(path), os.fspath(path))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file holds. Raises UnreadableInput for a file that cannot be read, or is not JSON."""
+    return json_of(read_bytes(path), os.fspath(path))
+
+
+def json_of(text: str | bytes, source: str, **options: Any) -> Any:
+    """What JSON text holds; `options` are json.loads'. Raises UnreadableInput, which names `source`."""
+    text = _text(text, source).removeprefix("\ufeff") if isinstance(text, bytes) else text
+    try:
+        data = json.loads(text, **options)
+    except UnreadableInput:  # of an option's
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{source} is not valid JSON ({_reason(error)}).") from None
+    _check_values(data, source)
+    _check_text(text, data, source)
+    return data
+
+
+def toml_of(text: str | bytes, source: str) -> dict[str, Any]:
+    """What TOML text holds. Raises UnreadableInput, which names `source`."""
+    text = _text(text, source) if isinstance(text, bytes) else text
+    if len(text) > MOST_TOML_BYTES:
+        raise UnreadableInput(f"cannot read {source}: it is larger than {MOST_TOML_BYTES >> 20} MiB.")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") >= LONGEST_KEY and _KEY.match(line):
+            raise UnreadableInput(f"{source} line {number} has a key of more than {LONGEST_KEY} parts.")
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{source} is not valid TOML ({_reason(error)}).") from None
+    _check_values(data, source)
+    return data
+
+
+_KEY = re.compile(rf"""\s*\[*\s*(?:[^\s.=#]+\s*\.\s*){{{LONGEST_KEY},}}""")
+
+
+def _text(content: bytes, source: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UnreadableInput(f"{source} is not a text file in UTF-8.") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"it is nested more than {DEEPEST} levels deep"
+    text = str(error)
+    if "set_int_max_str_digits" in text:
+        return "it holds an integer of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]} ..."
+
+
+def _check_text(text: str, data: Any, source: str) -> None:
+    """JSON can escape half a character, which nothing can write or show."""
+    if "\\u" in text:
+        try:
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise UnreadableInput(f"{source} holds half of a surrogate pair, which is no text.") from None
+
+
+def _check_values(data: Any, source: str) -> None:
+    """Nesting, and integers that no number of a computation can hold."""
+    level = [data]
+    for _ in range(DEEPEST + 1):
+        if any(type(value) is int and abs(value) > LARGEST_INTEGER for value in level):
+            raise UnreadableInput(f"{source} holds an integer of hundreds of digits.")
+        level = [item for value in level if isinstance(value, (dict, list)) for item in _items(value)]
+        if not level:
+            return
+    raise UnreadableInput(f"{source} is nested more than {DEEPEST} levels deep.")
+
+
+def _items(value: dict[Any, Any] | list[Any]) -> Any:
+    return value.values() if isinstance(value, dict) else value

@@ -1,0 +1,160 @@
+"""Fused attention that skips what its mask leaves out: windows and chunks under FlashAttention, block masks under FlexAttention.
+
+Its kernels exist on GPUs alone. An operator of our own stands for them in a trace, with the number of keys that a query sees on
+average, which is counted in the mask itself: masks are functions of positions, and positions are known without values.
+"""
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+OPERATOR = "scaled_dot_product_skipping_attention"
+UNKNOWN = -1.0
+"""In the place of the keys seen where the mask depends on values, such as which document a token belongs to."""
+ROWS = 1024
+"""Queries whose masks are looked at, evenly spread, at most; all of a shorter sequence."""
+POSITIONS, AT_ONCE = 2**23, 2**20
+"""Pairs of a query and a key that are looked at, at most, and so many at a time: of long sequences fewer queries, so that neither
+time nor memory grows with the length."""
+NAME = "trainpace_skipping"
+"""Under which transformers finds the attention and its masks."""
+
+_library = torch.library.Library("trainpace", "FRAGMENT")
+_library.define(f"{OPERATOR}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)")
+_library.define(
+    f"{OPERATOR}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float seen)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _forward_result(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: float) -> tuple[torch.Tensor, ...]:
+    out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def _backward_result(_: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(t) for t in tensors[:3])
+
+
+_library.impl(OPERATOR, _forward_result, "Meta")
+_library.impl(f"{OPERATOR}_backward", _backward_result, "Meta")
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float) -> torch.Tensor:
+        out, logsumexp = getattr(torch.ops.trainpace, OPERATOR)(query, key, value, seen)
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.seen = seen
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        backward = getattr(torch.ops.trainpace, f"{OPERATOR}_backward")
+        return *backward(gradient, *ctx.saved_tensors, ctx.seen), None
+
+
+def skipping_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float) -> torch.Tensor:
+    """Attention of queries (batch, heads, queries, head size), each of which sees so many keys on average. Keys and values may
+    have fewer heads. Under autocast its inputs are cast, as FlashAttention's are in transformers."""
+    if torch.is_autocast_enabled("meta"):
+        query, key, value = (t.to(torch.get_autocast_dtype("meta")) for t in (query, key, value))
+    out: torch.Tensor = _Attention.apply(query, key, value, seen)
+    return out
+
+
+def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
+    """How many keys a query sees on average by a mask, a function of (batch, head, query, key) indices; UNKNOWN where that
+    depends on values, or on which sample or head it is."""
+    step = max(1, queries // max(1, min(ROWS, POSITIONS // max(1, keys))))
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            rows, columns = (torch.arange(*span, device="cpu") for span in ((step // 2, queries, step), (0, keys, 1)))
+            first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")
+            unpadded, total = _without_padding(mask), 0
+            for some in rows.split(max(1, AT_ONCE // max(1, keys))):
+                seen = unpadded(first, first, some[None, None, :, None], columns[None, None, None, :])
+                total += int(seen.expand(1, 1, len(some), keys).sum(dtype=torch.int64))
+            return total / len(rows)
+    except (RuntimeError, NotImplementedError, TypeError, IndexError):
+        return UNKNOWN
+
+
+class _NoPadding:
+    """Of every sample, 0 tokens on its left."""
+
+    def __getitem__(self, _: Any) -> int:
+        return 0
+
+
+def _without_padding(function: Any) -> Any:
+    """The mask function, and those inside of it, for samples without padding on their left, whose tensor has no values here."""
+    if isinstance(function, tuple):
+        return tuple(map(_without_padding, function))
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    names = function.__code__.co_freevars
+    inside = (cell.cell_contents for cell in function.__closure__)
+    cells = (_NoPadding() if n == "left_padding" else _without_padding(c) for n, c in zip(names, inside, strict=True))
+    closure = tuple(map(types.CellType, cells))
+    return types.FunctionType(function.__code__, function.__globals__, None, function.__defaults__, closure)
+
+
+class Seen(NamedTuple):
+    """In the place of a mask: the keys that a query sees on average."""
+
+    keys: float
+
+
+def _mask(
+    q_length: int, kv_length: int, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, **_: Any,
+) -> Any:  # fmt: skip
+    """What stands for a mask of transformers: nothing where it is causal or all, or where samples hold padding, which
+    FlashAttention leaves out of the batch."""
+    plain = local_size is None or local_size >= kv_length
+    if plain and (allow_is_causal_skip or allow_is_bidirectional_skip):
+        return None
+    return Seen(keys_seen(mask_function, q_length, kv_length))
+
+
+def _attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, dropout: float = 0.0,
+    scaling: float | None = None, is_causal: bool | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Sinks, caps of the scores and biases are added inside of the kernel, at no cost that is known here."""
+    if isinstance(attention_mask, Seen):
+        out = skipping_attention(query, key, value, attention_mask.keys)
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        out = nn.functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+def offer_to_transformers(transformers: Any) -> str:
+    """Register the attention and its masks with transformers. Returns their name, which a configuration takes."""
+    transformers.AttentionInterface.register(NAME, _attention)
+    transformers.AttentionMaskInterface.register(NAME, _mask)
+    return NAME
+
+
+def flex_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any, return_lse: bool, return_aux: Any
+) -> Any:
+    """What stands for torch.nn.attention.flex_attention.flex_attention. Its score_mod runs inside of the kernel."""
+    seen = float(key.shape[-2])
+    if block_mask is not None:
+        seen = keys_seen(block_mask.mask_mod, query.shape[-2], key.shape[-2])
+    out = skipping_attention(query, key, value, seen)
+    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    if return_aux is not None:
+        return out, sys.modules["torch.nn.attention.flex_attention"].AuxOutput(lse=sums, max_scores=sums)
+    return (out, sums) if return_lse else out

@@ -1,0 +1,162 @@
+"""The public journal's filters, ids and comparisons, over a small made one and over the packaged one."""
+
+import pytest
+
+from entries import whole_entry
+from public_made import RUNS, public
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.evidence import public_runs
+from trainpace.journal import (
+    PublicQuery,
+    Query,
+    accuracy,
+    accuracy_by,
+    compared,
+    entry_of_public,
+    matching,
+    public_query,
+    public_run,
+)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    monkeypatch.setattr("trainpace.journal.public.public_runs", lambda: RUNS)
+    return RUNS
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({}, [0, 1, 2, 3, 4]), ({"model": "RESNET"}, [0, 1, 2, 4]), ({"device": "3090"}, [2]), ({"device": "3090", "exact": True}, []),
+        ({"device": "rtx 3090", "exact": True}, [2]), ({"micro_batch": 16}, [1]), ({"precision": "bf16"}, [3]),
+        ({"mode": "inference"}, [4]), ({"source": "other lab"}, [3]), ({"kind": "transformers"}, [3]), ({"optimizer": "adamw"}, [3]),
+        ({"text": "table 3"}, [3]), ({"model": "resnet", "device": "T4", "mode": "train"}, [0, 1]), ({"model": "%"}, []),
+        ({"model": "Res_Net-50"}, [0, 1, 2, 4]), ({"model": "gpt2_124m", "exact": True}, [3]), ({"model": "-"}, []),
+        ({"optimizer": "SGD"}, [0, 1, 2]), ({"optimizer": "sgd-momentum"}, [0, 1, 2]), ({"optimizer": "sgd", "exact": True}, []),
+        ({"optimizer": "SGD Momentum", "exact": True}, [0, 1, 2]), ({"optimizer": "adam"}, []), ({"optimizer": "_"}, []),
+    ],
+)  # fmt: skip
+def test_filters(made, filters, found):
+    assert [made.index(run) for run in matching(PublicQuery(**filters))] == found
+
+
+def test_filters_of_own_runs_hold_for_public_ones_or_say_that_they_cannot():
+    query = Query(
+        model="x", device="y", exact=True, micro_batch=3, mode="train", source="s", precision="fp32", text="t"
+    )
+    asked = public_query(query)
+    assert (asked.model, asked.device, asked.exact, asked.micro_batch, asked.source, asked.mode) == (
+        "x",
+        "y",
+        True,
+        3,
+        "s",
+        "train",
+    )
+    with pytest.raises(TrainpaceError, match="`outcome`"):
+        public_query(Query(outcome="ok"))
+
+
+def test_a_run_by_the_first_digits_of_its_id(made):
+    assert public_run("public:333") is made[3]
+    assert public_run("4444444444") is made[4]
+    with pytest.raises(TrainpaceError, match="several"):
+        public_run("public:11")
+    for unknown in ("public:9", "public:", "public:resnet", "public:%"):
+        with pytest.raises(UnknownName):
+            public_run(unknown)
+
+
+def test_a_public_run_beside_an_own_one(made, journal):
+    own = whole_entry(model="torchvision:resnet50", device="Tesla T4", step_time_ms=120.0)
+    journal.add(own)
+    found = compared(journal, "public:0a1b", own.id)
+    assert (found.a, found.b) == (("public:0a1b2c3d4e",), (own.id,))
+    assert found.median_ratio == pytest.approx(1.2)
+    both = compared(journal, "public:0a1b", "public:111")
+    assert both.median_ratio == pytest.approx(2.0)
+
+
+def test_mine_is_the_newest_own_run_that_is_most_like_it(made, journal):
+    times = iter(range(10, 60))
+
+    def run(**fields):
+        return whole_entry(created_at=f"2026-11-21T08:{next(times)}:00.000000Z", **{"device": "Tesla T4", **fields})
+
+    old, like, other_batch, other_card = run(), run(), run(batch=16), run(device="RTX 3090")
+    journal.add_many(
+        [
+            old,
+            like,
+            other_batch,
+            other_card,
+            run(model="vgg16"),
+            forward := run(mode="inference", model="timm:ResNet-50"),
+        ]
+    )
+    assert compared(journal, "public:0a1b", "mine").b == (like.id,)
+    assert compared(journal, "mine", "public:111").a == (other_batch.id,)
+    assert compared(journal, "mine", "public:112").a == (other_card.id,)
+    assert compared(journal, "mine", "public:444").a == (forward.id,)
+    with pytest.raises(TrainpaceError, match="no run of GPT-2"):
+        compared(journal, "public:333", "mine")
+    with pytest.raises(TrainpaceError, match="name that one"):
+        compared(journal, "mine", "mine")
+
+
+def test_spellings_of_the_sources_make_no_difference():
+    def found(**filters):
+        return {run.id for run in matching(PublicQuery(**filters))}
+
+    assert found(model="mobilenet_v2") == found(model="MobileNetV2") != set()
+    assert "ResNet-50" in {run.model for run in matching(PublicQuery(model="resnet50"))}
+    spelt = {run.optimizer for run in matching(PublicQuery(optimizer="sgd"))}
+    assert {"SGD", "sgd momentum", "SGD momentum"} <= spelt
+    assert found(optimizer="sgd_momentum") == found(optimizer="SGD momentum") < found(optimizer="sgd")
+
+
+def test_mine_has_samples_of_the_same_size_first(made, journal):
+    small, usual = whole_entry(image_size=64), whole_entry(device="RTX 3090")
+    journal.add_many([small, usual])
+    assert compared(journal, "public:0a1b", "mine").b == (usual.id,)
+    journal.add(same := whole_entry(device="RTX 3090", image_size=224, created_at="2020-01-01T00:00:00.000000Z"))
+    assert compared(journal, "public:0a1b", "mine").b == (same.id,)
+
+
+def test_other_global_batches_are_a_difference(journal):
+    found = compared(journal, "public:a825cab1c0", "public:d0ee99a45f")
+    assert [(d.name, d.a, d.b) for d in found.conditions] == [("global_batch", "512", "256")]
+    of = {run.id: run.samples_per_second for run in public_runs()}
+    assert found.samples_per_second.a == pytest.approx(of["a825cab1c0"])
+    assert found.samples_per_second.b == pytest.approx(of["d0ee99a45f"])
+
+
+def test_a_run_without_a_batch_is_compared_with_none(journal):
+    without = [run for run in public_runs() if not run.micro_batch]
+    assert without
+    for run in without:
+        with pytest.raises(TrainpaceError, match="states no batch"):
+            compared(journal, f"public:{run.id}", "mine")
+
+
+def test_every_packaged_run_can_be_compared():
+    for run in public_runs():
+        entry = entry_of_public(run)
+        assert entry.step_time_ms == run.step_time_ms
+        assert entry.execution.world_size >= 1
+
+
+def test_accuracy_by_hand():
+    runs = [
+        public(ms=100.0, forecast_ms=110.0), public(ms=100.0, forecast_ms=70.0), public(ms=100.0, forecast_ms=105.0, in_fit=True),
+        public(forecast_ms=None), public(device="A100 SXM 80GB", ms=100.0, forecast_ms=200.0),
+    ]  # fmt: skip
+    line = accuracy("all", runs)
+    assert (line.not_in_fit.n, line.in_fit.n) == (3, 1)
+    assert line.not_in_fit.mean_pct == pytest.approx((10 + 30 + 100) / 3)
+    assert line.not_in_fit.median_pct == pytest.approx(30)
+    assert line.not_in_fit.inside_pct == pytest.approx(100 / 3)
+    assert line.in_fit.mean_pct == pytest.approx(5)
+    assert [line.name for line in accuracy_by(runs, "device")] == ["A100 SXM 80GB", "T4"]
+    assert accuracy("none", []).in_fit.mean_pct is None

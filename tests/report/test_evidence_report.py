@@ -1,0 +1,122 @@
+"""Public measurements beside an answer: lines, JSON, a page's rows."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from trainpace.cli.program import main
+from trainpace.evidence import nearest, public_runs
+from trainpace.execution import Execution
+from trainpace.hardware import find_device
+from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence, rate, what
+from trainpace.trace import load_workload
+
+
+@pytest.fixture(scope="module")
+def found():
+    return nearest(load_workload("resnet50", ("fp32",)), Execution(micro_batch=32), find_device("T4"))
+
+
+@pytest.fixture(autouse=True)
+def no_journal(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINPACE_JOURNAL", str(tmp_path / "journal.db"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def code_of(arguments):
+    try:
+        return main(arguments) or 0
+    except SystemExit as stop:
+        return stop.code or 0
+
+
+def lines_of(capsys, *evidence):
+    print_evidence(evidence)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_near_run_is_a_line_with_both_figures(capsys, found):
+    head, *lines = lines_of(capsys, found)
+    assert len(lines) == len(found.runs) == 3
+    assert head == "Measured by others, and the forecast of the same (* it was in the fit):"
+    for line, near in zip(lines, found.runs, strict=True):
+        run = near.run
+        assert run.in_fit
+        measured, forecast = (1e3 * run.global_batch / ms for ms in (run.step_time_ms, run.forecast_ms))
+        assert line.startswith(f"  {run.model} on T4, batch {run.micro_batch}, fp32: {measured:.0f} images/s, forecast")
+        assert f"({100 * (forecast / measured - 1):+.0f} %*)" in line
+
+
+def test_a_run_that_was_not_in_the_fit_has_no_star(capsys, found):
+    mine = replace(found, runs=tuple(replace(near, run=replace(near.run, in_fit=False)) for near in found.runs))
+    assert not any("*" in line for line in lines_of(capsys, mine))
+
+
+def test_where_nothing_is_near_the_nearest_is_named(capsys, found):
+    far = replace(found, runs=(), closest=replace(found.closest, distance=2.0))
+    text = " ".join(" ".join(lines_of(capsys, far)).split())
+    assert text.startswith("Measured by others: nothing near. The nearest is ResNet50 on T4, batch 32, fp32 (")
+    assert lines_of(capsys, replace(far, closest=None)) == []
+    assert lines_of(capsys) == []
+
+
+def test_json_has_the_source_and_what_makes_it_near(found):
+    [entry] = evidence_json([found])
+    assert entry["gpu"] == "T4"
+    assert not entry["none_near"]
+    near = entry["nearest"][0]
+    for name in ("source", "url", "licence", "date", "trust", "step_time_ms", "forecast_ms", "in_fit", "error_pct"):
+        assert near[name] is not None
+    assert "the same card" in near["alike"]
+    assert json.loads(json.dumps(entry)) == entry
+    [none] = evidence_json([replace(found, runs=())])
+    assert none["none_near"]
+    assert none["closest"]["id"] == found.closest.run.id
+
+
+def test_rates_are_in_the_units_of_samples():
+    runs = public_runs()
+    tokens = next(run for run in runs if run.sequence_length and run.global_batch)
+    images = next(run for run in runs if run.image_size and run.global_batch)
+    assert rate(tokens, 1000.0) == (tokens.global_batch * tokens.sequence_length, "tokens/s")
+    assert rate(images, 500.0) == (2 * images.global_batch, "images/s")
+    assert rate(replace(images, global_batch=0), 7.0) == (7.0, "ms a step")
+    assert "forward" in what(replace(images, mode="inference"))
+
+
+def test_rows_of_a_page_say_what_is_not_near(found):
+    rows = evidence_rows([found, replace(found, runs=())])
+    assert [row["is_near"] for row in rows[:3]] == [True] * 3
+    assert rows[3]["url"] == found.closest.run.url
+
+
+def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--html", str(page)]) == 0
+    assert "ResNet50 on T4, batch 32, fp32: " in capsys.readouterr().out
+    assert "Measured by others" in page.read_text()
+    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--evidence", "none"]) == 0
+    assert "Measured by others" not in capsys.readouterr().out
+    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--gpu", "A100", "--batch", "16,32", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [entry["gpu"] for entry in answer["evidence"]] == ["T4", "A100 SXM 40GB"]
+    assert all(len(entry["nearest"]) <= 1 for entry in answer["evidence"])
+
+
+def test_match_and_plan_show_them(capsys):
+    match = ["match", "resnet50", "--samples", "1.28M", "--epochs", "1", "--gpu", "T4"]
+    assert code_of(match) == 0
+    assert "Measured by others" in capsys.readouterr().out
+    assert code_of([*match, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["evidence"]
+    plan = ["plan", "resnet50", "--gpu", "T4", "--samples", "100000", "--epochs", "1"]
+    assert code_of(plan) == 0
+    assert "Measured by others" in capsys.readouterr().out
+    assert code_of([*plan, "--json", "--evidence", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["evidence"] == []
+
+
+def test_an_unknown_word_is_refused(capsys):
+    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--evidence", "all"]) == 2
+    assert "nearest" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""The public journal on the terminal, and the picture of forecasts against measurements."""
+
+import io
+from contextlib import redirect_stdout
+
+import pytest
+
+from public_made import RUNS, public
+from trainpace.evidence import Score, ScoreLine
+from trainpace.report import accuracy_chart, print_public_run, print_public_runs, print_public_score, public_facts
+from trainpace.report.public import MOST_POINTS
+from trainpace.validation import Row, summarise
+
+
+def said(show, *arguments, width=120):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", str(width))
+        show(*arguments)
+    return out.getvalue()
+
+
+def test_a_list_marks_what_is_in_the_fit():
+    text = said(print_public_runs, RUNS, 5)
+    assert "5 runs of others in the public journal." in text
+    assert "-25*" in text
+    assert "* constants" in text
+    assert "*" not in said(print_public_runs, RUNS[:1], 1)
+
+
+def test_a_list_tells_runs_of_other_sizes_apart():
+    text = said(print_public_runs, [public(image_size=64), RUNS[3]], 2, width=160)
+    assert "64 px" in text
+    assert "1,024 tokens" in text
+
+
+def test_a_run_is_shown_with_its_source_and_licence():
+    facts = dict(public_facts(RUNS[3]))
+    assert facts["licence"] == "MIT"
+    assert facts["forecast"] == "nobody traced it."
+    assert facts["device"] == "8 x A100 SXM 80GB"
+    assert "https://example.org/bench" in said(print_public_run, RUNS[0])
+    assert dict(public_facts(RUNS[1]))["in the fit"].startswith("yes")
+
+
+def rows(*errors, inside=True):
+    return [
+        Row(index=0, file="", model="m", gpu="T4", num_gpus=1, precision="fp32", batch=8, measured_ms=100.0, forecast_ms=100.0 + e,
+            low_ms=80.0, high_ms=120.0, error_pct=e, in_interval=inside)
+        for e in errors
+    ]  # fmt: skip
+
+
+def test_the_score_says_first_what_no_constant_was_fitted_on():
+    new, fitted = summarise("new", rows(10.0, -30.0)), summarise("fitted", rows(1.0, 2.0, 3.0))
+    line = ScoreLine(name="T4", in_fit=fitted, not_in_fit=new)
+    score = Score(
+        fingerprint="x", runs=5, without_forecast=7, overall=summarise("all", rows(10.0, -30.0, 1.0, 2.0, 3.0)), in_fit=fitted,
+        not_in_fit=new, by_card=(line,), by_model_kind=(line,), by_source=(line,), by_way=(line,), rows=(),
+    )  # fmt: skip
+    text = said(print_public_score, score)
+    assert text.startswith(
+        "2 forecasts of public runs that no constant was fitted on are off by 20.0 % on average (median 20.0 %);"
+    )
+    assert "7 public runs have no forecast" in text
+    assert "errors are smaller than yours will be" in " ".join(text.split())
+    empty = summarise("none", [])
+    nothing = Score(
+        fingerprint="x", runs=0, without_forecast=1, overall=empty, in_fit=empty, not_in_fit=empty, by_card=(), by_model_kind=(),
+        by_source=(), by_way=(), rows=(),
+    )  # fmt: skip
+    assert "None of the public runs" in said(print_public_score, nothing)
+
+
+def test_the_chart_has_a_diagonal_and_the_two_kinds_of_runs_apart():
+    chart = accuracy_chart(RUNS)
+    series = {s.name: s for s in chart.series}
+    assert series["as measured"].x == series["as measured"].y
+    assert (series["in the fit"].x, series["in the fit"].y) == ((200.0,), (150.0,))
+    assert series["not in the fit"].x == (100.0, 50.0, 30.0)
+    assert (chart.x.scale, chart.y.scale, chart.nearest) == ("log10", "log10", "point")
+    assert chart.finding.startswith("3 of 4 forecasts")
+    assert accuracy_chart(RUNS[:1]) is None
+
+
+def test_a_chart_of_very_many_runs_stays_small_and_says_so():
+    chart = accuracy_chart([public(ms=100.0 + i) for i in range(2 * MOST_POINTS)])
+    assert sum(len(s.x) for s in chart.series if s.kind == "points") == MOST_POINTS
+    assert chart.note == "One run in 2 is drawn."
