@@ -58,8 +58,7 @@ def command(case: Case, *, fixed: bool = False, hosts: Sequence[netns.Host] = ()
         address = f"--nnodes {len(hosts)} --node-rank {node} --master-addr {hosts[0].address} --master-port 29511"
         return (*torchrun, *address.split(), "--nproc-per-node", str(case.ranks // len(hosts)), *script)
     if case.ranks > 1:
-        address = f"--master-addr 127.0.0.1 --master-port {free_port()} --nproc-per-node {case.ranks}"
-        return (*torchrun, *address.split(), *script)
+        return (*torchrun, "--standalone", "--nproc-per-node", str(case.ranks), *script)
     return (sys.executable, *script)
 
 

@@ -26,20 +26,29 @@ EXPECTED = {
 }
 
 
+def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:
+    """Every rank's losses after one run; none where it failed, as gloo does now and then without any recorder."""
+    outcome = run(case, env={**(env or {}), "LOSSES": str(kept)})
+    found = [path.read_text() for path in sorted(kept.parent.glob(f"{kept.name}*"))]
+    if not found:
+        print(outcome.output[-4000:])
+    return found
+
+
 @NEEDS_ENGINES
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_engines_script_is_recorded_and_trains_the_same(name, tmp_path):
     case = next(c for c in CASES if c.name == name)
-    trails = tmp_path / "trails"
-    trails.mkdir()
-    (trails / COMMAND_FILE).write_text(json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0}))
-    for which, env in (("bare", {}), ("watched", environment(trails, engines()))):
-        outcome = run(case, env={**env, "LOSSES": str(tmp_path / which)})
+    bare = losses(case, tmp_path / "bare") or losses(case, tmp_path / "bare")
+    for trails in (tmp_path / "trails", tmp_path / "once more"):
+        trails.mkdir()
+        (trails / COMMAND_FILE).write_text(json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0}))
+        if watched := losses(case, tmp_path / "watched", environment(trails, engines())):
+            break
     ranks = read_recording(trails).ranks
-    losses = {w: [p.read_text() for p in sorted(tmp_path.glob(f"{w}*"))] for w in ("bare", "watched")}
-    assert losses["watched"], outcome.output[-2000:]
-    assert losses["watched"] == losses["bare"]
+    assert bare
+    assert watched == bare
     assert [r.rank for r in ranks] == list(range(case.ranks))
     for rank in ranks:
         assert rank.steps > 20
