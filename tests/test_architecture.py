@@ -124,7 +124,7 @@ OWN_READERS = {
     "configs/settings.py": "packaged", "offers/offer.py": "packaged", "report/pages.py": "packaged", "web/render.py": "packaged", "lazy.py": "packaged",
     "trace/workloads.py": "packaged", "trace/cache.py": "the cache: compressed, and thrown away where damaged",
     "watch/trails.py": "trails: mapped, of any size, read in a guard of their own",
-    "watch/timeline.py": "writes a trace, compressed", "shards/reader.py": "shards: a reader of their own, with checksums",
+    "watch/command.py": "writes what a command prints", "watch/timeline.py": "writes a trace, compressed", "shards/reader.py": "shards: a reader of their own, with checksums",
     "shards/files.py": "shards, as they are written", "shards/computing.py": "locks", "verbs/run.py": "a lock", "configs/files.py": "writes backups",
     "journal/exchange.py": "writes exports", "process/worker.py": "a worker's own request, and its streams",
     "verbs/suite.py": "a worker's own request", "launch/job.py": "logs, shown as text", "launch/script.py": "what its own script wrote",

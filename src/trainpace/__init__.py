@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainpace.api import gpus as gpus
     from trainpace.api import journal as journal
     from trainpace.api import loader as loader
+    from trainpace.api import look as look
     from trainpace.api import match as match
     from trainpace.api import measure as measure
     from trainpace.api import offers as offers

@@ -74,6 +74,16 @@ def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:
             raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
 
 
+def last_bytes(path: str | os.PathLike[str], count: int) -> bytes:
+    """The end of a regular file of any size."""
+    with opened(path) as file:
+        try:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+            return file.read(count)
+        except OSError as error:
+            raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """A text file in UTF-8. Raises UnreadableInput for anything else."""
     return _text(read_bytes(path), os.fspath(path))

@@ -149,7 +149,6 @@ def test_options_are_the_command_lines(given, words):
     [
         (lambda: trainpace.forecast("resnet18", gpu="T44"), "Nearest: T4"),
         (lambda: trainpace.forecast("resnet18", gpus="T4"), "Nearest: gpu"),
-        (lambda: trainpace.forecast("resnet18"), "Name a GPU"),
         (lambda: trainpace.forecast("resnet18", gpu="T4", batch=0), "not a batch size"),
         (lambda: trainpace.forecast("resnet18", gpu="T4", precision="fp7"), "fp32"),
         (lambda: trainpace.forecast("resnet81", gpu="T4"), "Nearest: resnet18"),

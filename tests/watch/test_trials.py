@@ -134,7 +134,7 @@ def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
 def test_all_ranks_do_as_the_first(trials, monkeypatch):
     store = torch.distributed.HashStore()
     rank = SimpleNamespace(now=0)
-    monkeypatch.setattr(module, "_many", lambda: True)
+    monkeypatch.setattr(module, "is_distributed", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank.now)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
     second = Trials(trials.recorder, SETTINGS)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainpace.tasks import Task
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.loader import MeasuredLoader
+    from trainpace.verbs.look import Looked
     from trainpace.verbs.measure import MeasuredSweep
     from trainpace.verbs.precompute import Verified
     from trainpace.verbs.traced import TracedRequest
@@ -103,6 +104,14 @@ def schedule(**options: Any) -> Answer:
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
     return _answer(request_of(verbs.schedule.ScheduleRequest, options)).answer
+
+
+def look(command: str | Sequence[str], **options: Any) -> Looked:
+    """Let a training script train for some seconds: how long it will take here, what slows it down, and what it costs elsewhere.
+
+    trainpace.look("train.py --epochs 30").interval_s
+    """
+    return _answer(request_of(verbs.look.LookRequest, {"command": _words(command), **options}))
 
 
 def watch(command: str | Sequence[str], **options: Any) -> Recording:

@@ -18,6 +18,7 @@ from trainpace.plan import Plan
 from trainpace.shards import Estimate, Precomputed
 from trainpace.verbs.forecast import Forecasts
 from trainpace.verbs.loader import MeasuredLoader
+from trainpace.verbs.look import Looked
 from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.precompute import Verified
 from trainpace.verbs.validate import ValidatedRuns
@@ -353,6 +354,20 @@ def schedule(
     """Steps, hours and dollars of a training run, or whichever number is missing.
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
+    """
+
+def look(
+    command: str | Sequence[str],
+    *,
+    seconds: float | str = ...,
+    epochs: float | str | None = ...,
+    max_steps: int | str | None = ...,
+    gpu: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
+    output: str | os.PathLike[str] | None = ...,
+) -> Looked:
+    """Let a training script train for some seconds: how long it will take here, what slows it down, and what it costs elsewhere.
+
+    trainpace.look("train.py --epochs 30").interval_s
     """
 
 def watch(

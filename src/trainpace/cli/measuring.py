@@ -384,3 +384,21 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     with ending_with(code or TrainpaceError.exit_code):
         save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
     return code
+
+
+def look(request: verbs.look.LookRequest, view: View) -> int:
+    """Let a training script train for some seconds; say how long it will take, what slows it down, and what it costs elsewhere.
+
+    `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
+    the script, and the script's own after it. The script trains as it always does, writes what it always writes, and is ended
+    after some seconds of steps; what it prints goes into output.txt in the recording's folder. The number of epochs is that of
+    the script's own arguments, or of --epochs. Savings are estimated from the recording, and trainpace diagnose proves them.
+
+    \b
+    trainpace train.py --epochs 30
+    trainpace look --epochs 30 --gpu T4 --gpu A100 python train.py
+    trainpace look --for 60s torchrun --nproc-per-node 2 train.py
+    """
+    looked = verbs.look.run(request, report.TerminalProgress())
+    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked)
+    return 0

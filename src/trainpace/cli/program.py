@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainpace.errors import TrainpaceError, UnknownName, os_reason
+from trainpace.errors import TrainpaceError, os_reason
 from trainpace.report import never_fail_to_encode, open_closed_streams, tell
 from trainpace.verbs import SUMMARIES as VERBS
 
@@ -41,7 +41,9 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise UnknownName("verb", args[0], VERBS, "See trainpace --help.")
+            from trainpace.cli.meant import meant
+
+            args = meant(args, tuple(VERBS))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,7 +76,12 @@ def main(arguments: list[str] | None = None) -> None:
     never_fail_to_encode()
     gc.set_threshold(GARBAGE_EVERY)
     try:
-        words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        words = sys.argv[1:] if arguments is None else arguments
+        if not words:
+            from trainpace.cli.greeting import greet
+
+            greet()
+            sys.exit(0)
         code = _cli.main(words, prog_name="trainpace", standalone_mode=False, obj=words)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)

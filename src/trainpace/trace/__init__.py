@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         load_workload,
         load_workloads,
         names_code,
+        packaged_names,
         packaged_workload,
         trace_many,
         workload_on_its_way,

@@ -198,5 +198,10 @@ def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Wor
     )
 
 
+def packaged_names() -> list[str]:
+    """The built-in models whose traces are packaged; asking takes no torch."""
+    return sorted({file.name.partition(".")[0] for file in FOLDER.iterdir()})
+
+
 def packaged_file(name: str, variant: str) -> Path:
     return FOLDER / f"{name}.{variant}.json.gz"

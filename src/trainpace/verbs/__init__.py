@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainpace.verbs import calibrate, diagnose, doctor, forecast, gpus, journal, loader, match, measure  # isort: skip
+    from trainpace.verbs import calibrate, diagnose, doctor, forecast, gpus, journal, loader, look, match, measure  # isort: skip
     from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
     from trainpace.verbs import validate, verify, watch  # isort: skip
 
 SUMMARIES = {
+    "look": "The first answer about a script: how long it will take, what slows it down, and what it costs elsewhere.",
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
     "match": "Rank servers by what a whole training costs or how long it takes; deadline, budget, Pareto front.",
     "offers": "List servers and their prices with source and date; refresh them when online.",

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 class ForecastRequest(PackingRequest):
     gpu: Annotated[
         tuple[str, ...],
-        Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."),
+        Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."
+              "  [default: some that many people have]"),
     ] = ()  # fmt: skip
     sequence_length: Annotated[
         tuple[int, ...],
@@ -92,6 +93,8 @@ class ForecastRequest(PackingRequest):
         return super().variant._replace(cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu), sequence_length=length)
 
 
+USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
+"""What a model is forecast on where nobody names a card."""
 UNMEASURED = (
     "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG on a K80 after batch 16, 32,"
     " 48 and 64 are forecast, but too small to count (docs/jumps.md)."
@@ -138,7 +141,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     if r.price is not None and r.samples is None:
         raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
     if not r.gpu and not r.calibrated:
-        raise Misuse("Name a GPU with `gpu`, or a machine's profile with `calibrated`.")
+        r = replace(r, gpu=USUAL_GPUS)
     if (r.loader_rate is None) != (r.workers is None):
         raise Misuse("`loader_rate` (samples per second of one worker) and `workers` (of a node) go together.")
     if r.packed and r.transfer_from is not None:

@@ -60,23 +60,33 @@ def record(
 ) -> Watched:  # fmt: skip
     """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun all record together."""
     task = task_of(os.environ)
-    if task is not None and trials is not None:
-        raise Misuse(
-            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace diagnose -- srun COMMAND."
-        )
-    folder = _folder(output, command) if task is None else _shared_folder(output, command, task)
-    load, cores = os.getloadavg()[0], usable_cores()
-    if load > cores / 2 and (task is None or task.reports):
-        progress.note(
-            f"note: other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be"
-            " too long."
-        )
+    if trials is not None:
+        check_one_task(task, "diagnose")
+    folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
+    if (busy := busy_words()) and (task is None or task.reports):
+        progress.note(f"note: {busy}")
     code = watch(command, folder, trials, stdout, task)
     if task is not None and not task.reports:
         own = Recording(command=tuple(command), seconds=None, exit_code=code, ranks=())
         return Watched(recording=own, folder=folder, exit_code=code, reports=False)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+
+
+def busy_words() -> str:
+    """That other programs keep this machine busy, as a sentence; empty where they do not."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load <= cores / 2:
+        return ""
+    return f"other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be too long."
+
+
+def check_one_task(task: Task | None, verb: str) -> None:
+    """Raise Misuse under srun, where this process is one of several that would each start the command."""
+    if task is not None:
+        raise Misuse(
+            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace {verb} -- srun COMMAND."
+        )
 
 
 def pace_of(run: str, journal: str | None) -> Pace:
@@ -107,7 +117,7 @@ def _stem(command: Sequence[str]) -> str:
     return next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
 
 
-def _folder(output: str | None, command: Sequence[str]) -> Path:
+def new_folder(output: str | None, command: Sequence[str]) -> Path:
     """The folder asked for, which must be new or empty, or one named after the script and the time."""
     if output is not None:
         folder = Path(output)

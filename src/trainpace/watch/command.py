@@ -18,7 +18,7 @@ from pathlib import Path
 from trainpace.errors import TrainpaceError, ending_with, os_reason
 from trainpace.records import make_folder, write_whole
 from trainpace.watch import tasks
-from trainpace.watch.inside.trail import ASIDE
+from trainpace.watch.inside.trail import ASIDE, STOP_AFTER
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
@@ -26,26 +26,30 @@ PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals with which a job's scheduler tells a script to save its state; they are passed on to the command."""
 
 
-def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None) -> dict[str, str]:
+def environment(
+    folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None, stop_after_s: float | None = None
+) -> dict[str, str]:  # fmt: skip
     """The command's environment: the recorder's folder first on Python's path, and where to record."""
     path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
     changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
-    changed.pop("TRAINPACE_TRIALS", None)
-    if trials is not None:
-        changed["TRAINPACE_TRIALS"] = json.dumps(trials)
+    for name, value in (("TRAINPACE_TRIALS", trials), (STOP_AFTER, stop_after_s)):
+        changed.pop(name, None)
+        if value is not None:
+            changed[name] = json.dumps(value)
     return changed
 
 
 def watch(
     command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None,
-    task: tasks.Task | None = None,
+    task: tasks.Task | None = None, output_file: Path | None = None, stop_after_s: float | None = None,
 ) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
-    of several the first one waits for the others' ends, for a bounded time, and keeps how they ended.
+    of several the first one waits for the others' ends, for a bounded time, and keeps how they ended. With `stop_after_s` its
+    training ends after so many seconds of steps.
 
-    The command keeps its input, its output (unless `output` is another file descriptor) and its signals: an interrupt
-    reaches it as usual, others are passed on, and the recording so far is kept. Raises TrainpaceError where the command
-    cannot be started.
+    The command keeps its input, its output (unless `output` is another file descriptor for what it prints, or `output_file` takes
+    that and its errors) and its signals: an interrupt reaches it as usual, others are passed on, and the recording so far is
+    kept. Raises TrainpaceError where the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise TrainpaceError(
@@ -57,12 +61,15 @@ def watch(
     keeps = task is None or task.reports
     if keeps:
         write_whole(folder / COMMAND_FILE, json.dumps(note))
-    around = environment(folder, os.environ, trials)
-    if trials is None:
-        code = _run(command, around, output)
-    else:
-        with temporary_folder() as own:
-            code = _run(command, around | own, output)
+    around = environment(folder, os.environ, trials, stop_after_s)
+    with contextlib.ExitStack() as stack:
+        errors = None
+        if output_file is not None:
+            output = errors = stack.enter_context(output_file.open("wb")).fileno()
+        if trials is not None:
+            around |= stack.enter_context(temporary_folder())
+        code = _run(command, around, output, errors)
+    if trials is not None:
         remove_asides(folder)
     note |= {"seconds": time.time() - started, "exit_code": code}
     shown = code if code >= 0 else 128 - code
@@ -103,9 +110,10 @@ def _end_with_parent(parent: int) -> Callable[[], None] | None:
     return arrange
 
 
-def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) -> int:
+def _run(command: Sequence[str], around: Mapping[str, str], output: int | None, errors: int | None) -> int:
+    end_with_us = _end_with_parent(os.getpid())
     try:
-        process = subprocess.Popen(list(command), env=around, stdout=output, preexec_fn=_end_with_parent(os.getpid()))
+        process = subprocess.Popen(list(command), env=around, stdout=output, stderr=errors, preexec_fn=end_with_us)
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {os_reason(error)}.") from None
     before = {}

@@ -71,7 +71,8 @@ class Rank(Record):
 
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
-    nobody looked.
+    nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
+    where the model was not captured. `stopped`: it was ended on purpose after some steps.
     """
 
     rank: int
@@ -113,6 +114,8 @@ class Rank(Record):
     median_ms: float = 0.0
     median_ms_low: float = 0.0
     median_ms_high: float = 0.0
+    number_format: str = ""
+    stopped: bool = False
 
 
 class _Ended(msgspec.Struct):

@@ -91,6 +91,7 @@ class Capture:
                 self.arguments = _described(args, kwargs)
                 self.name = type(model).__qualname__
                 self.model, self.optimizer = _on_meta(recorder, model)
+                recorder.trail.note({"number_format": _number_format(model)})
             elif self.output is not None and self.criterion is None and not has_parameters:
                 self.made_by(model, args, kwargs)
         finally:
@@ -149,6 +150,17 @@ class Capture:
             return own
         means = [t.float().mean() for t in _tensors(output) if t.is_floating_point() and t.requires_grad]
         return sum(means[1:], means[0])
+
+
+def _number_format(model: Any) -> str:
+    """As `Execution.precision` names it: autocast's, else that of 16-bit weights; empty for fp32."""
+    import torch
+
+    weights = next(model.parameters())
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    if torch.is_autocast_enabled(weights.device.type):
+        return f"amp_{short[torch.get_autocast_dtype(weights.device.type)]}"
+    return short.get(weights.dtype, "")
 
 
 def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import engines, patches, trials
+from trainpace.watch.inside import engines, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter
@@ -59,6 +59,8 @@ def on_torch(torch: ModuleType) -> None:
     if settings:
         recorder.trials = trials.Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
+    if (seconds := stopping.seconds_of(os.environ)) is not None:
+        recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(recorder))

@@ -66,7 +66,7 @@ class Trials:
             with contextlib.suppress(Exception):
                 self.counting()
             self.counting = None
-        if not _many() and now_ns() > self.deadline_ns:
+        if not is_distributed() and now_ns() > self.deadline_ns:
             end(self.recorder)
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
@@ -80,7 +80,7 @@ class Trials:
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
-                self.programme = [tuple(block) for block in self.agreed("plan", self.planned(step.number))]
+                self.programme = [tuple(block) for block in agreed("plan", self.planned(step.number), self.limit_s)]
                 if not self.only_steps:
                     self.look_around()
                 names = [TRIALS[counted_as] for _, counted_as, _ in self.programme]
@@ -97,7 +97,7 @@ class Trials:
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
         self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
-        kinds = [NO_SYNC] if _many() else []
+        kinds = [NO_SYNC] if is_distributed() else []
         if self.remembered:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
@@ -128,24 +128,10 @@ class Trials:
         return None
 
     def advance(self) -> None:
-        if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
+        if not self.programme or agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns, self.limit_s):
             end(self.recorder)
             return
         self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
-
-    def agreed(self, about: str, answer: Any) -> Any:
-        """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
-        if not _many():
-            return answer
-        with contextlib.suppress(Exception):
-            distributed: Any = sys.modules["torch.distributed"]
-            store, key = distributed.distributed_c10d._get_default_store(), f"trainpace-trials-{about}"
-            if distributed.get_rank() == 0:
-                store.set(key, json.dumps(answer))
-            else:
-                store.wait([key], datetime.timedelta(seconds=self.limit_s))
-                return json.loads(store.get(key))
-        return answer
 
     def keep(self, batch: Any, iterator: Any) -> None:
         key, size = id(iterator._dataset), size_of(batch)
@@ -172,11 +158,26 @@ class Trials:
         return True
 
 
-def _many() -> bool:
+def is_distributed() -> bool:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return int(distributed.get_world_size()) > 1
+
+
+def agreed(about: str, answer: Any, patience_s: float) -> Any:
+    """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
+    if not is_distributed():
+        return answer
+    with contextlib.suppress(Exception):
+        distributed: Any = sys.modules["torch.distributed"]
+        store, key = distributed.distributed_c10d._get_default_store(), f"trainpace-trials-{about}"
+        if distributed.get_rank() == 0:
+            store.set(key, json.dumps(answer))
+        else:
+            store.wait([key], datetime.timedelta(seconds=patience_s))
+            return json.loads(store.get(key))
+    return answer
 
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
@@ -191,14 +192,18 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def end(recorder: Recorder) -> None:
-    """Exit without the script's own ending: all ranks have come this far, or soon will."""
+def end(recorder: Recorder, with_workload: bool = False) -> None:
+    """Exit without the script's own ending: all ranks have come this far, or soon will. `with_workload`: trace its model."""
     try:
         recorder.trail.note({"trials": "complete", "ended": now_ns()})
         recorder.before_end()
         recorder.trail.flush()
+        if with_workload:
+            recorder.thread = -1  # the trace's calls are none of the script's
+            recorder.capture.attempt(recorder.capture.write, os.environ["TRAINPACE_WATCH"])
+            recorder.trail.flush()
         with contextlib.suppress(Exception):
-            if _many():
+            if is_distributed():
                 sys.modules["torch.distributed"].barrier()
                 time.sleep(0.2)
         for child in multiprocessing.active_children():

@@ -1,0 +1,55 @@
+"""What a command line without a verb means: a script is looked at, a model forecast, a settings file summed up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from trainpace.errors import TrainpaceError, nearest_names
+
+LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "uv", "poetry", "pixi")
+KINDS_OF_MODELS = ("timm:", "torchvision:", "transformers:", "diffusers:", "random:")
+SETTINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+
+
+def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
+    """The words with the verb that they lack. Raises TrainpaceError, with the nearest names, where none fits."""
+    first, *rest = words
+    program = os.path.basename(first)
+    if first.endswith(".py") or program in LAUNCHERS or program.startswith("python3."):
+        return ["look", *words]
+    if first.startswith(KINDS_OF_MODELS) or ".py:" in first or first in _built_in():
+        return ["forecast", *words]
+    if first.endswith(SETTINGS) and os.path.isfile(first):
+        kind = _kind_of(first)
+        return ["schedule", "--config", *words] if kind == "settings" else ["forecast", kind + first, *rest]
+    if os.path.isfile(os.path.join(first, "command.json")):
+        return ["watch", "--from", *words]
+    near = nearest_names(first, [*verbs, *_built_in()], limit=4)
+    suggestion = f"Nearest: {', '.join(near)}. " if near else ""
+    raise TrainpaceError(
+        f"{first!r} is no verb, no script and no model.",
+        f"{suggestion}Try trainpace train.py, trainpace resnet50, or trainpace --help.",
+    )
+
+
+def _kind_of(file: str) -> str:
+    """`transformers:` or `diffusers:` of a model's configuration, nothing of a saved workload, else `settings`."""
+    if not file.endswith(".json"):
+        return "settings"
+    from trainpace.intake import read_json
+
+    content = read_json(file)
+    if not isinstance(content, dict):
+        return "settings"
+    if content.get("record") == "Workload":
+        return ""
+    if "_class_name" in content and "_diffusers_version" in content:
+        return "diffusers:"
+    return "transformers:" if "model_type" in content else "settings"
+
+
+def _built_in() -> list[str]:
+    from trainpace.trace import packaged_names
+
+    return packaged_names()

@@ -1,0 +1,140 @@
+"""The first answer about a script, on one screen: how long it takes, where its steps' time goes, what to change, where else."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from trainpace.outcome import Interval
+from trainpace.records import to_jsonable
+from trainpace.report.phrases import bracketed, duration, number, percent, plural, span, usd
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.units import format_duration
+from trainpace.verbs.look import Elsewhere, Looked
+
+MOST_CAUSES = 4
+MOST_CHANGES = 3
+LEAST_SHARE = 0.02
+
+
+def print_looked(looked: Looked) -> None:
+    d, first = looked.diagnosis, looked.watched.recording.ranks[0]
+    print_verdict(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(_step(looked))}.")
+    print_lines(*_conditions(looked))
+    shares = [(s.in_words, number(s.ms), percent(s.share), s.share) for s in d.shares if s.share >= LEAST_SHARE]
+    columns = (words("where a step's time goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
+    print_table(columns, shares[:MOST_CAUSES])
+    if d.advice:
+        changes = [
+            (
+                a.title,
+                f"{number(a.saves_ms)} ms",
+                percent(a.saves_ms / d.step_ms),
+                duration(_saved_s(looked, a.saves_ms)),
+            )
+            for a in d.advice[:MOST_CHANGES]
+        ]
+        of = {"training": "the training", "epoch": "an epoch", "steps": plural(looked.length.steps, "step")}
+        columns = (
+            words("what to change (estimated)", least=20), Column("saves a step"), Column("share", 2),
+            Column(f"of {of[looked.length.of]}"),
+        )  # fmt: skip
+        print_table(columns, changes, spaced=False)
+    else:
+        print_lines("No change to the script is worth making; a faster card or a lower precision would help.")
+    _print_elsewhere(looked)
+    command = looked.watched.recording.command
+    print_next(
+        ["trainpace", "diagnose", "--", *command], "proves what slows it down, by taking one cause after another away"
+    )
+    if first.steps < 2 * MOST_CAUSES:
+        print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
+
+
+def look_json(looked: Looked) -> dict[str, Any]:
+    return {
+        "folder": str(looked.watched.folder), "command": list(looked.watched.recording.command), "seconds": looked.seconds,
+        "seconds_low": looked.interval_s.low, "seconds_high": looked.interval_s.high, "length": to_jsonable(looked.length),
+        "loading_ms": looked.loading_ms, "elsewhere": [_elsewhere_json(chosen) for chosen in looked.elsewhere],
+        "not_elsewhere": looked.not_elsewhere, "busy": looked.busy, "diagnosis": to_jsonable(looked.diagnosis),
+    }  # fmt: skip
+
+
+def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
+    m = chosen.match
+    assert m.forecast.step is not None
+    return {
+        "role": chosen.role, "gpu": m.offer.device, "provider": m.offer.provider, "instance_type": m.offer.instance_type,
+        "vcpus": m.offer.vcpus, "step_time_ms": m.forecast.step.total_ms, "hours": m.mean_hours, "hours_low": m.hours.low,
+        "hours_high": m.hours.high, "usd": m.mean_usd,
+    }  # fmt: skip
+
+
+def _whole(looked: Looked) -> str:
+    took = f"{format_duration(looked.seconds)}{bracketed(looked.interval_s, format_duration)} on this machine"
+    length = looked.length
+    steps = plural(length.steps, "step")
+    if length.of == "steps":
+        return f"{steps} take {took}."
+    if length.of == "epoch":
+        return f"An epoch of {steps} takes {took}."
+    epochs = "" if length.epochs is None else f"{length.epochs:g} epochs, "
+    return f"The whole training ({epochs}{steps}) takes {took}."
+
+
+def _step(looked: Looked) -> Interval:
+    d = looked.diagnosis
+    return Interval(low=d.step_ms_low, high=d.step_ms_high, coverage=0.9, basis="blocks of steps")
+
+
+def _conditions(looked: Looked) -> list[str]:
+    """What the answer rests on, and what it leaves out."""
+    recording, length = looked.watched.recording, looked.length
+    first = recording.ranks[0]
+    on = "on the GPU" if first.reserved_gib else f"on the CPU ({plural(first.threads, 'thread')})"
+    samples = sum(rank.samples_per_step for rank in recording.ranks)
+    rate = f", {number(1000 * samples / looked.diagnosis.step_ms)} samples/s" if samples else ""
+    who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
+    lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
+    if length.of != "training":
+        lines.append(
+            "How long the whole training is, it does not say: add --epochs N or --max-steps N before the script."
+        )
+    elif length.words and length.words != "as you say":
+        lines.append(
+            f"The length is that of its argument {length.words}; evaluations that it did not reach are not counted."
+        )
+    lines += [f"Note: {looked.busy}"] * bool(looked.busy)
+    return lines
+
+
+def _saved_s(looked: Looked, saves_ms: float) -> float:
+    return looked.seconds * saves_ms / looked.diagnosis.step_ms
+
+
+def _print_elsewhere(looked: Looked) -> None:
+    if not looked.elsewhere:
+        print_lines(f"On cards for rent: {looked.not_elsewhere}")
+        return
+    rows = []
+    for chosen in looked.elsewhere:
+        m = chosen.match
+        assert m.forecast.step is not None
+        low, high = 3600 * m.hours.low, 3600 * m.hours.high
+        rows.append(
+            (m.offer.device, chosen.role, number(m.forecast.step.total_ms), duration(3600 * m.mean_hours),
+             span(low, high, format_duration), usd(m.mean_usd), f"{m.offer.provider}, {m.offer.vcpus or '?'} vCPUs")
+        )  # fmt: skip
+    columns = (
+        words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2), Column("time, forecast"), Column("90 %", 1),
+        Column("cost"), words("server", 4, 8),
+    )  # fmt: skip
+    print_table(columns, rows, spaced=False)
+    slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
+    if looked.loading_ms is not None and looked.loading_ms > slowest:
+        loader = looked.watched.recording.ranks[0].loader
+        workers = plural(loader.workers if loader else 0, "loader worker")
+        print_lines(
+            f"These cards are forecast with a loader worker for each vCPU: with {workers}, as now, the data of a step would take"
+            f" about {number(looked.loading_ms)} ms there too."
+        )

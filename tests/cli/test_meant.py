@@ -1,0 +1,76 @@
+"""A command line without a verb."""
+
+import json
+
+import pytest
+
+from trainpace.cli.meant import meant
+from trainpace.cli.program import main
+from trainpace.errors import TrainpaceError
+from trainpace.verbs import SUMMARIES
+
+CONFIGURATIONS = {
+    "llama.json": ({"model_type": "llama"}, ["forecast", "transformers:llama.json", "--batch", "8"]),
+    "unet.json": (
+        {"_class_name": "UNet2DModel", "_diffusers_version": "0.30"},
+        ["forecast", "diffusers:unet.json", "--batch", "8"],
+    ),
+    "workload.json": ({"record": "Workload"}, ["forecast", "workload.json", "--batch", "8"]),
+    "ds.json": ({"train_batch_size": 8}, ["schedule", "--config", "ds.json", "--batch", "8"]),
+    "list.json": ([1], ["schedule", "--config", "list.json", "--batch", "8"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["train.py", "--epochs", "3"], "look"),
+        (["python", "train.py"], "look"),
+        (["/usr/bin/python3.12", "-m", "train"], "look"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], "look"),
+        (["resnet50", "--gpu", "T4"], "forecast"),
+        (["timm:vit_base_patch16_224"], "forecast"),
+        (["train.py:task", "--gpu", "T4"], "forecast"),
+    ],
+)
+def test_scripts_are_looked_at_and_models_forecast(words, verb):
+    assert meant(words, tuple(SUMMARIES)) == [verb, *words]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_file_is_told_by_what_it_holds(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content, wanted = CONFIGURATIONS[name]
+    (tmp_path / name).write_text(json.dumps(content))
+    assert meant([name, "--batch", "8"], tuple(SUMMARIES)) == wanted
+
+
+def test_a_recording_is_shown_again(tmp_path):
+    (tmp_path / "command.json").write_text("{}")
+    assert meant([str(tmp_path)], tuple(SUMMARIES)) == ["watch", "--from", str(tmp_path)]
+
+
+@pytest.mark.parametrize(("word", "near"), [("forcast", "forecast"), ("resnet51", "resnet50")])
+def test_a_mistyped_word_gets_the_nearest_verbs_and_models(word, near):
+    with pytest.raises(TrainpaceError, match="no verb, no script and no model") as raised:
+        meant([word], tuple(SUMMARIES))
+    assert near in raised.value.hint
+
+
+def test_a_model_alone_is_forecast_on_usual_cards(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["resnet18", "--batch", "8", "--json", "--evidence", "none"])
+    assert ended.value.code == 0
+    rows = json.loads(capsys.readouterr().out)
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+    assert {row["gpu"] for row in rows} == {"RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM"}
+
+
+def test_trainpace_alone_greets(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "trainpace train.py" in said
+    assert "This machine: " in said
+    assert len(said.splitlines()) <= 24

@@ -1,0 +1,150 @@
+"""The first answer about a script: real scripts, looked at for a second or two."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from trainpace.diagnose import Diagnosis
+from trainpace.errors import TrainpaceError
+from trainpace.verbs.look import Length, LookRequest, length_of, run, started_with_python
+from trainpace.verbs.request import Misuse, Silent
+from trainpace.watch import StatedLength
+
+SCRIPT = """
+import sys, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 8, (4096,)))
+for epoch in range(int(sys.argv[2])):
+    for x, y in DataLoader(data, batch_size=32):
+        with torch.autocast("cpu", torch.bfloat16, enabled="--bf16" in sys.argv):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print(epoch, loss.item(), flush=True)
+        time.sleep(0.002)
+"""
+DIAGNOSIS = Diagnosis(
+    verdict="compute", why=(), step_ms=10.0, step_ms_low=9.0, step_ms_high=11.0, shares=(), proofs=(), advice=(), not_worth=(),
+    steps_per_epoch=128.0, epochs=None, share_of_roof=None,
+)  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def look(script, *more, seconds=1.0, **options):
+    folder = script.parent / "recording"
+    command = (sys.executable, str(script), *more)
+    return run(LookRequest(command=command, seconds=seconds, output=str(folder), **options), Silent())
+
+
+@pytest.mark.slow
+def test_a_script_is_ended_and_its_whole_training_told(script):
+    looked = look(script, "--epochs", "100000", "--bf16")
+    rank = looked.watched.recording.ranks[0]
+    assert rank.stopped
+    assert rank.complete
+    assert rank.number_format == "amp_bf16"
+    assert looked.watched.exit_code == 0
+    assert looked.length == Length(steps=12_800_000, of="training", epochs=100_000.0, words="--epochs 100000")
+    assert looked.seconds == pytest.approx(12_800_000 * looked.diagnosis.step_ms / 1e3)
+    assert looked.interval_s.low <= looked.seconds <= looked.interval_s.high
+    assert looked.elsewhere, looked.not_elsewhere
+    roles = [chosen.role for chosen in looked.elsewhere]
+    assert roles[0].startswith("cheapest")
+    assert roles[-1].endswith("fastest")
+    usd = [chosen.match.mean_usd for chosen in looked.elsewhere]
+    hours = [chosen.match.mean_hours for chosen in looked.elsewhere]
+    assert usd == sorted(usd)
+    assert hours == sorted(hours, reverse=True)
+    assert all(chosen.match.forecast.execution.precision == "amp_bf16" for chosen in looked.elsewhere)
+    printed = (looked.watched.folder / "output.txt").read_text().splitlines()
+    assert len(printed) >= rank.steps
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
+    looked = look(script, "--epochs", "1", seconds=300.0, epochs=3.0, gpu=("T4",))
+    assert not looked.watched.recording.ranks[0].stopped
+    assert looked.length.steps == 384
+    assert [chosen.match.offer.device for chosen in looked.elsewhere] == ["T4"]
+
+
+@pytest.mark.slow
+def test_ranks_end_after_the_same_step(tmp_path):
+    ddp = Path(__file__).parents[2] / "benchmarks/planted/scripts/ddp_compute.py"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    looked = run(LookRequest(command=(*launcher, str(ddp)), seconds=2.0, output=str(tmp_path / "r")), Silent())
+    ranks = looked.watched.recording.ranks
+    assert [rank.rank for rank in ranks] == [0, 1]
+    assert all(rank.stopped for rank in ranks)
+    assert ranks[0].steps == ranks[1].steps
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_is_told_with_what_it_printed(script):
+    script.write_text("import torch\nprint('one moment')\nraise SystemExit(5)\n")
+    with pytest.raises(TrainpaceError, match=r"exit code 5 before its second training step:\n  one moment") as raised:
+        look(script)
+    assert raised.value.exit_code == 5
+
+
+@pytest.mark.slow
+def test_the_command_line_fits_a_screen(script):
+    trainpace = str(Path(sys.executable).with_name("trainpace"))
+    environment = {**os.environ, "COLUMNS": "80", "XDG_DATA_HOME": str(script.parent)}
+    done = subprocess.run([trainpace, "look", "--for", "1s", sys.executable, str(script), "--epochs", "90"],
+                          capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "The whole training (90 epochs, 11,520 steps) takes " in done.stdout
+    assert "cheapest" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if str(script.parent) not in line]
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 34
+    as_json = subprocess.run([trainpace, "look", "--json", "--for", "1s", sys.executable, str(script), "--epochs", "90"],
+                             capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
+    assert json.loads(as_json.stdout)["length"]["steps"] == 11_520
+
+
+def test_without_a_command_it_says_how():
+    with pytest.raises(Misuse, match="give a training script"):
+        run(LookRequest(), Silent())
+
+
+def test_a_script_alone_gets_a_python(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    assert started_with_python((str(script), "--x")) == (sys.executable, str(script), "--x")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert started_with_python((str(script),)) == ("python", str(script))
+    assert started_with_python(("torchrun", "t.py")) == ("torchrun", "t.py")
+    with pytest.raises(Misuse, match="there is no file"):
+        started_with_python(("missing.py",))
+
+
+def test_how_long_it_is_follows_from_who_says_most():
+    stated = StatedLength(30.0, None, "--epochs 30")
+    assert length_of(DIAGNOSIS, stated, None, None) == Length(
+        steps=3840, of="training", epochs=30.0, words="--epochs 30"
+    )
+    assert length_of(DIAGNOSIS, stated, 2.0, None).steps == 256
+    assert length_of(DIAGNOSIS, stated, None, 77) == Length(steps=77, of="training", words="as you say")
+    assert length_of(DIAGNOSIS, StatedLength(None, 500, "--max-steps 500"), None, None).steps == 500
+    assert length_of(DIAGNOSIS, None, None, None) == Length(steps=128, of="epoch", epochs=1.0)
+    endless = replace(DIAGNOSIS, steps_per_epoch=None)
+    assert length_of(endless, stated, None, None) == Length(steps=1000, of="steps")
+    with pytest.raises(TrainpaceError, match="no length"):
+        length_of(endless, None, 3.0, None)
