@@ -99,8 +99,14 @@ test-fast: $(VENV)/installed
 
 # how long: MINUTES=30
 MINUTES ?= 30
-fuzz: $(VENV)/installed
-	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+# atheris has wheels for some Pythons and machines only; without it the files are mutated without guidance
+.fuzz/installed: | $(VENV)/installed
+	mkdir -p .fuzz
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target .fuzz atheris==3.0.0
+	@touch $@
+
+fuzz: $(VENV)/installed .fuzz/installed
+	PYTHONPATH=.fuzz $(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
 .audit/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .audit pip-audit cyclonedx-bom
@@ -243,4 +249,4 @@ lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .zoo .fms .engines .docs .audit .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .fms .engines .docs .audit .fuzz .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

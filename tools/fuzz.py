@@ -1,16 +1,19 @@
 """Hostile files for a while: `make fuzz MINUTES=30`. Prints how many of each type were tried and what went wrong.
 
-A file that broke something is kept in out/fuzz/TYPE/; once it is mended, move it to tests/hostile/corpus/TYPE/.
+Where atheris is installed (`make fuzz` tries to), mutants that reach new code are mutated further. A file that broke something is
+kept in out/fuzz/TYPE/; once it is mended, move it to tests/hostile/corpus/TYPE/.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import importlib.util
+import json
 import multiprocessing
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
+GUIDED = Path(__file__).with_name("fuzz_guided.py")
 FOUND = Path("out/fuzz")
 
 
@@ -30,41 +34,70 @@ class Tried(NamedTuple):
     findings: dict[str, int]
 
 
-def tried(name: str, seed: int, seconds: float, most: int) -> Tried:
-    """One type of file, in this process, for so long or so many."""
-    sys.path.insert(0, str(TESTS))
-    from hostile.commands import attempt  # type: ignore[import-not-found]
-    from hostile.file_types import file_types  # type: ignore[import-not-found]
-    from hostile.mutations import mutant  # type: ignore[import-not-found]
+class Attempts:
+    """Files of one type tried in this process, one after another, in a place of their own."""
 
-    kind, rng = file_types()[name], random.Random(f"{name} {seed}")
-    findings: dict[str, int] = collections.Counter()
-    slowest_s, memory_kib, cases, begun = 0.0, 0, 0, time.monotonic()
-    kept = FOUND.resolve() / name
-    with tempfile.TemporaryDirectory() as place:
-        home, files = Path(place, "home"), Path(place, "files")
+    def __init__(self, name: str, seed: int, place: Path) -> None:
+        sys.path.insert(0, str(TESTS))
+        from hostile.file_types import file_types  # type: ignore[import-not-found]
+
+        self.name, self.seed, self.kind = name, seed, file_types()[name]
+        self.cases, self._begun, self._findings = 0, time.monotonic(), dict[str, int]()
+        self._slowest_s, self._memory_kib, self._kept = 0.0, 0, FOUND.resolve() / name
+        home, self._files = place / "home", place / "files"
         home.mkdir()
-        files.mkdir()
+        self._files.mkdir()
         os.environ.update({f"XDG_{kind}_HOME": str(home) for kind in ("DATA", "CONFIG", "CACHE")})
         os.environ.pop("TRAINPACE_JOURNAL", None)
         os.chdir(home)
-        while cases < most and time.monotonic() - begun < seconds:
-            content = mutant(kind.example, kind.form, rng)
-            for other in files.iterdir():
-                other.unlink()
-            for beside, data in {**kind.beside, name: content}.items():
-                (files / beside).write_bytes(data)
-            ended = attempt(kind.run, files / name)
-            cases += 1
-            slowest_s, memory_kib = max(slowest_s, ended.seconds), max(memory_kib, ended.memory_kib)
-            if ended.problem is not None:
-                short = re.sub(r"\d{3,}|'.{30,}", "...", ended.problem)
-                findings[short] += 1
-                if findings[short] == 1:
-                    kept.mkdir(parents=True, exist_ok=True)
-                    (kept / f"{seed}-{cases}").write_bytes(content)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def attempt(self, content: bytes) -> None:
+        from hostile.commands import attempt  # type: ignore[import-not-found]
+
+        for other in self._files.iterdir():
+            other.unlink()
+        for beside, data in {**self.kind.beside, self.name: content}.items():
+            (self._files / beside).write_bytes(data)
+        ended = attempt(self.kind.run, self._files / self.name)
+        self.cases += 1
+        self._slowest_s = max(self._slowest_s, ended.seconds)
+        self._memory_kib = max(self._memory_kib, ended.memory_kib)
+        if ended.problem is not None:
+            short = re.sub(r"\d{3,}|'.{30,}", "...", ended.problem)
+            self._findings[short] = self._findings.get(short, 0) + 1
+            if self._findings[short] == 1:
+                self._kept.mkdir(parents=True, exist_ok=True)
+                (self._kept / f"{self.seed}-{self.cases}").write_bytes(content)
+
+    def tried(self) -> Tried:
+        return Tried(self.name, self.cases, self.seconds, self._slowest_s, self._memory_kib >> 10, self._findings)
+
+
+def tried(name: str, seed: int, seconds: float, most: int) -> Tried:
+    """One type of file, in this process, for so long or so many."""
+    with tempfile.TemporaryDirectory() as place:
+        attempts = Attempts(name, seed, Path(place))
+        from hostile.mutations import mutant  # type: ignore[import-not-found]
+
+        rng = random.Random(f"{name} {seed}")
+        while attempts.cases < most and attempts.seconds < seconds:
+            attempts.attempt(mutant(attempts.kind.example, attempts.kind.form, rng))
         os.chdir("/")
-    return Tried(name, cases, time.monotonic() - begun, slowest_s, memory_kib >> 10, dict(findings))
+    return attempts.tried()
+
+
+def tried_guided(name: str, seed: int, seconds: float, most: int) -> Tried:
+    """The same in a process that libFuzzer drives."""
+    words = [name, "--seconds", str(seconds), "--cases", str(most), "--seed", str(seed)]
+    done = subprocess.run([sys.executable, str(GUIDED), *words], capture_output=True, text=True, check=False)
+    try:
+        return Tried(**json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        return Tried(name, 0, seconds, 0.0, 0, {f"the fuzzer itself ended: {done.stderr[-300:]}": 1})
 
 
 def main() -> int:
@@ -73,6 +106,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10**9, help="at most, of each type")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--types", nargs="*", help="only these")
+    parser.add_argument(
+        "--unguided", action="store_true", help="random mutants of the examples alone: many more a second"
+    )
     asked = parser.parse_args()
     sys.path.insert(0, str(TESTS))
     from hostile.file_types import file_types
@@ -80,10 +116,12 @@ def main() -> int:
     names = asked.types or sorted(file_types())
     workers = len(os.sched_getaffinity(0))
     each_s = asked.minutes * 60 * workers / len(names)
-    print(f"seed {asked.seed}, {len(names)} types of files, at most {each_s:.0f} s each, {workers} at a time\n")
+    guided = not asked.unguided and importlib.util.find_spec("atheris") is not None
+    how = "guided by coverage (atheris)" if guided else "random mutants"
+    print(f"seed {asked.seed}, {len(names)} types of files, at most {each_s:.0f} s each, {workers} at a time, {how}\n")
     print(f"{'type':28} {'cases':>7} {'s':>6} {'slowest, s':>10} {'most MiB':>8}  findings")
     begun, total, wrong = time.monotonic(), 0, 0
-    jobs = [(name, asked.seed, each_s, asked.cases) for name in names]
+    jobs = [(guided, name, asked.seed, each_s, asked.cases) for name in names]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
         for one in pool.imap(_unpacked, jobs, chunksize=1):
             total, wrong = total + one.cases, wrong + len(one.findings)
@@ -101,8 +139,9 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _unpacked(job: tuple[str, int, float, int]) -> Tried:
-    return tried(*job)
+def _unpacked(job: tuple[bool, str, int, float, int]) -> Tried:
+    guided, *rest = job
+    return tried_guided(*rest) if guided else tried(*rest)
 
 
 if __name__ == "__main__":
