@@ -140,8 +140,8 @@ def main() -> int:
 
 
 def _unpacked(job: tuple[bool, str, int, float, int]) -> Tried:
-    guided, *rest = job
-    return tried_guided(*rest) if guided else tried(*rest)
+    guided, name, seed, seconds, most = job
+    return (tried_guided if guided else tried)(name, seed, seconds, most)
 
 
 if __name__ == "__main__":
