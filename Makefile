@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
+# Nothing is fetched that a lock does not name, and nothing is installed that has not one of the hashes there.
+HASHED := pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 
-.PHONY: help run calculator test test-fast test-long fuzz audit lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -12,6 +14,8 @@ help:
 	@echo "make test        lint, types, and every test"
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make test-long   what make test leaves out: rarely failing tests that take long (some minutes)"
+	@echo "make test-lowest  the fast tests on the oldest versions that pyproject.toml admits, all but torch (LOWEST=tests/journal for some of them)"
+	@echo "make test-pythons  what runs without torch, on Python 3.12 and 3.13 where they are installed"
 	@echo "make fuzz        hostile files of every type, for MINUTES=30"
 	@echo "make audit       pinned packages beside the database of known vulnerabilities, and a bill of materials"
 	@echo "make lint        ruff and mypy"
@@ -41,45 +45,44 @@ help:
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
 	@echo "make pictures    the pages of docs/pictures, made anew (a quarter of an hour, on a machine that does nothing else)"
 	@echo "make zoo-workloads  the packaged traces of the built-in models, made anew after a change of the tracer or of torch (a few minutes)"
+	@echo "make lock        the lock files anew: versions from .venv or the files themselves, hashes from PyPI"
 	@echo "make docs-refresh   run everything that docs/ show, and put the real output there (a quarter of an hour, on a machine that does nothing else)"
 
-$(VENV)/installed: requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+$(VENV)/installed: requirements.lock requirements-cuda.lock pyproject.toml tools/environment.sh
+	PYTHON=$(PYTHON) tools/environment.sh $(VENV) requirements.lock
 	@touch $@
 
 # torchvision's wheels are built against CUDA builds of torch; without its dependencies, and beside the shim in
 # tests/shims, its model definitions load all the same. Apart from .venv, so that nothing else sees them.
 .zoo/installed: requirements-zoo.lock | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo -r requirements-zoo.lock
+	$(BIN)/python -m $(HASHED) --upgrade --target .zoo -r requirements-zoo.lock
 	@touch $@
 
 # transformers and peft as fms-acceleration's runs had them (its scripts/benchmarks/refs/requirements.txt)
 .fms/installed: requirements-fms.lock | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .fms -r requirements-fms.lock
+	$(BIN)/python -m $(HASHED) --upgrade --target .fms -r requirements-fms.lock
 	@touch $@
 
-# The engines that planted scripts are written for. --no-deps, so that no other torch comes along; deepspeed has no
-# wheel on PyPI and is built with no C++ operators, in isolation, since a fresh environment has no wheel package.
+# The engines that planted scripts are written for. deepspeed has no wheel on PyPI and is built with no C++ operators, by the
+# setuptools of .venv: one that a build in isolation would fetch has no hash.
 .engines/installed: requirements-engines.lock | $(VENV)/installed
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m $(HASHED) --no-build-isolation --upgrade \
 	  --target .engines -r requirements-engines.lock
 	@touch $@
 
 # Sphinx, which needs no torch; apart, so that .venv stays what trainpace is tested with.
 .docs/installed: requirements-docs.lock | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .docs -r requirements-docs.lock
+	$(BIN)/python -m $(HASHED) --upgrade --target .docs -r requirements-docs.lock
 	@touch $@
 
 # TraceML, whose verdicts stand beside ours.
-.peers-watch/installed: | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers-watch traceml-ai==0.5.0
+.peers-watch/installed: requirements-peers-watch.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --upgrade --target .peers-watch -r requirements-peers-watch.lock
 	@touch $@
 
 # Peers that are only measured against, likewise apart: they would pull versions of their own into .venv.
 .peers/installed: requirements-peers.lock | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers -r requirements-peers.lock
+	$(BIN)/python -m $(HASHED) --upgrade --target .peers -r requirements-peers.lock
 	@touch $@
 
 run: $(VENV)/installed
@@ -97,19 +100,46 @@ test-long: $(VENV)/installed .zoo/installed
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
 
+# The oldest versions that pyproject.toml admits. Torch is not among them: PyPI has no CPU build of 2.6 for Linux.
+.lowest/installed: requirements-lowest.lock requirements-cuda.lock pyproject.toml tools/environment.sh
+	PYTHON=$(PYTHON) tools/environment.sh .lowest requirements-lowest.lock
+	@touch $@
+
+# Warnings are no errors there: old packages warn about today's Python and NumPy.
+LOWEST ?= tests
+test-lowest: .lowest/installed
+	@echo "the oldest versions that pyproject.toml admits, all but torch: $$(.lowest/bin/python -m pip freeze | grep '^torch==') instead of 2.6"
+	.lowest/bin/python -m pytest -m "not slow and not long" -W default $(LOWEST)
+
+# Other Pythons than that of .venv, as far as tests run without torch: no CPU build of it for them is at hand.
+PYTHONS ?= 3.12 3.13
+PYTHONS_TESTS := tests/forecast tests/hardware tests/job tests/plan tests/schedule tests/supply/test_command_without_torch.py tests/test_architecture.py \
+  tests/test_documents.py tests/test_intake.py tests/test_lazy.py tests/test_records.py tests/test_trend.py tests/test_units.py
+.pythons/%/installed: requirements-pythons.lock pyproject.toml tools/environment.sh
+	PYTHON=$(call interpreter,$*) tools/environment.sh .pythons/$* requirements-pythons.lock
+	@touch $@
+interpreter = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell command -v python$(1)))
+FOUND = $(foreach version,$(PYTHONS),$(if $(call interpreter,$(version)),$(version)))
+
+test-pythons: $(patsubst %,.pythons/%/installed,$(FOUND))
+	@echo "Pythons found: $(if $(FOUND),$(FOUND),none) (of $(PYTHONS)). Not covered there: all that needs torch (tracing, measuring, watching, running)."
+	for version in $(FOUND); do PYTHONPATH=tests .pythons/$$version/bin/python -m pytest -p supply.without_torch -q \
+	  -m "not slow and not long" $(PYTHONS_TESTS) || exit 1; done
+
 # how long: MINUTES=30
 MINUTES ?= 30
 # atheris has wheels for some Pythons and machines only; without it the files are mutated without guidance
-.fuzz/installed: | $(VENV)/installed
+.fuzz/installed: requirements-fuzz.lock | $(VENV)/installed
 	mkdir -p .fuzz
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target .fuzz atheris==3.0.0
+	-$(BIN)/python -m $(HASHED) --only-binary :all: --upgrade --target .fuzz -r requirements-fuzz.lock
 	@touch $@
 
 fuzz: $(VENV)/installed .fuzz/installed
 	PYTHONPATH=.fuzz $(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
-.audit/installed: | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .audit pip-audit cyclonedx-bom
+# What looks after the locks: uv, pip-audit, cyclonedx-bom; apart, so that make lock does not take them for what trainpace needs.
+.audit/installed: requirements-audit.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --upgrade --target .audit -r requirements-audit.lock
 	@touch $@
 
 audit: .audit/installed
@@ -245,8 +275,8 @@ docs-refresh: docs-generate
 zoo-workloads: $(VENV)/installed
 	$(BIN)/python tools/zoo_workloads.py
 
-lock:
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
+lock: .audit/installed
+	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) .zoo .fms .engines .docs .audit .fuzz .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .fms .engines .docs .audit .fuzz .lowest .pythons .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
