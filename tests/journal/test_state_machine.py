@@ -241,4 +241,4 @@ def test_any_order():
 
 @pytest.mark.long
 def test_any_order_for_long():
-    run_machine(300, 60)
+    run_machine(150, 40)
