@@ -8,8 +8,8 @@ A script that needs the standard library alone, and starts the command before it
     python guard.py LIFELINE LIMITS COMMAND...
 
 LIFELINE is a socket (or a pipe, without limits) whose other end the process that wanted the command holds open; LIMITS are the
-numbers of `limits.Limits`, as 1,2, or "" for none. A command that goes beyond them is ended, and the socket then says how far: the
-numbers of an `Overstep`.
+numbers of `limits.Limits`, as 1,2, or "" for none. A command that goes beyond them is ended, and the socket then says how far,
+with the numbers of an `Overstep`.
 """
 
 import os
