@@ -8,6 +8,7 @@ prints goes to stderr.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import queue
@@ -221,8 +222,9 @@ class Pool:
 
 @contextlib.contextmanager
 def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
-    """A worker, and the folder of its request and its answer."""
-    with tempfile.TemporaryDirectory(prefix="trainpace-") as name:
+    """A worker, and the folder of its request and its answer. That is its temporary folder too, since a process that is ended
+    cannot remove its own."""
+    with tempfile.TemporaryDirectory(prefix="trainpace-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         files = [str(folder / "request.json"), str(folder / "answer.json")]
         Path(files[0]).write_text(json.dumps(request))
@@ -230,7 +232,11 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
             output = sys.stderr.fileno()
         except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
             output = subprocess.DEVNULL
-        with Child([*_PYTHON, module, *files], limits=LIMITS or usual_limits(), stdout=output) as worker:
+        around = {**os.environ, "TMPDIR": name}
+        with contextlib.suppress(KeyError, OSError):  # a user without a name
+            compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+            around.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)  # where torch keeps it by default
+        with Child([*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output) as worker:
             yield worker, folder
 
 
@@ -270,7 +276,7 @@ def _check_size(folder: Path, what: str) -> None:
     """Raise where the answer grows beyond what could be read, for it may have no end."""
     written = 0
     with contextlib.suppress(OSError):  # renamed or removed meanwhile
-        written = sum(entry.stat().st_size for entry in os.scandir(folder))
+        written = sum(file.stat().st_size for file in folder.glob("answer.json*"))
     if written > MOST_BYTES:
         raise UserCodeError(f"{what} was ended: its answer was longer than {MOST_BYTES >> 20} MiB.")
 
