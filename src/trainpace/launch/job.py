@@ -311,5 +311,6 @@ def run_here(
     follower.tell(at_end=True)
     if code is None:
         return ended_job(job, "timed out", seconds, f"{job.name} did not end within {format_duration(job.timeout_s)}.")
-    reason = first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
+    gone = "" if job.log.exists() else f"{job.folder} was removed while it ran."
+    reason = gone or first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
     return ended_job(job, "failed", seconds, reason, code)
