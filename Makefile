@@ -39,7 +39,7 @@ help:
 	@echo "make bench-callbacks  the callbacks' time left against what trainings then took, on a machine that does nothing else (ten minutes)"
 	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
 	@echo "make bench-soak  people who work with the dashboard beside hundreds who ask nothing (MINUTES=30)"
-	@echo "make bench-kills  every verb ended at random moments (KILLS=100 of each; some hours)"
+	@echo "make bench-kills  every verb ended at random moments (KILLS=100 of each; an hour or more)"
 	@echo "make docs        the documentation as a site, into out/docs"
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"

@@ -119,7 +119,8 @@ def test_what_a_face_names_is_there(room):
 OWN_READERS = {
     "intake.py": "the door itself",
     "accelerator/memory.py": "/proc", "loader/timing.py": "/proc", "machine/detection.py": "/proc and /sys",
-    "process/child.py": "/proc and /sys", "process/guard.py": "/proc", "shards/opened_files.py": "/proc, and files that user code reads",
+    "process/child.py": "/proc and /sys", "process/guard.py": "/proc", "process/limits.py": "/proc and /sys",
+    "shards/opened_files.py": "/proc, and files that user code reads",
     "evidence/fingerprint.py": "packaged", "hardware/catalogue_reader.py": "packaged", "hardware/hosts.py": "packaged",
     "configs/settings.py": "packaged", "offers/offer.py": "packaged", "report/pages.py": "packaged", "web/render.py": "packaged", "lazy.py": "packaged",
     "trace/workloads.py": "packaged", "trace/cache.py": "the cache: compressed, and thrown away where damaged",

@@ -87,8 +87,8 @@ class Daemon:
         read_end, self._write_end = os.pipe()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(read_end), *command], pass_fds=(read_end,), stdout=output,
-                stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-IS", guard.__file__, str(read_end), "", *command], pass_fds=(read_end,),
+                stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         os.close(read_end)
         self._ended = False

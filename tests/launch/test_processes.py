@@ -7,6 +7,7 @@ import pytest
 
 from interrupting import interrupt_when, is_written, may_leave_a_file_open
 from trainpace.errors import TrainpaceError
+from trainpace.launch import job as jobs
 from trainpace.launch.job import GRACE_S, Job, ThisMachine, Torchrun
 
 WRITES = "import os, pathlib; pathlib.Path(os.environ['RESULT']).write_text('done')"
@@ -245,3 +246,20 @@ time.sleep(600)
     with pytest.raises(KeyboardInterrupt):
         Torchrun().run(job)
     assert [is_alive((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)] == [False, False]
+
+
+def test_a_log_without_end_ends_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "MOST_LOG_BYTES", 1 << 20)
+    ended = ThisMachine().run(job_of(tmp_path, "while True: print('x' * 999)"))
+    assert ended.state == "failed"
+    assert ended.reason == "trial 1 was ended: it wrote more than 1 MiB to its log."
+    assert ended.tail.startswith("xxx")
+
+
+def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "READ_BYTES", 4096)
+    (tmp_path / "log").write_text("ValueError: why\n" + "noise\n" * 10_000 + "the end\n")
+    assert jobs.first_error(tmp_path / "log") == "ValueError: why"
+    assert jobs.tail_of(tmp_path / "log").splitlines()[-1] == "the end"
+    (tmp_path / "log").write_text("\n".join(map(str, range(1500))))
+    assert [int(n) for n in jobs.tail_of(tmp_path / "log").split()] == list(range(1500 - jobs.TAIL_LINES, 1500))

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -151,6 +152,24 @@ def test_what_goes_wrong_is_one_sentence(worker, body, kind, sentence):
         run_isolated(worker(body), {}, 3 if kind is TimedOut else 60, "asking")
     assert type(caught.value) is kind
     assert str(caught.value) == sentence
+
+
+def test_temporary_files_of_a_worker_that_is_ended_go(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    body = "import os, tempfile\nopen(tempfile.mkdtemp() + '/left', 'w').write('x')\nos.kill(os.getpid(), 9)"
+    before = set(tmp_path.iterdir())
+    module = worker(body)
+    with pytest.raises(OutOfMemory):
+        run_isolated(module, {}, 60, "asking")
+    assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"made_worker.py", "__pycache__"}
+
+
+def test_the_compilers_cache_stays_where_torch_has_it(worker, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    module = worker("import os; return os.environ['TORCHINDUCTOR_CACHE_DIR']")
+    assert run_isolated(module, {}, 60, "asking") == default_cache_dir()
 
 
 def test_something_can_be_done_meanwhile(worker):

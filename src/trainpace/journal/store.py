@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
@@ -12,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.journal.database import (
+    JournalUnusable,
     engine_of,
     one_writer,
     plainly,
@@ -111,7 +113,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             new = writing(self._engine, work)
             if new >= MANY:
                 tidy(self._engine)
+        self._check_there()
         return new
+
+    def _check_there(self) -> None:
+        """SQLite goes on in a file that somebody removed, which nobody will find again."""
+        if self._url.drivername == "sqlite" and not os.path.exists(str(self._url.database)):
+            raise JournalUnusable(f"the journal at {self.place} was removed meanwhile; what was to be kept is lost.")
 
     def get(self, id_or_prefix: str) -> Entry:
         """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several match."""

@@ -22,6 +22,8 @@ from trainpace.launch import FailedTrial, TrialResult
 ROUNDS = 2
 """How often the kept setup and the new one are measured in turn where the first trials are too close to tell."""
 BASELINE = "baseline"
+MOST_OTHERS = 100
+"""Rungs of other ladders and other code that are kept, the latest."""
 
 ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
 """Forecasts of setups, from what was measured before."""
@@ -71,7 +73,7 @@ class _Climb:
     def __init__(self, ladder: Ladder, actions: ClimbActions, before: LadderResult | None) -> None:
         self._ladder, self._actions = ladder, actions
         self._code = fingerprint(ladder.start.task) if ladder.script is None else fingerprint_of_script(ladder.script)
-        done = () if before is None else (before.baseline, *before.rungs)
+        done = () if before is None else (before.baseline, *before.others, *before.rungs)
         self._done = {r.key: r for r in done if r.lasting}
         self._before = before
         self._measured: list[MeasuredCompute] = []
@@ -83,14 +85,20 @@ class _Climb:
             result = self._rung(rung, results)
             self._learn(result)
             results = replace(results, rungs=(*results.rungs, result))
-            self._actions.keep(results)
+            self._keep(results)
             self._actions.tell(f"{rung.title}: {'kept' if result.kept else 'undone'}, {result.reason}")
             if stop_early and not result.kept:
                 results = replace(results, stopped=f"stopped after {rung.title!r}, which did not help")
                 break
         results = replace(results, finished=not results.stopped)
-        self._actions.keep(results)
+        self._keep(results)
         return results
+
+    def _keep(self, results: LadderResult) -> None:
+        """With what earlier climbs measured and this one has not come to: it may be ended before, or go another way."""
+        used = {self._before and self._before.baseline.key, *(r.key for r in (results.baseline, *results.rungs))}
+        others = [result for key, result in self._done.items() if key not in used]
+        self._actions.keep(replace(results, others=tuple(others[-MOST_OTHERS:])))
 
     def _baseline(self) -> LadderResult:
         """Measured twice, with two seeds: how far apart its own loss curves are."""
@@ -116,7 +124,7 @@ class _Climb:
             seconds=time.monotonic() - begin,
         )  # fmt: skip
         results = LadderResult(ladder=self._ladder, baseline=result, loss_spread=spread)
-        self._actions.keep(results)
+        self._keep(results)
         return results
 
     def _rung(self, rung: Rung, results: LadderResult) -> RungResult:

@@ -104,7 +104,8 @@ class RungResult(Record):
 
 
 class LadderResult(Record):
-    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds."""
+    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `others`: in the
+    stored state, rungs that earlier climbs measured and that may be taken up."""
 
     ladder: Ladder
     baseline: RungResult
@@ -112,6 +113,7 @@ class LadderResult(Record):
     rungs: tuple[RungResult, ...] = ()
     finished: bool = False
     stopped: str = ""
+    others: tuple[RungResult, ...] = ()
 
     @property
     def start(self) -> Measured:

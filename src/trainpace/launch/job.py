@@ -26,6 +26,10 @@ ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "1
 """The variables that torchrun would set. With one rank, port 0 means any that is free."""
 TAIL_LINES = 20
 LONGEST_REASON = 300
+MOST_LOG_BYTES = 1 << 30
+"""A job that writes more in the time of a trial would fill the disk."""
+READ_BYTES = 1 << 25
+"""Of a log, at its beginning and at its end, to say why a job failed."""
 
 _RANK = re.compile(r"^\[rank ?\d+\]:\s?")
 """What torch puts before the lines of a traceback."""
@@ -219,10 +223,19 @@ def first_error(path: str | Path) -> str:
 
 
 def _lines(path: str | Path) -> list[str]:
+    """Of a long log its beginning and its end."""
     try:
-        return Path(path).read_text(errors="replace").splitlines()
+        with open(path, "rb") as file:
+            text = file.read(READ_BYTES)
+            if os.fstat(file.fileno()).st_size > 2 * READ_BYTES:
+                file.seek(-READ_BYTES, os.SEEK_END)
+            return (text + file.read(READ_BYTES)).decode(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 class OnThisMachine(Launcher):
@@ -298,18 +311,24 @@ def run_here(
         job.log.open("ab") as output,
         Child(command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT) as child,
     ):
-        started, done_at = time.monotonic(), float("inf")
+        started, done_at, too_long = time.monotonic(), float("inf"), False
         while child.exit_code is None:
             now = time.monotonic()
             if done_at == float("inf") and Path(job.result).exists():
                 done_at = now
-            if now - started > job.timeout_s or now - done_at > GRACE_S:
+            too_long = _size_of(job.log) > MOST_LOG_BYTES
+            if now - started > job.timeout_s or now - done_at > GRACE_S or too_long:
                 break
             follower.tell()
             child.wait(POLL_S)
         code, seconds = child.exit_code, time.monotonic() - started
     follower.tell(at_end=True)
+    if too_long:
+        return ended_job(
+            job, "failed", seconds, f"{job.name} was ended: it wrote more than {MOST_LOG_BYTES >> 20} MiB to its log."
+        )
     if code is None:
         return ended_job(job, "timed out", seconds, f"{job.name} did not end within {format_duration(job.timeout_s)}.")
-    reason = first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
+    gone = "" if job.log.exists() else f"{job.folder} was removed while it ran."
+    reason = gone or first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
     return ended_job(job, "failed", seconds, reason, code)

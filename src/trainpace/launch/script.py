@@ -107,7 +107,7 @@ def run_script(
     if len(counted) < _FEWEST_STEPS:
         reason = f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
-    return _result(recording, processes, steps, counted, started)
+    return _result(recording, processes, steps, counted, started, ended.seconds)
 
 
 def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
@@ -166,9 +166,13 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
 
 
 def _result(
-    recording: Recording, processes: Sequence[Process], steps: Sequence[Step], counted: Sequence[Step], started: float
-) -> TrialResult:
-    first, header = recording.ranks[0], header_of(_first(processes).path) or {}
+    recording: Recording, processes: Sequence[Process], steps: Sequence[Step], counted: Sequence[Step], started: float,
+    ran_s: float,
+) -> TrialResult:  # fmt: skip
+    since_start_s = (
+        steps[0].end_ns + (header_of(_first(processes).path) or {}).get("clock_to_wall_ns", 0)
+    ) / 1e9 - started
+    first = recording.ranks[0]
     losses, gpu = _losses(processes), next(_notes(_first(processes), "accelerator"), None)
     peaks_gib = [gib for process in processes for gib in _notes(process, "peak_allocated_gib")]
     return result_of(
@@ -176,7 +180,7 @@ def _result(
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
-        start_up_s=max(0.0, (steps[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - started),
+        start_up_s=min(ran_s, max(0.0, since_start_s)),  # the wall clock may be set meanwhile
         world_size=first.world_size,
         environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
         notes=() if losses else ("the script's losses were not seen.",),

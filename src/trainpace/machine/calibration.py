@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainpace import records
-from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.errors import TimedOut, TrainpaceError, UnknownName
 from trainpace.forecast import MachineModel, wire_bytes
 from trainpace.hardware import Device, HostLinks
 from trainpace.machine.detection import Machine, detect
@@ -67,7 +67,10 @@ def calibrate(seconds: float, machine: Machine | None = None, threads: int | Non
     """
     request = {"seconds": seconds, "machine": msgspec.to_builtins(machine or detect()), "threads": threads}
     timeout_s = 300 + 2 * seconds
-    answer = run_isolated("trainpace.machine.micro_benchmarks", request, timeout_s, "calibrating this machine")
+    try:
+        answer = run_isolated("trainpace.machine.micro_benchmarks", request, timeout_s, "calibrating this machine")
+    except TimedOut as error:
+        raise TimedOut(error.message, "Let nothing else run meanwhile.") from None
     return records.from_json(answer, MachineProfile, "the profile")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpace.process import guard
+from trainpace.process.limits import Limits, Overstep
 
 GRACE_S = 15.0
 """How long the guard may take to end everything below it."""
@@ -42,7 +44,7 @@ def allowed_cores(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/
 
 class Child:
     """A running command; leaving its context ends it, and all processes below it, at once. It runs under a guard
-    (`trainpace.process.guard`), which reads a pipe whose other end is open here: the pipe closes when this process is gone,
+    (`trainpace.process.guard`), which reads a socket whose other end is open here: it closes when this process is gone,
     killed as it may be. `streams` are stdin, stdout and stderr as `subprocess.Popen` takes them; no standard input by
     default."""
 
@@ -51,21 +53,22 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        limits: Limits | None = None,
         **streams: Any,
     ) -> None:
-        """Start the command. `environment` is its whole environment, this process's by default."""
-        read_end, write_end = os.pipe()
-        self._lifeline: int | None = write_end
+        """Start the command. `environment` is its whole environment, this process's by default; beyond `limits` it is ended."""
+        self._lifeline, theirs = socket.socketpair()
+        numbers = "" if limits is None else ",".join(map(str, limits))
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(read_end), *command], start_new_session=True, env=environment,
-                cwd=cwd, pass_fds=(read_end,), **{"stdin": subprocess.DEVNULL, **streams},
+                [sys.executable, "-IS", guard.__file__, str(theirs.fileno()), numbers, *command], start_new_session=True,
+                env=environment, cwd=cwd, pass_fds=(theirs.fileno(),), **{"stdin": subprocess.DEVNULL, **streams},
             )  # fmt: skip
         except BaseException:
-            os.close(write_end)
+            self._lifeline.close()
             raise
         finally:
-            os.close(read_end)
+            theirs.close()
         # the pipes to it and from it, where `streams` ask for them
         self.stdin: Any = self._guard.stdin
         self.stdout: Any = self._guard.stdout
@@ -86,11 +89,18 @@ class Child:
             self._guard.wait(timeout_s)
         return self._guard.returncode
 
+    @property
+    def overstep(self) -> Overstep | None:
+        """The limit for which it was ended, of a command that has ended so and whose context was not left."""
+        try:
+            said = self._lifeline.recv(200, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except OSError:
+            return None
+        return Overstep(*map(int, said.split(b","))) if said else None
+
     def cut_lifeline(self) -> None:
         """Have the command ended, without waiting for that."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        self._lifeline.close()
 
     def end(self) -> None:
         """End the command and everything below it, and wait until that is done."""

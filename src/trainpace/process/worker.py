@@ -8,6 +8,7 @@ prints goes to stderr.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import queue
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UnreadableInput, UserCodeError
-from trainpace.intake import json_of, read_json
+from trainpace.intake import MOST_BYTES, json_of, read_json
 from trainpace.process.child import Child, ending_of
-from trainpace.units import format_duration
+from trainpace.process.limits import Limits, usual_limits
+from trainpace.units import format_duration, gib_from_bytes
 
 Answer = dict[str, Any]
 
@@ -36,7 +38,13 @@ _PYTHON = (sys.executable, "-P", "-m")
 who names a FILE.py brings its folder in by that."""
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 _POLL_S = 0.02
+_SIZE_POLL_S = 0.5
+"""How often it is asked how long an answer has become."""
 PATIENCE_S = 60.0
+LIMITS: Limits | None = None
+"""Of every worker; the usual ones by default."""
+_WAITING_ANSWERS = 1000
+"""Of a pool; workers that answer faster than they are heard wait then."""
 
 
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
@@ -130,8 +138,11 @@ def started_isolated(module: str, request: dict[str, Any], timeout_s: float, wha
     with _started(module, request) as (worker, folder):
 
         def wait_for_answer() -> str:
-            if worker.wait(timeout_s) is None:
-                raise _late(what, timeout_s)
+            deadline = time.monotonic() + timeout_s
+            while worker.wait(min(_SIZE_POLL_S, max(0.0, deadline - time.monotonic()))) is None:
+                if time.monotonic() >= deadline:
+                    raise _late(what, timeout_s)
+                _check_size(folder, what)
             return _answer_of(worker, folder, what)
 
         yield wait_for_answer
@@ -149,6 +160,8 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
                 _answer_of(*workers[rank], f"rank {rank} of {what}")
             if 0 in ended:
                 return _answer_of(*workers[0], what)
+            for rank, (_, folder) in enumerate(workers):
+                _check_size(folder, f"rank {rank} of {what}")
             time.sleep(_POLL_S)
     raise _late(what, timeout_s)
 
@@ -159,13 +172,15 @@ class Pool:
 
     def __init__(self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
         self._command, self._count, self._note = [*_PYTHON, module, argument], count, note
-        self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue()
+        self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue(_WAITING_ANSWERS)
         self._workers: list[Child] = []
 
     def __enter__(self) -> Pool:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one thread each: the workers are the parallelism
         for number in range(self._count):
-            self._workers.append(Child(self._command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            limits = LIMITS or usual_limits()
+            worker = Child(self._command, environment, None, limits, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._workers.append(worker)
             threading.Thread(target=self._listen, args=(number,), daemon=True).start()
         return self
 
@@ -191,21 +206,25 @@ class Pool:
                 continue
             if answer is None:
                 ending = ending_of(self._workers[worker].wait() or 0)
+                _raise_overstep(self._workers[worker], what(worker), "Try fewer --workers.")
                 raise UserCodeError(f"a worker {ending} while {what(worker)}.", "What is finished is kept.")
             _raise_error_of(answer)
             yield worker, answer
 
     def _listen(self, number: int) -> None:
         with contextlib.suppress(ValueError):  # closed meanwhile
-            for line in self._workers[number].stdout:
+            while line := self._workers[number].stdout.readline(MOST_BYTES + 1):
                 self._answers.put((number, _line_of(line)))
+                if len(line) > MOST_BYTES:  # what follows is no line
+                    return
         self._answers.put((number, None))
 
 
 @contextlib.contextmanager
 def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
-    """A worker, and the folder of its request and its answer."""
-    with tempfile.TemporaryDirectory(prefix="trainpace-") as name:
+    """A worker, and the folder of its request and its answer. That is its temporary folder too, since a process that is ended
+    cannot remove its own."""
+    with tempfile.TemporaryDirectory(prefix="trainpace-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         files = [str(folder / "request.json"), str(folder / "answer.json")]
         Path(files[0]).write_text(json.dumps(request))
@@ -213,7 +232,11 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
             output = sys.stderr.fileno()
         except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
             output = subprocess.DEVNULL
-        with Child([*_PYTHON, module, *files], stdout=output) as worker:
+        around = {**os.environ, "TMPDIR": name}
+        with contextlib.suppress(KeyError, OSError):  # a user without a name
+            compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+            around.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)  # where torch keeps it by default
+        with Child([*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output) as worker:
             yield worker, folder
 
 
@@ -226,6 +249,7 @@ def _answered_at(folder: Path) -> int:
 def _answer_of(worker: Child, folder: Path, what: str) -> str:
     file, code = folder / "answer.json", worker.exit_code
     assert code is not None
+    _raise_overstep(worker, what)
     if not file.exists():
         kind = OutOfMemory if code == 128 + signal.SIGKILL else UserCodeError
         raise kind(f"{what} gave no answer: it {ending_of(code)}.")
@@ -237,6 +261,26 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
         raise UserCodeError(f"{what} left an answer that is damaged; it {ending_of(code)}.") from None
 
 
+def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch.") -> None:
+    """Where the worker was ended for its limits."""
+    over = worker.overstep
+    if over is None:
+        return
+    if over.processes:
+        raise UserCodeError(f"{what} was ended: it ran {over.processes:,} processes at once.")
+    held, free = (f"{gib_from_bytes(size):.1f} GiB" for size in (over.held_bytes, over.free_bytes))
+    raise OutOfMemory(f"{what} was ended: it held {held}, and only {free} of this machine's memory were left.", hint)
+
+
+def _check_size(folder: Path, what: str) -> None:
+    """Raise where the answer grows beyond what could be read, for it may have no end."""
+    written = 0
+    with contextlib.suppress(OSError):  # renamed or removed meanwhile
+        written = sum(file.stat().st_size for file in folder.glob("answer.json*"))
+    if written > MOST_BYTES:
+        raise UserCodeError(f"{what} was ended: its answer was longer than {MOST_BYTES >> 20} MiB.")
+
+
 def _raise_error_of(answer: Answer) -> None:
     if "error" in answer:
         kinds = {"out_of_memory": OutOfMemory, "disk_full": DiskFull, "misuse": TrainpaceError}
@@ -245,6 +289,8 @@ def _raise_error_of(answer: Answer) -> None:
 
 
 def _line_of(line: bytes) -> Answer:
+    if len(line) > MOST_BYTES:
+        return {"error": f"a worker's answer was longer than {MOST_BYTES >> 20} MiB.", "hint": ""}
     try:
         answer = json_of(line, "an answer")
         return answer if isinstance(answer, dict) else {}

@@ -179,7 +179,8 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
             raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
         except OSError:  # a file system without locks; shards are renamed into place all the same
             pass
-        written = (files.PLAN, files.MANIFEST, files.BAD_SAMPLES, "shard-*", ".shard-*")
+        # the plan at last: without it, what a killed run left would be taken for somebody else's
+        written = (files.MANIFEST, files.BAD_SAMPLES, "shard-*", ".shard-*", files.PLAN)
         for pattern in written if settings.again else ():
             for path in folder.glob(pattern):
                 path.unlink()
@@ -298,7 +299,7 @@ class _Work:
     def _make_room(self) -> None:
         """Remove the half-written files of a killed run. Raises DiskFull where the rest will not fit."""
         for number in self._todo:
-            for rest in self._folder.glob(f".{files.shard_file(self._folder, number).name}.*"):
+            for rest in self._folder.glob(f".{files.shard_file(self._folder, number).stem}.*"):
                 rest.unlink(missing_ok=True)
         needed = (self._wanted - self._before) * self._plan.probe_bytes * _SPARE
         free = shutil.disk_usage(self._folder).free

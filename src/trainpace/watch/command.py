@@ -55,8 +55,8 @@ def watch(
         raise TrainpaceError(
             f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS"
         )
-    started = time.time()
-    note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
+    begun = time.monotonic()
+    note = {"command": list(command), "started": time.time(), "seconds": None, "exit_code": None, "trials": trials}
     make_folder(folder)
     keeps = task is None or task.reports
     if keeps:
@@ -71,7 +71,7 @@ def watch(
         code = _run(command, around, output, errors)
     if trials is not None:
         remove_asides(folder)
-    note |= {"seconds": time.time() - started, "exit_code": code}
+    note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
         make_folder(folder)  # the command may have removed it

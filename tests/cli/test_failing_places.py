@@ -1,0 +1,207 @@
+"""Commands that write, where the disk is full, may only be read, or is gone under them: one sentence, and what was there stays."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nouns import workload
+from trainpace.journal import Journal
+from trainpace.records import save
+
+TASK = """
+import pathlib, shutil, sys, torch
+def task():
+    for folder in pathlib.Path(__file__).with_name("remove").read_text().split():
+        shutil.rmtree(folder)
+    model = torch.nn.Linear(16, 4)
+    data = [(torch.full((16,), float(i)), i % 4) for i in range(64)]
+    return model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), data
+class Samples:
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        for folder in pathlib.Path(__file__).with_name("remove").read_text().split():
+            shutil.rmtree(folder, ignore_errors=True)
+        return {"x": float(i)}
+"""
+TRAIN = """
+import pathlib, shutil, sys, torch
+for folder in sys.argv[1:]:
+    shutil.rmtree(folder)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.utils.data.DataLoader([torch.ones(16)] * 64, batch_size=4):
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+print("trained")
+"""
+LADDER = (
+    'task = "task.py:task"\nseconds = 0.2\n[start]\nmicro_batch = 4\naccumulation = 2\n[[rung]]\nmicro_batch = [8]\n'
+)
+ARGS = "model_name_or_path: mine\nper_device_train_batch_size: 8\nbf16: false\nfp16: false\n"
+MEASURE = ("measure", "task.py:task", "--batch", "1", "--repeats", "1", "--seconds", "0.1s", "--no-forecast")
+WATCH = ("watch", "--output", "PLACE/recorded", "--", sys.executable, "train.py")
+COMMANDS = {
+    "measure": (*MEASURE, "--journal", "PLACE/journal.db"),
+    "watch": WATCH,
+    "run": ("run", "ladder.toml", "--no-forecast", "--no-journal", "--out", "PLACE/climb"),
+    "forecast": ("forecast", "resnet18", "--gpu", "T4", "--save-workload", "PLACE/w.json"),
+    "precompute": ("precompute", "task.py:Samples", "--workers", "1", "--out", "PLACE/shards"),
+    "journal import": ("journal", "import", "runs.csv", "--journal", "PLACE/journal.db"),
+    "journal export": ("journal", "export", "PLACE/out.csv", "--journal", "own.db"),
+    "plan --write": ("plan", "model.json", "--gpu", "A100", "--samples", "100k", "--epochs", "3", "--config", "PLACE/args.yaml", "--write", "--yes"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in {"task.py": TASK, "train.py": TRAIN, "ladder.toml": LADDER, "remove": ""}.items():
+        (tmp_path / name).write_text(text)
+    rows = [f"resnet18,T4,fp32,{n},{20 + n}" for n in range(1, 400)]
+    (tmp_path / "runs.csv").write_text("\n".join(["model_spec,gpu,precision,batch_per_gpu,step_time_ms", *rows]) + "\n")
+    save(workload(), tmp_path / "model.json")
+    Journal.open(str(tmp_path / "own.db")).close()
+    (tmp_path / "PLACE").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def place(folder):
+    """A file system of a MiB."""
+    place = folder / "PLACE"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place]
+    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    (place / "args.yaml").write_text(ARGS)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def trainpace(folder, *words):
+    command = [sys.executable, "-m", "trainpace", *words]
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def fill(place):
+    with open(place / "ballast", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
+
+
+def said(done):
+    """The one sentence at the end."""
+    assert "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("trainpace: ")
+    return last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_full_disk(folder, place, verb):
+    fill(place)
+    done = trainpace(folder, *COMMANDS[verb])
+    assert done.returncode == 2
+    assert any(words in said(done) for words in ("no space left on device", "disk is full", "has room for"))
+    assert "PLACE" in said(done)
+    assert {path.name for path in place.rglob("*") if path.is_file() and path.stat().st_size} <= {
+        "ballast",
+        "args.yaml",
+    }
+    assert (place / "args.yaml").read_text() == ARGS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_folder_that_may_only_be_read(folder, place, verb):
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+    done = trainpace(folder, *COMMANDS[verb])
+    assert done.returncode == 2
+    assert "read-only file system" in said(done) or "unable to open database file" in said(done)
+    assert "PLACE" in said(done)
+
+
+@pytest.mark.slow
+def test_a_journal_that_may_only_be_read_is_told_before_anything_is_measured(folder, place):
+    with Journal.open(str(place / "journal.db")):
+        pass
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+    begun = time.monotonic()
+    done = trainpace(folder, *MEASURE, "--seconds", "60s", "--journal", "PLACE/journal.db")
+    assert done.returncode == 2
+    assert "PLACE/journal.db cannot be used" in said(done)
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.slow
+def test_a_disk_that_runs_full_under_the_recorder_leaves_the_script_alone(folder, place):
+    (folder / "train.py").write_text(
+        f"ballast = open({str(place / 'ballast')!r}, 'wb', buffering=0)\ntry:\n    while True: ballast.write(bytes(4096))\n"
+        f"except OSError: pass\n{TRAIN}"
+    )
+    done = trainpace(folder, *WATCH)
+    assert "trained\n" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "no space left on device" in done.stderr.lower()
+
+
+# --- folders that are removed meanwhile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["measure", "run", "precompute"])
+def test_a_folder_that_is_removed_meanwhile(folder, verb):
+    place = {"measure": "PLACE", "run": "PLACE/climb", "precompute": "PLACE/shards"}[verb]
+    (folder / "remove").write_text(str(folder / place))
+    if verb == "measure":  # once, so that the journal is there when the first probe begins
+        (folder / "task.py").write_text(
+            TASK.replace("shutil.rmtree(folder)", "shutil.rmtree(folder, ignore_errors=True)")
+        )
+    done = trainpace(folder, *COMMANDS[verb])
+    assert done.returncode == 2
+    assert place.rpartition("/")[2] in said(done)
+
+
+@pytest.mark.slow
+def test_a_recording_that_its_script_removes(folder):
+    done = trainpace(folder, *WATCH, str(folder / "PLACE" / "recorded"))
+    assert "trained\n" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- a clock that is set
+
+
+def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
+    """A command under the recorder, while the wall clock is set back by an hour."""
+    import json
+
+    from trainpace.watch import command
+
+    later = iter([1e9, *[1e9 - 3600.0] * 1000])
+    monkeypatch.setattr(command.time, "time", lambda: next(later))
+    assert command.watch([sys.executable, "-c", "import time; time.sleep(0.2)"], tmp_path / "recorded") == 0
+    note = json.loads((tmp_path / "recorded" / "command.json").read_text())
+    assert 0.2 <= note["seconds"] < 60
+    assert note["started"] == 1e9
+
+
+def test_wall_clocks_are_read_only_where_a_moment_is_meant():
+    """Each of these notes when something was, for people; none takes a difference."""
+    package = Path(__file__).parents[2] / "src" / "trainpace"
+    moments = {"watch/command.py", "launch/script.py", "watch/inside/start.py"}
+    words = ("time.time()", "time.time_ns()", "datetime.now() -", "utcnow")
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if any(word in path.read_text() for word in words)
+    }
+    assert found == moments
