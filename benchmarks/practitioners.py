@@ -111,8 +111,9 @@ def page(judged: list[Judged], first: Mapping[str, Any]) -> str:
         "# What practitioners do, and what Trainpace recommends", "",
         f"`make bench-practitioners`, {datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}. The"
         " cases, their sources and what is expected of each were written down before `plan` and `match` were asked"
-        " (benchmarks/practitioners.toml). Two questions that the verbs refused were mended after the first run (a card's name"
-        " and BLOOM's accumulation); no expectation was.", "",
+        " (benchmarks/practitioners.toml). No expectation was changed. Of the questions, two that the verbs refused were mended"
+        " after the first run (a card's name, BLOOM's accumulation), and torchtitan's five on H100 name the cards of their"
+        " source, which have 96 GB.", "",
         f"**{agree} of {len(judged)} agree** ({then} of {len(first)} at the first run, on 2026-11-24).", "",
         "| case | practitioners | Trainpace | agree | at first | source |", "|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -22,6 +22,9 @@ ALSO = {"precision": {"memory format"}}
 """NVIDIA's tables of fp32 beside AMP change both."""
 
 
+FEWEST = 10
+
+
 class Difference(NamedTuple):
     """A pair's knobs, and the error of the forecast ratio of its times a sample, as a logarithm."""
 
@@ -76,9 +79,25 @@ def resolutions(share: float = 0.8) -> dict[str, tuple[float, int]]:
     return {name: (float(np.quantile(errors, share)), len(errors)) for name, errors in found.items() if errors}
 
 
+def several(share: float = 0.8) -> Iterator[tuple[str, float, float, int]]:
+    """Pairs that differ in several knobs, at least ten of a kind: (the knobs, the quantile of their absolute errors, the largest
+    of the knobs' own, how many)."""
+    alone = resolutions(share)
+    found: dict[frozenset[str], list[float]] = {}
+    for pair in differences():
+        if len(pair.knobs & alone.keys()) > 1:
+            found.setdefault(frozenset(pair.knobs & alone.keys()), []).append(abs(pair.log_error))
+    for knobs, errors in sorted(found.items(), key=lambda item: -len(item[1])):
+        if len(errors) >= FEWEST:
+            largest = max(alone[name][0] for name in knobs)
+            yield ", ".join(sorted(knobs)), float(np.quantile(errors, share)), largest, len(errors)
+
+
 def main() -> None:
     for name, (resolution, pairs) in resolutions().items():
         print(f"{name:18} {resolution:.3f}  {pairs:,} pairs")
+    for names, error, largest, pairs in several():
+        print(f"{names}: {error:.3f}, {error / largest:.2f} times the largest of them alone, {pairs:,} pairs")
 
 
 if __name__ == "__main__":

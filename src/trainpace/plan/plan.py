@@ -21,6 +21,8 @@ from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal
 from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
+SHARED_NETWORK = 0.5
+"""Share of its ports' rate that a network gives where switches are shared, under which a recommendation must still be right."""
 _SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
@@ -46,7 +48,7 @@ def plan_changes(
     result = search(setting, start, grid, paths)
     judge = Judge(setting, start)
     searched = len(result.grid) * len(paths)
-    fastest, best = result.best(), result.recommended()
+    fastest, best = result.best(), result.recommended(_elsewhere(setting, result))
     if fastest is None or best is None:
         return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
                     nearest=_nearest(setting, start, freedom, result))  # fmt: skip
@@ -65,6 +67,15 @@ def plan_changes(
         start_fits=judge.fits(now), job=setting.schedule, conditions=setting.conditions,
         assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
     )  # fmt: skip
+
+
+def _elsewhere(setting: Setting, result: SearchResult) -> list[SearchResult]:
+    """The same search where the network between nodes gives what shared switches often do: a recommendation has to hold there."""
+    network = setting.cluster.network_gb_per_s_per_device
+    if setting.cluster.nodes == 1 or network is None or result.best() is None:
+        return []
+    slower = replace(setting.cluster, network_gb_per_s_per_device=network * SHARED_NETWORK)
+    return [search(setting._replace(cluster=slower), result.start, result.grid, result.data)]
 
 
 def _what_binds(result: SearchResult) -> str:

@@ -4,6 +4,7 @@ Both share most of their errors (the card, the model, the host), so that their r
 is left was measured: `fitting/differences.py` compares the ratios of packaged measurements with the forecast ones.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -23,10 +24,12 @@ micro-batch. Not below `NOISE`, by which a repeated measurement differs."""
 
 
 def told_apart(knobs: Iterable[str]) -> float:
-    """What two forecasts that differ in these knobs are told apart by, as a logarithm: the knobs' errors are independent."""
-    return float(np.sqrt(sum(RESOLUTION[name] ** 2 for name in knobs)))
+    """What two forecasts that differ in these knobs are told apart by, as a logarithm: the largest of theirs. Measured pairs that
+    differ in several err by no more than 1.2 times that (`fitting/differences.py`), and less than independent errors would."""
+    return max((RESOLUTION[name] for name in knobs), default=0.0)
 
 
 def told_apart_each(differ: Mapping[str, NDArray[np.bool_]]) -> Floats:
     """The same for many executions at once; `differ`: by knob, which of them differ."""
-    return np.sqrt(sum(RESOLUTION[name] ** 2 * flags for name, flags in differ.items()))
+    each = [RESOLUTION[name] * flags for name, flags in differ.items()]
+    return np.asarray(functools.reduce(np.maximum, each), dtype=np.float64)

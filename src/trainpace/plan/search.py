@@ -268,22 +268,34 @@ class SearchResult(NamedTuple):
         pick = np.argmin(self.changes[rows, paths])
         return int(rows[pick]), int(paths[pick])
 
-    def recommended(self) -> tuple[int, int] | None:
-        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where none is."""
-        rival = self.best()
-        if rival is None:
+    def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
+        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where none is possible.
+
+        elsewhere: the same executions under other circumstances, where it has to be right too; if none is, here counts.
+        """
+        if self.best() is None:
             return None
-        left = self.as_fast_as(rival)
-        while True:
+        everywhere = [self, *(result for result in elsewhere if result.best() is not None)]
+        left = np.isfinite(self.job_s)
+        for result in everywhere:
+            left &= result.as_fast_as(result.best() or (0, 0))
+        while left.any():
             rows, paths = np.nonzero(left)
             pick = np.lexsort((self.job_s[rows, paths], self.changes[rows, paths], self.points[rows, paths]))[0]
             picked = int(rows[pick]), int(paths[pick])
-            beyond = self.job_s[picked] / self.job_s - 1 - self._too_little(self.job_s, self.told_apart(picked))
-            row, path = np.unravel_index(np.argmax(beyond), beyond.shape)
-            if beyond[row, path] <= ROUNDING:
+            rivals = [(result, rival) for result in everywhere if (rival := result.rival(picked)) is not None]
+            if not rivals:
                 return picked
-            left &= self.as_fast_as((int(row), int(path)))
             left[picked] = False
+            for result, rival in rivals:
+                left &= result.as_fast_as(rival)
+        return self.recommended() if elsewhere else self.best()
+
+    def rival(self, index: tuple[int, int]) -> tuple[int, int] | None:
+        """The choice that is furthest ahead of one beyond what forecasts tell apart; None where none is."""
+        beyond = self.job_s[index] / self.job_s - 1 - self._too_little(self.job_s, self.told_apart(index))
+        row, path = np.unravel_index(np.argmax(beyond), beyond.shape)
+        return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
 
     def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
         """Which choices forecasts cannot tell from one, or are faster: executions x data paths."""
@@ -335,9 +347,8 @@ def search(setting: Setting, start: Execution, grid: Grid, data: tuple[DataPath,
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     job_s = np.where(possible[:, None], job_seconds(setting, start, grid, evaluation, step_ms), np.inf)
     differ = list(differing_rows(grid, start).values())
-    turned = np.sum(differ, axis=0, dtype=np.int64)[:, None] + np.array(
-        [path != data[0] for path in data], dtype=np.int64
-    )
+    other_data = np.array([path != data[0] for path in data], dtype=np.int64)
+    turned = np.sum(differ, axis=0, dtype=np.int64)[:, None] + other_data
     asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
         [_data_points(path, data[0]) for path in data]
     )
