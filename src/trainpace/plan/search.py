@@ -269,7 +269,7 @@ class SearchResult(NamedTuple):
         return int(rows[pick]), int(paths[pick])
 
     def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
-        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where none is possible.
+        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where there is none.
 
         elsewhere: the same executions under other circumstances, where it has to be right too; if none is, here counts.
         """

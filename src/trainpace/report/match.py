@@ -72,14 +72,14 @@ def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec
     print_verdict(_verdict(answer.picks))
     print_named("", three(answer.picks))
     print_lines(*within_limits(ranking, job), *in_mixed_precision(answer))
-    _print_front(ranking.matches)
+    drawn = _print_front(ranking.matches)
     shown = _shown(ranking.matches, top)
     columns = (
         words("#", least=3), words("server", least=14), words("region", 7), words("GPUs"), words("run", 3), Column("step ms", 4),
         Column("hours"), Column("90 %", 1), Column("cost"), Column("$/h", 2), Column("GiB", 5), Column("$/1000 steps", 8),
         Column("kWh", 9),
     )  # fmt: skip
-    print_table(columns, [_cells(rank, m) for rank, m in shown])
+    print_table(columns, [_cells(rank, m) for rank, m in shown], spaced=not drawn)
     print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
     short = sum(r.binding == "memory" for r in ranking.rejected)
     reasons = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
@@ -154,13 +154,14 @@ def in_mixed_precision(answer: Matches) -> list[str]:
     ]
 
 
-def _print_front(matches: Sequence[Match]) -> None:
-    """The options that no other beats in both, as bars of cost from the fastest to the cheapest."""
+def _print_front(matches: Sequence[Match]) -> bool:
+    """The options that no other beats in both, as bars of cost from the fastest to the cheapest; whether there were enough."""
     front = sorted((m for m in matches if m.on_front and math.isfinite(m.mean_usd)), key=lambda m: m.mean_hours)
     if len(front) < FEWEST_SHOWN:
-        return
+        return False
     rows = [(duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True) for m in front]
-    print_bars("Cost of the whole job against its time, where no other option is both faster and cheaper", rows)
+    print_bars("Cost against time, of the options that no other beats in both", rows)
+    return True
 
 
 def _short(m: Match) -> str:
