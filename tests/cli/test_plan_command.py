@@ -79,7 +79,7 @@ def test_a_plan(model, tmp_path):
     for word in (
         "What to change, in this order",
         "Now",
-        "Best",
+        "Recommended",
         "Simplest",
         "Considered and rejected",
         "What could change this",

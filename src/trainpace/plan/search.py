@@ -118,8 +118,8 @@ def is_legal(execution: Execution, start: Execution) -> bool:
 
 def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
     ranks, stage = grid.data_parallel_size, grid.zero_stage
-    # DeepSpeed offloads from one GPU too, by stage 2 or 3, under which gradients leave as they come
-    legal = (stage == 0) | (ranks > 1) | (stage == start.zero_stage) | (grid.offload_optimizer & (stage >= 2))
+    # DeepSpeed offloads from one GPU too, by stage 2, under which gradients leave as they come
+    legal = (stage == 0) | (ranks > 1) | (stage == start.zero_stage) | (grid.offload_optimizer & (stage == 2))
     legal &= ~grid.offload_optimizer | (stage >= 1) | (ranks == 1)
     legal &= ~grid.offload_parameters | (stage == 3)
     legal &= ~grid.sequence_parallel | (grid.tp > 1)

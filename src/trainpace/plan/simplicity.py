@@ -33,7 +33,7 @@ def _costs(grid: Grid) -> Mapping[str, Floats | float]:
     """What it takes to turn each knob to the value of a row."""
     e = grid
     parallel = (
-        6.0 * (e.tp > 1) + 5.0 * (e.cp > 1) + 5.0 * (e.ep > 1) + 10.0 * (e.pp > 1) + 2.0 * (e.virtual_stages > 1)
+        6.0 * (e.tp > 1) + 6.5 * (e.cp > 1) + 5.0 * (e.ep > 1) + 10.0 * (e.pp > 1) + 2.0 * (e.virtual_stages > 1)
         + 0.5 * e.sequence_parallel + 1.0 * e.async_tensor_parallel
     )  # fmt: skip
     # GradScaler beside fp16, and scaling factors and a loss to follow beside fp8
