@@ -80,7 +80,8 @@ def test_a_plan(model, tmp_path):
         "What to change, in this order",
         "Now",
         "Recommended",
-        "Simplest",
+        "plain DDP is right for",
+        "in 9 of 10 cases",
         "Considered and rejected",
         "What could change this",
     ):

@@ -71,7 +71,8 @@ def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec
     first = ranking.matches[0]
     print_verdict(_verdict(answer.picks))
     print_named("", three(answer.picks))
-    print_lines(*within_limits(ranking, job), *in_mixed_precision(answer))
+    if beside := [*within_limits(ranking, job), *in_mixed_precision(answer)]:
+        print_lines(*beside, "")
     drawn = _print_front(ranking.matches)
     shown = _shown(ranking.matches, top)
     columns = (
@@ -140,7 +141,8 @@ def within_limits(ranking: Ranking, job: Job) -> list[str]:
     if not limits:
         return []
     left, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
-    return [sentence(f"{' and '.join(limits)} leave {left:,} of {every:,} options; the others are not shown.")]
+    leave = "leaves" if len(limits) == 1 else "leave"
+    return [sentence(f"{' and '.join(limits)} {leave} {left:,} of {every:,} options; the others are not shown.")]
 
 
 def in_mixed_precision(answer: Matches) -> list[str]:
