@@ -16,15 +16,21 @@ KNEE_GAIN = 0.1
 
 
 class Pick(Record):
-    """One of the three. hour_less_usd: what every hour less costs here beside the next cheaper pick; None for the cheapest.
+    """One of the three. hours_less, usd_more: beside the next cheaper pick, and hour_less_usd what every hour less costs so; None
+    for the cheapest.
 
     as_fast: a cheaper server whose time forecasts cannot tell from this one's.
     """
 
     name: Literal["cheapest", "knee", "fastest"]
     match: Match
-    hour_less_usd: float | None = None
+    hours_less: float | None = None
+    usd_more: float | None = None
     as_fast: Match | None = None
+
+    @property
+    def hour_less_usd(self) -> float | None:
+        return self.usd_more / self.hours_less if self.usd_more is not None and self.hours_less else None
 
 
 def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
@@ -43,7 +49,8 @@ def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
     for i, (name, match) in enumerate(chosen):
         before = chosen[i - 1][1] if i else None
         made.append(Pick(
-            name=name, match=match, hour_less_usd=None if before is None else _hour_less_usd(before, match),
+            name=name, match=match, hours_less=None if before is None else before.mean_hours - match.mean_hours,
+            usd_more=None if before is None else match.mean_usd - before.mean_usd,
             as_fast=_as_fast(match, front) if name == "fastest" else None,
         ))  # fmt: skip
     return tuple(made)
@@ -63,12 +70,6 @@ def knee(front: Sequence[Match]) -> Match | None:
     below = [1 - (h - hours[0]) / wide - (u - usd[-1]) / high for h, u in zip(hours, usd, strict=True)]
     best = max(range(len(front)), key=below.__getitem__)
     return front[best] if below[best] >= KNEE_GAIN else None
-
-
-def _hour_less_usd(slower: Match, faster: Match) -> float | None:
-    """Dollars that every hour less costs."""
-    hours = slower.mean_hours - faster.mean_hours
-    return (faster.mean_usd - slower.mean_usd) / hours if hours > 0 else None
 
 
 def _as_fast(match: Match, front: Sequence[Match]) -> Match | None:

@@ -348,7 +348,7 @@ def search(setting: Setting, start: Execution, grid: Grid, data: tuple[DataPath,
     job_s = np.where(possible[:, None], job_seconds(setting, start, grid, evaluation, step_ms), np.inf)
     differ = list(differing_rows(grid, start).values())
     other_data = np.array([path != data[0] for path in data], dtype=np.int64)
-    turned = np.sum(differ, axis=0, dtype=np.int64)[:, None] + other_data
+    turned = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
     asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
         [_data_points(path, data[0]) for path in data]
     )

@@ -124,14 +124,21 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
         m = pick.match
         between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
         said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour."
-        if pick.hour_less_usd is not None and pick.name == "knee":
-            said += f" One hour more, towards the cheapest, saves {usd(pick.hour_less_usd)}."
-        elif pick.hour_less_usd is not None:
-            said += f" Each hour less than the option before costs {usd(pick.hour_less_usd)}."
+        said += _against_cheaper(pick)
         if pick.as_fast is not None:
             said += f" Forecasts cannot tell {server(pick.as_fast)} from it, for {usd_and_hours(pick.as_fast)}."
         lines.append((_NAMES[pick.name], said))
     return lines
+
+
+def _against_cheaper(pick: Pick) -> str:
+    """What the time that a pick saves costs; where it saves hours, what one hour is worth."""
+    if pick.hours_less is None or pick.usd_more is None or pick.hour_less_usd is None:
+        return ""
+    said = f" {duration(3600 * pick.hours_less)} less than the option before, for {usd(pick.usd_more)} more"
+    if pick.hours_less < 1:
+        return f"{said}."
+    return f"{said}: one hour more would save {usd(pick.hour_less_usd)}."
 
 
 def within_limits(ranking: Ranking, job: Job) -> list[str]:
