@@ -6,7 +6,7 @@ DATA ?= ../shared/data
 # Nothing is fetched that a lock does not name, and nothing is installed that has not one of the hashes there.
 HASHED := pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 
-.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
 	@echo "make bench-accelerator  faults planted in the code for GPUs, and the test on a simulated device that catches each (half an hour)"
 	@echo "make bench-memory, bench-adapters, bench-experts  peaks and fits, steps of LoRA and QLoRA, divided experts, beside measured rows"
+	@echo "make bench-practitioners  what plan and match recommend for thirty known trainings, beside what practitioners do (ten minutes)"
 	@echo "make bench-callbacks  the callbacks' time left against what trainings then took, on a machine that does nothing else (ten minutes)"
 	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
 	@echo "make bench-soak  people who work with the dashboard beside hundreds who ask nothing (MINUTES=30)"
@@ -244,6 +245,9 @@ bench-memory: $(VENV)/installed .zoo/installed .fms/installed
 
 bench-adapters: $(VENV)/installed .zoo/installed .fms/installed
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/adapters.py
+
+bench-practitioners: $(VENV)/installed
+	$(BIN)/python benchmarks/practitioners.py
 
 bench-experts: $(VENV)/installed
 	PYTHONPATH=. $(BIN)/python -m benchmarks.experts --data $(DATA)

@@ -19,7 +19,7 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
-from trainpace.offers import Offer
+from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import Interval, StepTime
@@ -35,6 +35,7 @@ from trainpace.report.watch import timeline_page
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
 from trainpace.verbs.forecast import Sweep
+from trainpace.verbs.match import Matches
 from trainpace.watch import timeline_of
 
 HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.title=\'broken\'">'
@@ -121,8 +122,9 @@ def a_match():
     ]  # fmt: skip
     job, model = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64), replace(workload(), model=HOSTILE)
     ranking = rank_servers(model, offers, {o.device: find_device(o.device) for o in offers}, job)
+    answer = Matches(workload=model, job=job, ranking=ranking, nearest=None, picks=picks(ranking.matches))
     today = datetime.date(2026, 11, 21)
-    return match_page(model, ranking, job, "usd", "", ranking_json(model, ranking, job, None, today), today)
+    return match_page(answer, "usd", "", ranking_json(answer, today), today)
 
 
 def a_plan():

@@ -18,7 +18,7 @@ from trainpace.journal import Lesson, Lessons, Odd, compare, scores
 from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
-from trainpace.offers import Offer
+from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job, nearest, rank
 from trainpace.outcome import FailedProbe, Interval, Jump, Memory
 from trainpace.plan import Setting, plan_changes
@@ -42,6 +42,7 @@ from trainpace.report.measurement import print_sweep
 from trainpace.schedule import Schedule
 from trainpace.trend import trend_of
 from trainpace.validation import Row, by, summarise
+from trainpace.verbs.match import Matches
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
@@ -223,9 +224,9 @@ def matched(deadline_s=None):
            for name, device, count, price in (("a-very-long-name-of-a-server", "T4", 1, 0.5), ("eight", "A100 SXM 40GB", 8, 16.0))]  # fmt: skip
     job = Job(schedule=Schedule(samples=100_000, epochs=90), global_batch=64, deadline_s=deadline_s)
     ranking = rank(workload(), own, {o.device: find_device(o.device) for o in own}, job, "usd")
-    match.print_ranking(
-        workload(), ranking, job, None if ranking.matches else nearest(ranking, job), "cost", 12, TODAY, "resnet50"
-    )
+    close = None if ranking.matches else nearest(ranking, job)
+    answer = Matches(workload=workload(), job=job, ranking=ranking, nearest=close, picks=picks(ranking.matches))
+    match.print_ranking(answer, "cost", 12, TODAY, "resnet50")
 
 
 def planned():

@@ -79,8 +79,9 @@ def test_a_plan(model, tmp_path):
     for word in (
         "What to change, in this order",
         "Now",
-        "Best",
-        "Simplest",
+        "Recommended",
+        "plain DDP is right for",
+        "in 9 of 10 cases",
         "Considered and rejected",
         "What could change this",
     ):

@@ -174,7 +174,7 @@ def test_what_no_file_can_hold_is_refused(tmp_path):
     outlook = Outlook(
         choice=Choice(execution=change.execution), changes=1, step_ms=1.0, job_s=1.0, needed_gib=1.0, num_devices=4
     )
-    made = Plan(start=start, changes=(change,), best=outlook, simplest=outlook)
+    made = Plan(start=start, changes=(change,), best=outlook, fastest=outlook)
     with pytest.raises(Misuse, match=r"no file can hold the plan's .*precision \(.*transformer-engine\)"):
         rewritten(PlanRequest(model="m", config=(str(path),)), made, ())
     assert path.read_text() == LIGHTNING

@@ -16,7 +16,8 @@ from trainpace.offers.match import NEARLY, Job, nearest, rank
 from trainpace.schedule import Schedule
 
 QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
-JOB = Job(schedule=Schedule(samples=100_000, epochs=2), global_batch=64, conditions=QUIET)
+MIXED = ("amp_bf16", "amp_fp16")
+JOB = Job(schedule=Schedule(samples=100_000, epochs=2), global_batch=64, precisions=MIXED, conditions=QUIET)
 
 
 def offer(name, device, count=1, price=1.0, **more):
@@ -66,6 +67,13 @@ def test_each_card_takes_the_fastest_precision_that_it_has():
     only = ranked([T4], replace(JOB, precisions=("amp_bf16",)))
     assert not only.matches
     assert only.rejected[0].binding == "device"
+
+
+def test_without_a_format_each_card_computes_as_torch_does_there():
+    found = {
+        m.offer.device: m.forecast.execution.precision for m in ranked([T4, A100], replace(JOB, precisions=())).matches
+    }
+    assert found == {"T4": "fp32", "A100": "torch_fp32"}
 
 
 def test_no_other_micro_batch_is_faster():

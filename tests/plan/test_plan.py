@@ -12,13 +12,16 @@ from expert_models import language_task
 from nouns import forecast, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.forecast import Grid
 from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import NOISE, Choice, DataPath, Freedom, Judge, Setting, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
 from trainpace.plan.plan import ladder
-from trainpace.plan.search import NEARLY, executions_on, is_legal, search
+from trainpace.plan.resolution import RESOLUTION, told_apart
+from trainpace.plan.search import executions_on, is_legal, search
+from trainpace.plan.simplicity import points
 from trainpace.schedule import Schedule, total_steps
 from trainpace.trace import load_workload
 from trainpace.trace.trace import trace_task
@@ -72,7 +75,7 @@ def test_promises(s, micro_batch, data):
     best = plan.best.choice
     judge = Judge(s, start)
     assert judge.fits(best)
-    # the best is no slower than every choice that fits, forecast one by one, beyond what is told apart
+    # no choice that fits, forecast one by one, is faster than the best by more than what is told apart
     for row in range(0, len(found.grid), 31):
         execution = found.grid.execution(row)
         assert execution.global_batch == start.global_batch
@@ -80,9 +83,12 @@ def test_promises(s, micro_batch, data):
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
-                assert plan.best.job_s <= judge.job_s(choice) * (1 + NOISE + 1e-9)
-    assert plan.simplest.job_s <= plan.best.job_s * (1 + NOISE) * (1 + NEARLY) * (1 + 1e-9)
-    assert plan.simplest.changes <= plan.best.changes
+                apart = told_apart(knob.name for knob in differing(best, choice))
+                assert plan.best.job_s <= judge.job_s(choice) * math.exp(apart) * (1 + 1e-9)
+                assert judge.job_s(choice) >= plan.fastest.job_s * (1 - 1e-9)
+    assert plan.because
+    for maybe in plan.maybe:
+        assert 0 < maybe.saved_s <= maybe.told_apart * plan.best.job_s
     # the ladder: every rung runs with the same global batch, and the savings add up
     for change in plan.changes:
         rung = Choice(execution=change.execution, data=change.data)
@@ -118,12 +124,76 @@ def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
     assert found.job_s[found.best()] <= min(alone)
 
 
-def test_simplest_is_the_fewest_changes():
+def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat():
     s = setting(gpus=2)
     start = start_on(s)
     found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom()), WAITING)
-    near = found.job_s <= found.job_s.min() * (1 + NEARLY)
-    assert found.changes[found.simplest()] == found.changes[near].min()
+    chosen = found.recommended()
+    assert found.as_fast_as(found.best())[chosen]
+
+    def beaten(index):
+        """Whether any choice is faster than this one by more than forecasts of the two are told apart."""
+        apart = found.told_apart(index)
+        return bool(
+            (found.job_s[index] > found.startup_s + (found.job_s - found.startup_s) * np.exp(apart) * (1 + 1e-6)).any()
+        )
+
+    assert not beaten(chosen)
+    simpler = np.argwhere((found.points < found.points[chosen]) & np.isfinite(found.job_s))
+    assert len(simpler)
+    assert all(beaten(tuple(index)) for index in simpler[:: max(1, len(simpler) // 40)])
+
+
+def test_what_saves_less_than_is_told_apart_is_a_maybe():
+    """A loader that is a twentieth faster is no change to make, and half as fast is."""
+    s = setting()
+    start = start_on(s, micro_batch=256, precision="amp_bf16")
+    only_data = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "data"))
+    slow = DataPath(workers=1, ms_per_sample=8.0)
+    little, much = (
+        plan_changes(s, start, (slow, DataPath(workers=2, ms_per_sample=8.0 * share)), only_data) for share in (0.95, 0.5)
+    )  # fmt: skip
+    assert not little.changes
+    (maybe,) = little.maybe
+    assert maybe.saved_s == pytest.approx(0.05 * little.best.job_s, rel=0.05)
+    assert maybe.told_apart == pytest.approx(1 - math.exp(-RESOLUTION["data"]))
+    assert [change.title for change in much.changes] == ["2 loader workers instead of 1 loader worker"]
+    assert 0 < much.changes[0].saved_at_least_s < much.changes[0].forecast_saved_s
+    assert not much.maybe
+
+
+@pytest.mark.parametrize(
+    ("simple", "less_simple"),
+    [
+        ({}, {"zero_stage": 1}), ({"zero_stage": 1}, {"zero_stage": 2}), ({"zero_stage": 2}, {"zero_stage": 3}),
+        ({"zero_stage": 3}, {"tp": 2, "accumulation": 2}), ({"tp": 2, "accumulation": 2}, {"pp": 2, "accumulation": 2}),
+        ({}, {"activation_checkpointing": "selective"}), ({"compile": True}, {"compile": True, "channels_last": True}),
+        ({"precision": "amp_bf16"}, {"precision": "amp_fp16"}),
+    ],
+)  # fmt: skip
+def test_the_order_of_simplicity(simple, less_simple):
+    start = Execution(nproc_per_node=2, precision="fp32")
+    grid = Grid.of([start, replace(start, **simple), replace(start, **less_simple)])
+    unmoved, first, second = points(grid, start, np.zeros(3), 80.0)
+    assert unmoved == 0
+    assert first < second
+
+
+def test_a_choice_that_fills_the_memory_is_not_simple():
+    start = Execution(nproc_per_node=2)
+    grid = Grid.of([start, replace(start, zero_stage=1), replace(start, zero_stage=1)])
+    unmoved, roomy, tight = points(grid, start, np.array([79.0, 40.0, 79.0]), 80.0)
+    assert unmoved == 0
+    assert tight > roomy
+
+
+def test_the_reason_names_what_an_expert_would_name():
+    small = plan_changes(setting("A100", gpus=4), start_on(setting("A100", gpus=4)))
+    assert small.best.choice.execution.zero_stage == 0
+    for said in ("4 x A100 SXM 40GB with NVLink", "plain DDP", "gradients"):
+        assert said in small.because
+    alone = plan_changes(setting(), start_on(setting()))
+    assert "nothing to divide" in alone.because
 
 
 def test_changes_are_counted_as_they_are_named():
@@ -147,7 +217,7 @@ def test_a_start_that_does_not_fit_is_made_to_fit_first():
 
 
 def test_nothing_fits_says_by_how_much():
-    s = setting(memory_gib=0.6)
+    s = setting(memory_gib=0.45)
     plan = plan_changes(s, start_on(s))
     assert plan.best is None
     grid = executions_on(s.cluster, MODEL, start_on(s), Freedom())

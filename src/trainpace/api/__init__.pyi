@@ -144,7 +144,7 @@ def match(
     *,
     samples: int | str,
     max_steps: int | str | None = ...,
-    global_batch: int | str = ...,
+    global_batch: int | str | None = ...,
     precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     | Iterable[Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]] = ...,
     by: Literal["cost", "hours"] = ...,
@@ -241,7 +241,7 @@ def plan(
     noise_scale: str | os.PathLike[str] | None = ...,
     allow_fp8: bool = ...,
     keep: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
-    simplest: bool = ...,
+    fastest: bool = ...,
     journal: str | os.PathLike[str] | None = ...,
     no_journal: bool = ...,
     evidence: Literal["nearest", "none"] = ...,

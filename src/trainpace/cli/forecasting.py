@@ -67,7 +67,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
 
 
 class MatchView(TracedView):
-    top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 12
+    top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 6
 
 
 def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
@@ -93,30 +93,17 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
       price = 1.20
     """
     answer = verbs.match.run(replace(request, save_workload=view.save_workload), report.TerminalProgress())
-    workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
+    ranking, close = answer.ranking, answer.nearest
     today = datetime.date.today()
     if view.json:
-        echo_json(report.ranking_json(workload, ranking, job, close, today, answer.evidence))
+        echo_json(report.ranking_json(answer, today))
     else:
-        report.print_ranking(
-            workload, ranking, job, close, request.by, view.top, today, request.model_name, answer.journal_note,
-            answer.evidence,
-        )  # fmt: skip
+        report.print_ranking(answer, request.by, view.top, today, request.model_name)
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_pictures(
-        view,
-        lambda: report.match_page(
-            workload,
-            ranking,
-            job,
-            request.by,
-            why,
-            report.ranking_json(workload, ranking, job, close, today, answer.evidence),
-            today,
-            answer.evidence,
-        ),
+        view, lambda: report.match_page(answer, request.by, why, report.ranking_json(answer, today), today),
         lambda: report.match_pictures(ranking),
-    )
+    )  # fmt: skip
     return 0 if ranking.matches else 1
 
 

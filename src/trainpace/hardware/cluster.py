@@ -73,6 +73,11 @@ class Device(Record):
     tdp_w: Figure | None = None
 
     @property
+    def torch_precision(self) -> Literal["fp32", "torch_fp32"]:
+        """What torch computes a model of fp32 in, unless it is told otherwise: convolutions in TF32 on cards that have it."""
+        return "fp32" if self.tf32_tensor_tflops is None else "torch_fp32"
+
+    @property
     def is_consumer(self) -> bool:
         """Desktops' GeForce and Titan cards: clocks above the sheet, no peer access over PCIe, bridges seldom."""
         return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*(Max-Q|Laptop))", self.name))

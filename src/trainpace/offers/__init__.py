@@ -18,5 +18,6 @@ if TYPE_CHECKING:
         snapshot,
         write_offers,
     )
+    from trainpace.offers.trade_off import Pick, picks
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -22,6 +22,7 @@ from trainpace.hardware import Cluster, Device, catalogue, find_host
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
+from trainpace.plan import told_apart
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.software import TODAY, Software
@@ -31,8 +32,8 @@ from trainpace.workload import Workload, form_of
 MOST_BATCH = 10**7
 """Above this a global batch is a typing mistake."""
 
-NEARLY = 0.01
-"""A simpler sharding (DDP before ZeRO-1 before FSDP) that is slower by less than this share is taken: forecasts are no closer."""
+NEARLY = math.expm1(told_apart(("sharding",)))
+"""A simpler sharding (DDP before ZeRO-1 before FSDP) that is slower by less than this share is taken: forecasts tell no more."""
 
 Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
@@ -41,14 +42,15 @@ Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 class Job(Record):
     """The training, and what is allowed for it. `schedule` has samples and epochs, or a number of steps.
 
-    precisions: those that may be used; each card takes the fastest that it can compute. most_nodes: joined nodes are tried
+    precisions: those that may be used; each card takes the fastest that it can compute; none: each card's default, as torch
+    computes fp32 there. most_nodes: joined nodes are tried
     in powers of two up to it. checkpointing: full recomputation, of a workload with blocks. spot: also consider spot prices.
     data_from: the provider where the data lies.
     """
 
     schedule: Schedule
     global_batch: int
-    precisions: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
+    precisions: tuple[Precision, ...] = ()
     most_nodes: int = 4
     spot: bool = False
     data_from: str = ""
@@ -57,6 +59,7 @@ class Job(Record):
     channels_last: bool = False
     compile: bool = False
     checkpointing: bool = False
+    clip_gradients: bool = False
     software: Software = TODAY
     conditions: JobConditions = ASSUMED
 
@@ -188,7 +191,9 @@ class _Shapes:
         self._sizes = np.array(divisors(job.global_batch))
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
-            workload.form(job.precisions[0])  # raises, and says which forms there are
+            workload.form(
+                job.precisions[0] if job.precisions else "fp32"
+            )  # raises where it must, and says which forms there are
         self._done: dict[tuple[str, int, int, float | None, str], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         # for which device it is made does not matter
@@ -237,7 +242,7 @@ class _Shapes:
         """The precisions that a device computes in, the fastest first; one of several that take equally long."""
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
-        for precision in self._traced:
+        for precision in self._traced or (device.torch_precision,):
             # every micro-batch at once, since other shapes of the device ask for them
             forecaster = self._forecaster.on(Cluster(device=device))
             alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
@@ -273,6 +278,7 @@ class _Shapes:
             precision=precision, optimizer=self._workload.optimizer,
             channels_last=self._job.channels_last or software.channels_last,
             compile=self._job.compile or software.compiles, activation_checkpointing="full" if recomputed else "none",
+            clip_gradients=self._job.clip_gradients,
         )  # fmt: skip
 
 

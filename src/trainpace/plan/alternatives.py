@@ -1,6 +1,7 @@
 """What stands beside the choice: whatever was looked at and not chosen, with the reason; and which number, if it is wrong,
 changes the choice."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import Grid
 from trainpace.hardware import Device
-from trainpace.plan.changes import NOISE, Choice, Rejected, Sensitivity
+from trainpace.plan.changes import Choice, Maybe, Rejected, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting
 from trainpace.plan.knobs import data_in_words, differing, fleet_in_words
 from trainpace.plan.search import PARALLELISM, VARIED, Freedom, Limit, SearchResult, search
@@ -42,11 +43,12 @@ def rejected(
     cut: Sequence[Limit] = (),
 ) -> tuple[Rejected, ...]:
     """Every value of every knob that the best does not have, with what the best that has it would take; and what was not looked
-    at, with the reason. `cut`: the limits that left executions out."""
+    at, with the reason. `cut`: the limits that left executions out. What is forecast to be faster is `worth_measuring`."""
     chosen = result.choice(best).execution
     subjects = _subjects(setting, result, judge, chosen)
     entries = [_weigh(result, judge, best, subject) for subject in subjects if subject.executions.any()]
     entries += _other_data_paths(result, judge, best)
+    entries = [entry for entry in entries if entry.why]
     if not freedom.allow_global_batch:
         entries.append(Rejected(title="another global batch", why=f"stays {result.start.global_batch:,}, because it changes"
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
@@ -133,6 +135,7 @@ def _weigh(result: SearchResult, judge: Judge, best: tuple[int, int], subject: _
     index = result.best(subject.executions)
     if index is not None:
         why, lost_s = _against(result, judge, best, index)
+        why = why or ("no gain that forecasts can tell" if subject.because else "")
         return Rejected(title=subject.title, why=f"{subject.because}{why}", lost_s=lost_s)
     rows = np.flatnonzero(subject.executions)
     able = rows[result.evaluation.reason[rows] == 0]
@@ -150,21 +153,49 @@ def _weigh(result: SearchResult, judge: Judge, best: tuple[int, int], subject: _
 def _against(
     result: SearchResult, judge: Judge, best: tuple[int, int], other: tuple[int, int]
 ) -> tuple[str, float | None]:
-    """(how the other choice compares with the best, seconds of the job that it loses)."""
+    """(how the other choice compares with the best, seconds of the job that it loses); no words where it is forecast to be
+    faster."""
     choice = result.choice(other)
     if not np.isfinite(result.job_s[other]):
         return "does not fit", None
     best_s, other_s = judge.job_s(result.choice(best)), judge.job_s(choice)
     lost = other_s - best_s
     if lost < -SAME * best_s:
-        return (
-            f"saves {format_duration(-lost)} at most: less than {100 * NOISE:.0f} % is too little to be sure of",
-            lost,
-        )
+        return "", lost
     if lost < SAME * best_s:
         return "gains nothing: the same time", lost
     slower = f"{100 * lost / best_s:.2g} % slower" if lost < best_s else f"{other_s / best_s:.2g} times as long"
     return f"{slower} at its best, {format_duration(lost)} more", lost
+
+
+MOST_MAYBES = 4
+WORTH = 0.01
+"""Share of the job below which a saving that forecasts cannot tell is not worth a measurement either."""
+
+
+def worth_measuring(result: SearchResult, judge: Judge, best: tuple[int, int]) -> tuple[Maybe, ...]:
+    """What is forecast to be faster than the best, one knob at a time and all that the fastest has; what saves most first."""
+    chosen, apart = result.choice(best), result.told_apart(best)
+    best_s = judge.job_s(chosen)
+    maybes: dict[tuple[int, int], Maybe] = {}
+
+    def consider(index: tuple[int, int], fastest: bool) -> None:
+        other = result.choice(index)
+        saved = best_s - judge.job_s(other)
+        if index not in maybes and saved >= WORTH * best_s:
+            knobs = differing(chosen, other)
+            settings = {key: value for knob in knobs for key, value in knob.settings(other).items()}
+            title = ", ".join(knob.title(chosen, other) for knob in knobs)
+            share = -math.expm1(-float(apart[index]))
+            maybes[index] = Maybe(title=title, saved_s=saved, told_apart=share, settings=settings, fastest=fastest)
+
+    fastest = result.best()
+    if fastest is not None:
+        consider(fastest, True)
+    for index in result.one_knob_away(best).values():
+        consider(index, False)
+    every = sorted(maybes.values(), key=lambda maybe: -maybe.saved_s)
+    return tuple(every[:MOST_MAYBES])
 
 
 def _model_states(judge: Judge, chosen: Execution) -> str:
@@ -220,13 +251,14 @@ def sensitivity(setting: Setting, result: SearchResult, judge: Judge, best: tupl
 
 
 def _flipped(so_far: Sensitivity, there: SearchResult, ours: tuple[int, int]) -> Sensitivity:
-    index = there.best()
-    if index is None:
+    fastest, index = there.best(), there.recommended()
+    if fastest is None or index is None:
         return so_far
-    least, mine = there.job_s[index], there.job_s[ours]
+    least, mine = there.job_s[fastest], there.job_s[ours]
     still_fits = bool(np.isfinite(mine))
     regret = float(mine / least - 1) if still_fits else 0.0
-    if not so_far.still_fits or (still_fits and regret <= max(NOISE, so_far.regret)):
+    holds = still_fits and bool(there.as_fast_as(fastest)[ours])
+    if not so_far.still_fits or (still_fits and (holds or regret <= so_far.regret)):
         return so_far
     other = there.choice(index)
     changed = ", ".join(knob.title(there.choice(ours), other) for knob in differing(there.choice(ours), other))

@@ -46,7 +46,8 @@ class Change(Record):
     """One rung: the execution after it, and the seconds it saves in the whole job (forecast, then measured).
 
     `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
-    `makes_fit`: what was before does not fit in memory, so that there is no time that it could save.
+    `makes_fit`: what was before does not fit in memory, so that there is no time that it could save. saved_at_least_s: what it
+    saves in 9 of 10 cases, by how well forecasts of two executions are told apart (`plan.resolution`); below 0 it may cost.
     """
 
     title: str
@@ -59,10 +60,12 @@ class Change(Record):
     risk_reason: str = ""
     settings: dict[str, int | str | bool] = msgspec.field(default_factory=dict)
     makes_fit: bool = False
+    saved_at_least_s: float | None = None
 
 
 class Outlook(Record):
-    """A choice and what it is forecast to take: the step (with data waits), the whole job, one device's memory."""
+    """A choice and what it is forecast to take: the step (with data waits), the whole job, one device's memory. job_low_s,
+    job_high_s: the ends of the job's 90 % interval."""
 
     choice: Choice
     changes: int
@@ -71,6 +74,22 @@ class Outlook(Record):
     needed_gib: float
     num_devices: int
     cost_usd: float | None = None
+    job_low_s: float | None = None
+    job_high_s: float | None = None
+
+
+class Maybe(Record):
+    """A change that is forecast to save something beside the recommendation, but less than forecasts can tell apart.
+
+    saved_s: forecast, of the whole job. told_apart: the share of the job that it would have to save. title: of one knob, or of
+    all that the fastest choice has and the recommended one has not. settings: as in `Change`.
+    """
+
+    title: str
+    saved_s: float
+    told_apart: float
+    settings: dict[str, int | str | bool] = msgspec.field(default_factory=dict)
+    fastest: bool = False
 
 
 class Rejected(Record):
@@ -98,20 +117,27 @@ class Sensitivity(Record):
 
 
 NOISE = 0.05
-"""Share of the job's time after its start below which a change is noise, and is not offered: forecasts of two executions of one
-model on one GPU are not told apart more finely."""
+"""Share of the job's time after its start below which a change is noise: a measurement that is repeated differs by as much, so
+that no forecast tells two executions apart more finely."""
 
 
 class Plan(Record):
-    """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
-    is what nobody said of the job, `corrected` which measured runs corrected the forecasts, in words; `job` and `conditions` are
-    the whole training that its times are of."""
+    """An ordered list of changes to an execution, and what else was looked at.
+
+    best: the recommended choice, the simplest of those that forecasts cannot tell from the `fastest`; `because` says in a
+    sentence why, `cautions` what may go wrong with it. maybe: what is worth a measurement, what saves most first. `model` is the
+    spec it was made for; `assumed` is what nobody said of the job, `corrected` which measured runs corrected the forecasts, in
+    words; `job` and `conditions` are the whole training that its times are of.
+    """
 
     start: Execution
     changes: tuple[Change, ...]
     now: Outlook | None = None
     best: Outlook | None = None
-    simplest: Outlook | None = None
+    fastest: Outlook | None = None
+    because: str = ""
+    cautions: tuple[str, ...] = ()
+    maybe: tuple[Maybe, ...] = ()
     pareto: tuple[Outlook, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
@@ -133,8 +159,13 @@ class Plan(Record):
     @property
     def target(self) -> Outlook | None:
         """The choice to which the changes lead."""
-        if self.changes and self.simplest is not None and self.end == self.simplest.choice.execution:
-            return self.simplest
+        if (
+            self.best is not None
+            and self.fastest is not None
+            and self.changes
+            and self.end != self.best.choice.execution
+        ):
+            return self.fastest
         return self.best
 
     @property

@@ -216,16 +216,19 @@ class Judge:
 
     def job(self, choice: Choice) -> JobTime | None:
         """The whole job; None where it cannot be done."""
-        f, e, step_ms = self.forecast(choice.execution), choice.execution, self.step_ms(choice)
+        f = self.forecast(choice.execution)
         if isinstance(f, str) or f.step is None:
             return None
-        setting = self.setting
+        return self._job_at(choice, self.step_ms(choice), f.step.evaluating_ms)
+
+    def _job_at(self, choice: Choice, step_ms: float, evaluating_ms: float) -> JobTime | None:
+        setting, e = self.setting, choice.execution
         try:
             schedule = same_work(setting, e, self.start)
             training = training_of(schedule, e, setting.priced, state_bytes(setting.workload, e))
         except TrainpaceError:
             return None
-        return training.time(step_ms / 1e3, f.step.evaluating_ms / 1e3)
+        return training.time(step_ms / 1e3, evaluating_ms / 1e3)
 
     def job_s(self, choice: Choice) -> float:
         """Seconds of the whole job; infinite where it cannot be done."""
@@ -236,8 +239,22 @@ class Judge:
         f = self.forecast(choice.execution)
         assert not isinstance(f, str)
         time = self.job(choice)
+        low_s, high_s = self._ends_s(choice, f)
         return Outlook(
             choice=choice, changes=changes, step_ms=self.step_ms(choice), num_devices=choice.execution.world_size,
             job_s=math.inf if time is None else time.total_s, cost_usd=None if time is None else time.usd,
-            needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
+            needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)), job_low_s=low_s, job_high_s=high_s,
         )  # fmt: skip
+
+    def _ends_s(self, choice: Choice, f: Forecast) -> tuple[float | None, float | None]:
+        """The job at the ends of the step's 90 % interval; the data are as they are."""
+        ends, e = f.step_time_interval_ms, choice.execution
+        if ends is None or f.step is None or not math.isfinite(ends.high):
+            return None, None
+        low, high = (
+            self._job_at(
+                choice, float(with_data_ms(ms, e.micro_batch * e.accumulation, choice.data)), f.step.evaluating_ms
+            )
+            for ms in (ends.low, ends.high)
+        )
+        return (None, None) if low is None or high is None else (low.total_s, high.total_s)

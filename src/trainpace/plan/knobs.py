@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.forecast import Grid
 from trainpace.plan.changes import Choice, Effort, Risk
 from trainpace.workload import Workload
 
@@ -112,6 +115,16 @@ KNOB_NAMES = tuple(knob.name for knob in KNOBS)
 def differing(a: Choice, b: Choice) -> tuple[Knob, ...]:
     """The knobs between two choices. Accumulation is none: it follows from micro-batch, ranks and global batch."""
     return tuple(k for k in KNOBS if _value(k, a) != _value(k, b))
+
+
+def differing_rows(grid: Grid, other: Execution) -> dict[str, NDArray[np.bool_]]:
+    """The knobs between every execution of a grid and another, but for the data: by knob, which rows differ."""
+    differ = {
+        knob.name: np.any([~grid.has(field, getattr(other, field)) for field in knob.fields], axis=0)
+        for knob in KNOBS
+        if knob.fields
+    }
+    return differ | {"global batch": np.asarray(grid.global_batch != other.global_batch)}
 
 
 def _value(knob: Knob, choice: Choice) -> object:

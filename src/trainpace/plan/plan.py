@@ -11,14 +11,18 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job import assumptions
-from trainpace.plan.alternatives import rejected, sensitivity
+from trainpace.plan.alternatives import rejected, sensitivity, worth_measuring
 from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
 from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
 from trainpace.plan.knobs import Knob, config_line, differing, effort_of, risk_of, turned
+from trainpace.plan.reasons import because, cautions
+from trainpace.plan.resolution import told_apart
 from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
 from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
+SHARED_NETWORK = 0.5
+"""Share of its ports' rate that a network gives where switches are shared, under which a recommendation must still be right."""
 _SIZES = ("nnodes", "nproc_per_node", "micro_batch", "accumulation")
 _RISKS = get_args(Risk)
 _EFFORTS = get_args(Effort)
@@ -26,10 +30,10 @@ _EFFORTS = get_args(Effort)
 
 def plan_changes(
     setting: Setting, start: Execution, data: tuple[DataPath, ...] = (NO_WAIT,), freedom: Freedom | None = None,
-    to: Literal["best", "simplest"] = "best",
+    to: Literal["best", "fastest"] = "best",
 ) -> Plan:  # fmt: skip
-    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best: the fastest
-    without the changes that save less than `NOISE`.
+    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best: the simplest of
+    those that forecasts cannot tell from the fastest.
 
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
     what binds and `nearest` the nearest that would do. Raises TrainpaceError where the start itself is impossible.
@@ -44,43 +48,34 @@ def plan_changes(
     result = search(setting, start, grid, paths)
     judge = Judge(setting, start)
     searched = len(result.grid) * len(paths)
-    fastest, simplest = result.best(), result.simplest()
-    if fastest is None or simplest is None:
+    fastest, best = result.best(), result.recommended(_elsewhere(setting, result))
+    if fastest is None or best is None:
         return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
                     nearest=_nearest(setting, start, freedom, result))  # fmt: skip
 
     def outlook(choice: Choice) -> Outlook:
         return judge.outlook(choice, len(differing(now, choice)))
 
-    best, simplest = (_worthwhile(result, now, index, setting) for index in (fastest, simplest))
-    if result.changes[best] <= result.changes[simplest]:
-        simplest = best
-    target = result.choice(best if to == "best" else simplest)
+    target, chosen = result.choice(best if to == "best" else fastest), outlook(result.choice(best))
     return Plan(
         start=start, changes=ladder(judge, now, target), now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
-        best=outlook(result.choice(best)), simplest=outlook(result.choice(simplest)),
+        best=chosen, fastest=outlook(result.choice(fastest)), because=because(setting, judge, result, best),
+        cautions=cautions(chosen, result.room_gib, setting.workload),
         pareto=tuple(outlook(result.choice(best if index == fastest else index)) for index in result.pareto()),
-        rejected=rejected(setting, result, judge, best, freedom, cut), sensitivity=sensitivity(setting, result, judge, best),
-        searched=searched, fitting=result.fitting, start_fits=judge.fits(now), job=setting.schedule,
-        conditions=setting.conditions,
+        maybe=worth_measuring(result, judge, best), rejected=rejected(setting, result, judge, best, freedom, cut),
+        sensitivity=sensitivity(setting, result, judge, best), searched=searched, fitting=result.fitting,
+        start_fits=judge.fits(now), job=setting.schedule, conditions=setting.conditions,
         assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
     )  # fmt: skip
 
 
-def _worthwhile(result: SearchResult, now: Choice, index: tuple[int, int], setting: Setting) -> tuple[int, int]:
-    """A choice with changes undone, those that save least first, as long as all of them together save less than the noise."""
-    most_s = result.job_s[index] + setting.noise_s(float(result.job_s[index]))
-    start = result.place_of(now)
-    if start is not None and result.job_s[start] <= most_s:
-        return start
-    while True:
-        choice = result.choice(index)
-        undone = [turned(choice, now, (knob,)) for knob in differing(now, choice)]
-        places = [place for one in undone if one is not None and (place := result.place_of(one)) is not None]
-        index_or_none = min(places, key=lambda place: result.job_s[place], default=None)
-        if index_or_none is None or result.job_s[index_or_none] > most_s:
-            return index
-        index = index_or_none
+def _elsewhere(setting: Setting, result: SearchResult) -> list[SearchResult]:
+    """The same search where the network between nodes gives what shared switches often do: a recommendation has to hold there."""
+    network = setting.cluster.network_gb_per_s_per_device
+    if setting.cluster.nodes == 1 or network is None or result.best() is None:
+        return []
+    slower = replace(setting.cluster, network_gb_per_s_per_device=network * SHARED_NETWORK)
+    return [search(setting._replace(cluster=slower), result.start, result.grid, result.data)]
 
 
 def _what_binds(result: SearchResult) -> str:
@@ -181,9 +176,13 @@ def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, 
         settings |= knob.settings(after)
     if before.execution.accumulation != after.execution.accumulation:
         settings |= {"gradient_accumulation_steps": after.execution.accumulation}
+    before_s, after_s = judge.job_s(before), judge.job_s(after)
+    # the job after it may be longer by what forecasts of the two are told apart by
+    at_least_s = before_s - after_s * math.exp(told_apart(knob.name for knob in knobs))
     return Change(
         title=", ".join(knob.title(before, after) for knob in knobs), execution=after.execution, data=after.data,
-        forecast_saved_s=judge.job_s(before) - judge.job_s(after) if fitted else 0.0, makes_fit=not fitted,
+        forecast_saved_s=before_s - after_s if fitted else 0.0, makes_fit=not fitted,
+        saved_at_least_s=at_least_s if fitted else None,
         effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst, risk_reason="; ".join(reasons),
         settings=settings,
     )  # fmt: skip

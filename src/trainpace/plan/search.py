@@ -16,7 +16,9 @@ from trainpace.forecast import Grid, divisors, doublings
 from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import Evaluation, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
-from trainpace.plan.knobs import KNOB_NAMES, KNOBS
+from trainpace.plan.knobs import KNOB_NAMES, differing_rows
+from trainpace.plan.resolution import told_apart_each
+from trainpace.plan.simplicity import DATA_POINTS, OFFLINE_POINTS, points
 from trainpace.records import Record
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
@@ -25,12 +27,10 @@ MOST_MICRO_BATCHES = 24
 LEAST_TOKENS_A_RANK = 2048
 """Context parallelism is for long sequences: below this its exchange costs more than it divides."""
 LARGEST_VIRTUAL = 8
+ROUNDING = 1e-9
 GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
 STEPS_DOWN = ("fp32", "torch_fp32", "tf32", "amp_bf16", "amp_fp16")
 """Precisions in which the same weights are trained; storage in 16 bits is never chosen for the user."""
-NEARLY = 0.02
-"""Share of the fastest job's time that the simplest choice may lose to it."""
-
 PARALLELISM = {"tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism",
                "ep": "expert parallelism"}  # fmt: skip
 MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages", "ep", "expert_tp")
@@ -118,7 +118,8 @@ def is_legal(execution: Execution, start: Execution) -> bool:
 
 def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
     ranks, stage = grid.data_parallel_size, grid.zero_stage
-    legal = (stage == 0) | (ranks > 1) | (stage == start.zero_stage)
+    # DeepSpeed offloads from one GPU too, by stage 2, under which gradients leave as they come
+    legal = (stage == 0) | (ranks > 1) | (stage == start.zero_stage) | (grid.offload_optimizer & (stage == 2))
     legal &= ~grid.offload_optimizer | (stage >= 1) | (ranks == 1)
     legal &= ~grid.offload_parameters | (stage == 3)
     legal &= ~grid.sequence_parallel | (grid.tp > 1)
@@ -230,7 +231,8 @@ class SearchResult(NamedTuple):
     """All choices: the executions of a grid times data paths.
 
     job_s: seconds of the whole job, executions x data paths, infinite where a choice cannot be made or does not fit.
-    changes: how many knobs each is away from the start.
+    changes: how many knobs each is away from the start; points: how much that asks (`plan.simplicity`). startup_s: what every
+    job takes before its first step.
     """
 
     start: Execution
@@ -240,6 +242,8 @@ class SearchResult(NamedTuple):
     room_gib: float
     job_s: Floats
     changes: NDArray[np.int64]
+    points: Floats
+    startup_s: float
 
     def choice(self, index: tuple[int, int]) -> Choice:
         return Choice(execution=self.grid.execution(index[0]), data=self.data[index[1]])
@@ -256,19 +260,72 @@ class SearchResult(NamedTuple):
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
         """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: executions."""
-        return self._fewest_changes(self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf), 0.0)
-
-    def simplest(self) -> tuple[int, int] | None:
-        """The fewest changes within `NEARLY` of the best, of equals the fastest."""
-        return self._fewest_changes(self.job_s, NEARLY)
-
-    def _fewest_changes(self, times: Floats, tolerance: float) -> tuple[int, int] | None:
+        times = self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf)
         least = times.min(initial=np.inf)
         if not np.isfinite(least):
             return None
-        rows, paths = np.nonzero(times <= least * (1 + tolerance))
-        pick = np.lexsort((times[rows, paths], self.changes[rows, paths]))[0]
+        rows, paths = np.nonzero(times <= least)
+        pick = np.argmin(self.changes[rows, paths])
         return int(rows[pick]), int(paths[pick])
+
+    def recommended(self, elsewhere: Sequence[SearchResult] = ()) -> tuple[int, int] | None:
+        """The simplest choice beside which forecasts tell none that is faster, of equals the fastest; None where there is none.
+
+        elsewhere: the same executions under other circumstances, where it has to be right too; if none is, here counts.
+        """
+        if self.best() is None:
+            return None
+        everywhere = [self, *(result for result in elsewhere if result.best() is not None)]
+        left = np.isfinite(self.job_s)
+        for result in everywhere:
+            left &= result.as_fast_as(result.best() or (0, 0))
+        while left.any():
+            rows, paths = np.nonzero(left)
+            pick = np.lexsort((self.job_s[rows, paths], self.changes[rows, paths], self.points[rows, paths]))[0]
+            picked = int(rows[pick]), int(paths[pick])
+            rivals = [(result, rival) for result in everywhere if (rival := result.rival(picked)) is not None]
+            if not rivals:
+                return picked
+            left[picked] = False
+            for result, rival in rivals:
+                left &= result.as_fast_as(rival)
+        return self.recommended() if elsewhere else self.best()
+
+    def rival(self, index: tuple[int, int]) -> tuple[int, int] | None:
+        """The choice that is furthest ahead of one beyond what forecasts tell apart; None where none is."""
+        beyond = self.job_s[index] / self.job_s - 1 - self._too_little(self.job_s, self.told_apart(index))
+        row, path = np.unravel_index(np.argmax(beyond), beyond.shape)
+        return (int(row), int(path)) if beyond[row, path] > ROUNDING else None
+
+    def as_fast_as(self, index: tuple[int, int]) -> NDArray[np.bool_]:
+        """Which choices forecasts cannot tell from one, or are faster: executions x data paths."""
+        job_s = self.job_s[index]
+        return np.asarray(self.job_s / job_s - 1 <= self._too_little(job_s, self.told_apart(index)) + ROUNDING)
+
+    def _too_little(self, job_s: Floats, apart: Floats) -> Floats:
+        """By which share another job must be longer than `job_s` to be told from it: its start takes as long."""
+        return np.maximum(0.0, 1 - self.startup_s / job_s) * np.expm1(apart)
+
+    def told_apart(self, index: tuple[int, int]) -> Floats:
+        """By which logarithm each choice would have to differ from one to be told from it: executions x data paths."""
+        row, path = index
+        differ = {name: flags[:, None] for name, flags in differing_rows(self.grid, self.grid.execution(row)).items()}
+        return told_apart_each(differ | {"data": np.array([[other != self.data[path] for other in self.data]])})
+
+    def one_knob_away(self, index: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """By knob, the fastest choice that differs from one in that knob alone."""
+        row, path = index
+        differ = differing_rows(self.grid, self.grid.execution(row))
+        count = np.sum(list(differ.values()), axis=0)
+        found = {}
+        for name, flags in differ.items():
+            times = np.where(flags & (count == 1), self.job_s[:, path], np.inf)
+            if np.isfinite(times.min()):
+                found[name] = (int(np.argmin(times)), path)
+        others = [j for j, other in enumerate(self.data) if other != self.data[path]]
+        if others and np.isfinite(self.job_s[row, others]).any():
+            found["data"] = (row, min(others, key=lambda j: self.job_s[row, j]))
+        return found
 
     def pareto(self) -> list[tuple[int, int]]:
         """The fastest choice of each number of devices that beats every smaller number."""
@@ -289,14 +346,14 @@ def search(setting: Setting, start: Execution, grid: Grid, data: tuple[DataPath,
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     job_s = np.where(possible[:, None], job_seconds(setting, start, grid, evaluation, step_ms), np.inf)
-    turned = _changes_of(grid, start)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
-    return SearchResult(start, grid, data, evaluation, room, job_s, turned)
+    differ = list(differing_rows(grid, start).values())
+    other_data = np.array([path != data[0] for path in data], dtype=np.int64)
+    turned = np.asarray(np.sum(differ, axis=0, dtype=np.int64))[:, None] + other_data
+    asked = points(grid, start, evaluation.needed_gib, room)[:, None] + np.array(
+        [_data_points(path, data[0]) for path in data]
+    )
+    return SearchResult(start, grid, data, evaluation, room, job_s, turned, asked, setting.conditions.startup_s)
 
 
-def _changes_of(grid: Grid, start: Execution) -> NDArray[np.int64]:
-    """Knobs between every execution and the start."""
-    total = np.asarray(grid.global_batch != start.global_batch, dtype=np.int64)
-    for knob in KNOBS:
-        if knob.fields:
-            total += np.any([~grid.has(field, getattr(start, field)) for field in knob.fields], axis=0)
-    return total
+def _data_points(path: DataPath, now: DataPath) -> float:
+    return 0.0 if path == now else OFFLINE_POINTS if path.precomputed else DATA_POINTS

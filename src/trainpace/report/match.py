@@ -11,19 +11,39 @@ from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
-from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Offer, Ranking, Rejected, is_stale, near_misses
+from trainpace.offers import (
+    SNAPSHOT_KNOWN_ON,
+    Binding,
+    Job,
+    Match,
+    Offer,
+    Pick,
+    Ranking,
+    Rejected,
+    is_stale,
+    near_misses,
+)
 from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
+from trainpace.report.phrases import devices, duration, interval, number, percent, plural, sentence, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_bars,
+    print_lines,
+    print_named,
+    print_next,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
+    from trainpace.verbs.match import Matches
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 400
@@ -41,35 +61,35 @@ Nearest = tuple[Binding, str, Match | Rejected]
 """What binds, by how much, and the choice that comes nearest."""
 
 
-def print_ranking(
-    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, by: str, top: int, today: datetime.date,
-    spec: str | None = None, journal_note: str = "", evidence: Sequence[Nearness] = (),
-) -> None:  # fmt: skip
-    """The servers as a table. `spec`: how the user named the model; `journal_note`: what the journal did to the forecasts;
-    `evidence`: what others measured near to the first."""
+def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec: str | None = None) -> None:
+    """The cheapest, the fastest, the knee between them; the chart; the table. `spec`: how the user named the model."""
+    workload, ranking, job = answer.workload, answer.ranking, answer.job
+    print_lines(f"{workload.model}: {asked(answer, by)}")
     if not ranking.matches:
-        _print_none(workload, ranking, close, job)
+        _print_none(workload, ranking, answer.nearest, job)
         return
     first = ranking.matches[0]
-    print_lines(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
+    print_verdict(_verdict(answer.picks))
+    print_named("", three(answer.picks))
+    if beside := [*within_limits(ranking, job), *in_mixed_precision(answer)]:
+        print_lines(*beside, "")
+    drawn = _print_front(ranking.matches)
     shown = _shown(ranking.matches, top)
-    print_verdict(" ".join(cheapest_and_fastest(ranking.matches)))
     columns = (
-        words("#", least=3), words("server", least=14), words("region", 6), words("GPUs"), words("run", 3), Column("step ms", 2),
-        Column("hours"), Column("90 %", 1), Column("cost"), Column("GiB", 5), Column("$/1000 steps", 7), Column("kWh", 8),
+        words("#", least=3), words("server", least=14), words("region", 7), words("GPUs"), words("run", 3), Column("step ms", 4),
+        Column("hours"), Column("90 %", 1), Column("cost"), Column("$/h", 2), Column("GiB", 5), Column("$/1000 steps", 8),
+        Column("kWh", 9),
     )  # fmt: skip
-    print_table(columns, [_cells(rank, m) for rank, m in shown])
+    print_table(columns, [_cells(rank, m) for rank, m in shown], spaced=not drawn)
     print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
-    if ranking.missed:
-        print_lines(f"{len(ranking.missed)} more miss the deadline or the budget.")
     short = sum(r.binding == "memory" for r in ranking.rejected)
     reasons = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
     if ranking.rejected:
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
         print_lines(f"Not listed: {counted} (--json says which and why).")
-    print_lines(*[journal_note] * bool(journal_note))
+    print_lines(*[answer.journal_note] * bool(answer.journal_note))
     _print_notes([m for _, m in shown], job.conditions, today)
-    print_evidence(evidence)
+    print_evidence(answer.evidence)
     e = first.forecast.execution
     # a saved workload cannot be trained, but the model that it was traced from
     model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
@@ -78,9 +98,88 @@ def print_ranking(
     print_next(["trainpace", "measure", model, *run], why)
 
 
-def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    work = f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples"
-    return f"{work}. {plural(len(matches), 'option')}, ranked by {by}."
+def asked(answer: Matches, by: str) -> str:
+    """What was compared: the model's training, in which format, and how many servers can do it."""
+    workload, job, matches = answer.workload, answer.job, answer.ranking.matches
+    formats = " or ".join(dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions)
+    parts = [
+        f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples" if matches else f"{job.global_batch:,} samples a step",
+        formats, workload.optimizer_in_words, "NHWC" if job.channels_last else "", "torch.compile" if job.compile else "",
+    ]  # fmt: skip
+    return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
+
+
+def _verdict(picks: Sequence[Pick]) -> str:
+    said = [f"{_NAMES[pick.name]}: {usd_and_hours(pick.match)}." for pick in picks]
+    return " ".join(said)
+
+
+_NAMES = {"cheapest": "Cheapest", "knee": "In between", "fastest": "Fastest"}
+
+
+def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
+    """Each with its server, the interval of its time, and what an hour is worth there."""
+    lines = []
+    for pick in picks:
+        m = pick.match
+        between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
+        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour."
+        said += _against_cheaper(pick)
+        if pick.as_fast is not None:
+            said += f" Forecasts cannot tell {server(pick.as_fast)} from it, for {usd_and_hours(pick.as_fast)}."
+        lines.append((_NAMES[pick.name], said))
+    return lines
+
+
+def _against_cheaper(pick: Pick) -> str:
+    """What the time that a pick saves costs; where it saves hours, what one hour is worth."""
+    if pick.hours_less is None or pick.usd_more is None or pick.hour_less_usd is None:
+        return ""
+    said = f" {duration(3600 * pick.hours_less)} less than the option before, for {usd(pick.usd_more)} more"
+    if pick.hours_less < 1:
+        return f"{said}."
+    return f"{said}: one hour more would save {usd(pick.hour_less_usd)}."
+
+
+def within_limits(ranking: Ranking, job: Job) -> list[str]:
+    """Deadline and budget, and how many options they leave."""
+    limits = [f"the deadline of {duration(job.deadline_s)}"] if job.deadline_s is not None else []
+    limits += [f"the budget of {usd(job.budget_usd)}"] if job.budget_usd is not None else []
+    if not limits:
+        return []
+    left, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
+    leave = "leaves" if len(limits) == 1 else "leave"
+    return [sentence(f"{' and '.join(limits)} {leave} {left:,} of {every:,} options; the others are not shown.")]
+
+
+def in_mixed_precision(answer: Matches) -> list[str]:
+    """What the cheapest server would take in mixed precision, where nobody asked for a format."""
+    m = answer.mixed
+    if m is None or not answer.picks or m.mean_usd >= answer.picks[0].match.mean_usd:
+        return []
+    name = m.forecast.execution.precision
+    return [
+        f"In mixed precision ({name}) the cheapest takes {usd_and_hours(m)}: --precision amp_bf16 --precision amp_fp16."
+    ]
+
+
+def _print_front(matches: Sequence[Match]) -> bool:
+    """The options that no other beats in both, as bars of cost from the fastest to the cheapest; whether there were enough."""
+    front = sorted((m for m in matches if m.on_front and math.isfinite(m.mean_usd)), key=lambda m: m.mean_hours)
+    if len(front) < FEWEST_SHOWN:
+        return False
+    rows = [(duration(3600 * m.mean_hours), m.mean_usd, f"{usd(m.mean_usd)} {_short(m)}", True) for m in front]
+    print_bars("Cost against time, of the options that no other beats in both", rows)
+    return True
+
+
+def _short(m: Match) -> str:
+    return f"{m.offer.provider}, {devices(m.offer.count * m.nodes, m.offer.device)}{', spot' if m.spot else ''}"
+
+
+def _hourly(m: Match) -> float | None:
+    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
+    return None if price is None else price * m.nodes
 
 
 def _cells(rank: int, m: Match) -> list[str]:
@@ -90,7 +189,7 @@ def _cells(rank: int, m: Match) -> list[str]:
     name = f"{nodes}{offer.provider} {offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"
     return [
         f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
-        number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
+        number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd), usd(_hourly(m)),
         number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.mean_usd / m.time.steps), number(m.time.kwh),
     ]  # fmt: skip
 
@@ -219,11 +318,10 @@ def server(choice: Match | Rejected) -> str:
     return f"{nodes}{offer.provider} {offer.instance_type} ({devices(offer.count, offer.device)}{spot})"
 
 
-def ranking_json(
-    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, today: datetime.date,
-    evidence: Sequence[Nearness] = (),
-) -> dict[str, Any]:  # fmt: skip
-    """The documented contract of `match --json`: rows in rank order, those that miss, those that cannot, what binds."""
+def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
+    """The documented contract of `match --json`: the three picks, rows in rank order, those that miss, those that cannot, what
+    binds."""
+    workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
     binds = None
     if close is not None:
         binding, reason, choice = close
@@ -231,13 +329,17 @@ def ranking_json(
         binds = {"binding": binding, "reason": reason, "nearest": close_by}
     return {
         "record": "Matches", "schema_version": 1, "model": workload.model, "global_batch": job.global_batch,
+        "deadline_s": job.deadline_s, "budget_usd": job.budget_usd,
+        "picks": [
+            {"pick": pick.name, "hour_less_usd": pick.hour_less_usd, **_match_json(pick.match, today)} for pick in answer.picks
+        ],
         "rows": [_match_json(match, today, rank) for rank, match in enumerate(ranking.matches, start=1)],
         "missed": [_match_json(match, today) for match in ranking.missed],
         "rejected": [
             {**_server_json(r, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
             for r in ranking.rejected
         ],
-        "binds": binds, "evidence": evidence_json(evidence),
+        "binds": binds, "evidence": evidence_json(answer.evidence),
     }  # fmt: skip
 
 
@@ -277,12 +379,10 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def match_page(
-    workload: Workload, ranking: Ranking, job: Job, by: str, why_none: str, data: dict[str, Any], today: datetime.date,
-    evidence: Sequence[Nearness] = (),
-) -> str:  # fmt: skip
+def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], today: datetime.date) -> str:
     """The page as text. `why_none`: what binds where nothing meets the demands. `data`: `match --json`, of which the page keeps
     the rows that it shows."""
+    workload, ranking, job = answer.workload, answer.ranking, answer.job
     matches = ranking.matches
     shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
     data = {**data, "rows": [data["rows"][rank - 1] for rank, _ in shown], "missed": data["missed"][:MOST_REJECTED]}
@@ -290,19 +390,19 @@ def match_page(
     sentences = [f"No server meets this. {why_none}"]
     if matches:
         trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
-        sentences = [*cheapest_and_fastest(matches), trust]
+        said = [f"{name}: {what}" for name, what in three(answer.picks)]
+        sentences = [*said, *within_limits(ranking, job), *in_mixed_precision(answer), trust]
         stale = sum(is_stale(m.offer, today) for _, m in shown)
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
     reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
-    left_out = [*missed, *reasons[:MOST_REJECTED]]
+    left_out = reasons[:MOST_REJECTED]
     if len(reasons) > MOST_REJECTED:
         left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
-        ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
-        left_out=left_out, server=server, evidence=evidence_rows(evidence),
+        asked(answer, by), shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown), left_out=left_out,
+        server=server, hourly=_hourly, evidence=evidence_rows(answer.evidence),
     )  # fmt: skip
 
 

@@ -41,7 +41,9 @@ def print_sweep(
     ]  # fmt: skip
     columns += [Column("forecast ms", 2), Column("error", 2)] if foreseen else []
     marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
-    marks[a.best.best.batch] += " best" if len(a.points) > 1 and not a.too_noisy else ""
+    marks[a.best.best.batch] += (
+        "" if len(a.points) == 1 or a.too_noisy else " best" if _measured_above(a) is None else " as good"
+    )
     print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points])
     for failure in a.failures:
         what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
@@ -60,6 +62,12 @@ def print_sweep(
     else:
         command = ["trainpace", "forecast", spec or first.model, "--gpu", "T4", "--batch", str(a.best.best.batch)]
         print_next([*command, "--precision", e.precision], "the same on a GPU that you do not have")
+
+
+def _measured_above(a: SweepAnalysis) -> SweepPoint | None:
+    """The highest point where it is not the one that is recommended: the fit says that the noise lifted it."""
+    highest = max(a.points, key=lambda p: p.samples_per_second)
+    return highest if highest.samples_per_second > a.best.best.measured_samples_per_second else None
 
 
 def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
@@ -82,10 +90,14 @@ def sweep_verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
             over = f", {percent(gain)} more than at {last.batch}"
-        elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
-            over = "; no other batch size is better beyond the noise"
         rate = number(best.measured_samples_per_second)
-        lines.append(f"Best throughput: batch {best.batch}, {rate} samples/s{over}.")
+        said = f"Best throughput: batch {best.batch}, {rate} samples/s{over}."
+        if (higher := _measured_above(a)) is not None:
+            said = (
+                f"Batch {best.batch} is the smallest that the noise cannot tell from the best: {rate} samples/s, where batch"
+                f" {higher.batch} measured {number(higher.samples_per_second)}."
+            )
+        lines.append(said)
     if a.largest_that_fits is not None:
         lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
     lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]

@@ -9,11 +9,11 @@ from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast
-from trainpace.plan import NOISE, Change, Outlook, Plan, config_line
+from trainpace.plan import Change, Outlook, Plan, config_line
 from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
+from trainpace.report.phrases import devices, duration, number, percent, plural, sentence, span, to_the_same_loss, usd
 from trainpace.report.step_charts import step_and_memory
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.units import format_count, hours_from_s
@@ -35,14 +35,14 @@ def print_plan(
 ) -> None:  # fmt: skip
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss.
     `evidence`: what others measured near to the plan's end."""
-    parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
-    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}")
+    print_lines(_about(plan, workload, cluster))
     target = plan.target
-    if target is None or plan.best is None or plan.simplest is None:
+    if target is None or plan.best is None:
         print_verdict(f"No: {plan.reason}", good=False)
         print_lines(*([f"Nearest: {plan.nearest}"] if plan.nearest else []))
         return
     print_verdict(verdict(plan, target))
+    print_lines(*_why(plan))
     if plan.changes:
         _print_changes(plan)
     if noise_scale is not None:
@@ -52,7 +52,8 @@ def print_plan(
             " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
             *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
         )
-    _print_choices(plan, plan.best, plan.simplest)
+    _print_choices(plan, plan.best)
+    print_named("Maybe: measure it before you adopt it", maybes(plan))
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
     print_lines(
@@ -72,17 +73,55 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
         print_next(run, "makes the changes one by one, and measures each")
 
 
+def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
+    """The first line: the model, the fleet, and how it trains now, where the defaults are that nobody stated."""
+    parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
+    e = plan.start
+    now = f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''}, {e.precision}"
+    return f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}; now {now}"
+
+
 def verdict(plan: Plan, target: Outlook) -> str:
     if not plan.changes:
-        least = f"save {percent(NOISE)} of {duration(target.job_s)}"
-        return f"Nothing to change: no other configuration is forecast to {least}."
+        return f"Nothing to change: {job_range(target)}. No other configuration is forecast to save more than forecasts can tell."
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
-        return DOES_NOT_FIT.format(many=many, job=duration(target.job_s))
+        return DOES_NOT_FIT.format(many=many, job=job_range(target))
     return (
-        f"{duration(target.job_s)} instead of {duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
+        f"{job_range(target)} instead of {duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
         f" as fast, with {many}."
     )
+
+
+def job_range(outlook: Outlook) -> str:
+    """The whole job, with its 90 % interval."""
+    job = duration(outlook.job_s)
+    if outlook.job_low_s is None or outlook.job_high_s is None:
+        return job
+    return f"{job} ({span(outlook.job_low_s, outlook.job_high_s, duration)} in 9 of 10 cases)"
+
+
+def _why(plan: Plan) -> list[str]:
+    """Why the recommended choice is right, and what may go wrong with it; the fastest has no such reason."""
+    if plan.target is not plan.best:
+        return [
+            "The fastest by forecast, as asked for: forecasts cannot tell it from what is recommended without --fastest."
+        ]
+    return [sentence(plan.because), *(f"Careful: {caution}." for caution in plan.cautions)]
+
+
+def maybes(plan: Plan) -> list[tuple[str, str]]:
+    """What forecasts cannot tell apart, with what it would save and what it would have to save."""
+    assert plan.best is not None
+    job_s = plan.best.job_s
+    return [
+        (
+            f"{'everything at once: ' if m.fastest and ', ' in m.title else ''}{m.title}",
+            f"{percent(m.saved_s / job_s)} less by forecast ({duration(m.saved_s)}), and forecasts tell"
+            f" {percent(m.told_apart)} apart",
+        )
+        for m in plan.maybe
+    ]  # fmt: skip
 
 
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
@@ -96,10 +135,13 @@ def _print_changes(plan: Plan) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        saved = ("makes it fit", "") if change.makes_fit else map(duration, (change.forecast_saved_s, so_far))
+        saved = ("makes it fit", "", "") if change.makes_fit else (
+            duration(change.forecast_saved_s), at_least(change), duration(so_far)
+        )  # fmt: skip
         rows.append([str(n), change.title, *saved, change.effort, change.risk])
     columns = (
-        words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2),
+        words("", least=2), words("change"), Column("saves"), Column("in 9 of 10 cases", 1), Column("so far", 4),
+        words("effort", 3), words("risk", 2),
     )  # fmt: skip
     print_table(columns, rows, title="What to change, in this order")
     print_lines(*_remarks(plan))
@@ -107,6 +149,14 @@ def _print_changes(plan: Plan) -> None:
         "", ((f"{n}", f"{settings_of(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
+
+
+def at_least(change: Change) -> str:
+    """What a change saves in 9 of 10 cases; where that is nothing, it may cost as much."""
+    least_s = change.saved_at_least_s
+    if least_s is None:
+        return ""
+    return f"at least {duration(least_s)}" if least_s >= 0 else f"costs up to {duration(-least_s)}"
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -123,14 +173,14 @@ def settings_of(change: Change) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
+def _print_choices(plan: Plan, best: Outlook) -> None:
     lines = []
-    for name, outlook in (("Now", plan.now), ("Best", best), ("Simplest", simplest)):
-        if name == "Simplest" and simplest.choice == best.choice:
-            lines.append((name, "the same: nothing with fewer changes comes near it"))
-        elif outlook is not None:
+    for name, outlook in (("Now", plan.now), ("Recommended", best)):
+        if outlook is not None and not (
+            name == "Recommended" and plan.now is not None and best.choice == plan.now.choice
+        ):
             figures = [
-                duration(outlook.job_s), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
+                job_range(outlook), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
                 usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
             ]  # fmt: skip
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
@@ -169,12 +219,13 @@ def plan_page(
     evidence: Sequence[Nearness] = (),
 ) -> str:  # fmt: skip
     """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end. `data`: `plan --json`."""
-    choices = [("now", plan.now), ("best", plan.best), ("simplest", plan.simplest)]
+    choices = [("now", plan.now), ("recommended", plan.best), ("fastest by forecast", plan.fastest)]
     choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
     return page(
         "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
         plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
         choices=[(name, outlook) for name, outlook in choices if outlook is not None], evidence=evidence_rows(evidence),
+        maybes=maybes(plan) if plan.best is not None else [], at_least=at_least,
     )  # fmt: skip
 
 
@@ -189,7 +240,7 @@ def _sentences(plan: Plan) -> list[str]:
     target = plan.target
     if target is None:
         return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
-    sentences = [verdict(plan, target)]
+    sentences = [verdict(plan, target), *_why(plan)]
     if target.cost_usd is not None and plan.changes:
         was = "" if plan.now is None or plan.now.cost_usd is None else f" instead of {usd(plan.now.cost_usd)}"
         sentences.append(f"It costs {usd(target.cost_usd)}{was}.")

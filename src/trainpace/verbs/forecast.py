@@ -21,7 +21,6 @@ from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load
 from trainpace.schedule import Schedule
 from trainpace.software import TODAY
-from trainpace.tasks import stored_precision
 from trainpace.trace import is_saved, names_code
 from trainpace.trend import Trend, trend_of
 from trainpace.verbs.evidence import Asked, Evidence, evidence_for
@@ -39,7 +38,7 @@ from trainpace.verbs.places import (
 )
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, LENGTHS, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import USUAL_BATCH, check_used, execution_of, fleet_of
+from trainpace.verbs.training import USUAL_BATCH, check_used, default_forms, execution_of, fleet_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -82,10 +81,7 @@ class ForecastRequest(PackingRequest):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        precision = self.precision or stored_precision(self.model)
-        if precision is None and isinstance(self.model, str) and ".py:" in self.model:
-            return ()  # the task may say
-        return (form_of(precision or "fp32"),)
+        return default_forms(self.model, () if self.precision is None else (self.precision,))
 
     @property
     def variant(self) -> Variant:

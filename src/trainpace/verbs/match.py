@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
 from trainpace.execution import Precision
 from trainpace.hardware import catalogue_name
-from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
+from trainpace.offers import Binding, Job, Match, Pick, Ranking, Rejected, nearest, picks, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
+from trainpace.tasks import stored_precision
 from trainpace.units import hours_from_s
 from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
@@ -19,11 +20,16 @@ from trainpace.verbs.places import HardwareFile, JournalPlace, consulted_journal
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.software import software_of
 from trainpace.verbs.traced import ChannelsLast, workload_started
-from trainpace.verbs.training import TrainingRequest
-from trainpace.workload import Form, Workload, form_of
+from trainpace.verbs.training import TrainingRequest, default_forms
+from trainpace.workload import Form, Workload
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
+
+
+USUAL_GLOBAL_BATCH = 256
+"""Samples an update where nobody says: 32 for each of eight GPUs."""
+MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
@@ -31,10 +37,13 @@ class MatchRequest(TrainingRequest, kw_only=True):
     max_steps: Annotated[
         int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
     ] = None
-    global_batch: Annotated[int, Field("Samples per update, on every server.", AT_LEAST_1)] = 256
+    global_batch: Annotated[
+        int | None,
+        Field("Samples per update, on every server.  [default: the task's loader's or trainer's, or 256]", AT_LEAST_1),
+    ] = None  # fmt: skip
     precision: Annotated[
         tuple[Precision, ...],
-        Field("Allowed number formats; each card takes its fastest.  [default: amp_bf16, amp_fp16]"),
+        Field("Allowed number formats; each card takes its fastest.  [default: one, as in forecast]"),
     ] = ()  # fmt: skip
     by: Annotated[Literal["cost", "hours"], Field("What to rank by.")] = "cost"
     deadline: Annotated[float | None, Field("Time available: 24h, 3 days.", DURATION)] = None
@@ -68,17 +77,30 @@ class MatchRequest(TrainingRequest, kw_only=True):
         return self.checkpointing
 
     @property
-    def precisions(self) -> tuple[Precision, ...]:
-        return self.precision or ("amp_bf16", "amp_fp16")
-
-    @property
     def forms(self) -> tuple[Form, ...]:
-        return tuple(dict.fromkeys(form_of(precision) for precision in self.precisions))
+        forms = default_forms(self.model, self.precision)
+        # of a built-in model every form is packaged, so that mixed precision can stand beside the default
+        built_in = isinstance(self.model, str) and self.model.isidentifier()
+        return (*forms, "amp") if built_in and not self.precision else forms
+
+    def settled(self, workload: Workload) -> Self:
+        """The request with the task's own settings, as forecast takes them, or the defaults, where it leaves them open."""
+        own: Mapping[str, Any] = workload.settings
+        batch = own["micro_batch"] * own.get("accumulation", 1) if "micro_batch" in own else USUAL_GLOBAL_BATCH
+        precision = own.get("precision") or stored_precision(self.model)
+        return replace(
+            self, global_batch=self.global_batch or batch, precision=self.precision or ((precision,) if precision else ()),
+            compile=self.compile or own.get("compile", False),
+            checkpointing=self.checkpointing or own.get("activation_checkpointing") == "full",
+        )  # fmt: skip
 
 
 class Matches(Record):
     """All servers ranked for a job; where none matches, `nearest` has what binds, why, and the server nearest to it.
-    `evidence`: what others measured near to the first server."""
+
+    picks: of the servers that match the cheapest, the fastest, and the knee between them. mixed: the cheapest server under mixed
+    precision, where the job is in fp32 because nobody said otherwise. `evidence`: what others measured near to the first server.
+    """
 
     workload: Workload
     job: Job
@@ -86,6 +108,8 @@ class Matches(Record):
     nearest: tuple[Binding, str, Match | Rejected] | None
     journal_note: str = ""
     evidence: tuple[Nearness, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    mixed: Match | None = None
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
@@ -107,20 +131,27 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
                 offer if offer.host else replace(offer, host=host.name, host_source="as given") for offer in offers
             ]
         preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
+        workload = traced()
+        r = r.settled(workload)
+        assert r.global_batch is not None
         job = Job(
             schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
-            precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
+            precisions=r.precision, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
             budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
-            software=software_of(r),
+            clip_gradients=bool(workload.settings.get("clip_gradients", False)), software=software_of(r),
             conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
         )  # fmt: skip
-        workload = traced()
     with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
         ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
+        chosen = picks(ranking.matches)
+        mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
+            workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
+        )  # fmt: skip
     first = ranking.matches[:1]
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
+        picks=chosen, mixed=next(iter(mixed.matches), None) if mixed else None,
         journal_note="" if knowledge is None or not knowledge.devices else
             f"Corrected by the journal: this workload measured on {_cards(knowledge.devices)}.",
         evidence=evidence_for(r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)),

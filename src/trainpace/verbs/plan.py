@@ -5,7 +5,7 @@ It starts from the fleet, the present execution, the job and the loader, as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.configs import normal
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.intake import read_json, read_text, toml_of
@@ -38,7 +38,15 @@ from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Fi
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
 from trainpace.verbs.traced import PRECISION_HELP, adaptation_of, workload_of
-from trainpace.verbs.training import Network, Offload, TrainingRequest, default_precision, execution_values, fleet_of
+from trainpace.verbs.training import (
+    USUAL_BATCH,
+    Network,
+    Offload,
+    TrainingRequest,
+    default_precision,
+    execution_values,
+    fleet_of,
+)
 from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -73,10 +81,16 @@ class PlanRequest(TrainingRequest):
         str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
     ] = None
     batch: Annotated[
-        int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, sets="micro_batch")
+        int | None,
+        Field(
+            "Samples per GPU and forward pass now.  [default: the task's loader's or trainer's, or 32]",
+            AT_LEAST_1,
+            sets="micro_batch",
+        ),
     ] = None
     accumulate: Annotated[
-        int | None, Field("Micro-batches per update now.  [default: 1]", AT_LEAST_1, sets="accumulation")
+        int | None,
+        Field("Micro-batches per update now.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
     ] = None
     global_batch: Annotated[
         int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
@@ -115,7 +129,9 @@ class PlanRequest(TrainingRequest):
         tuple[str, ...],
         Field("Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.", metavar="WHAT"),
     ] = ()  # fmt: skip
-    simplest: Annotated[bool, Field("Order the changes to the simplest choice, not to the best.")] = False
+    fastest: Annotated[
+        bool, Field("Order the changes to the fastest choice, even where forecasts cannot tell it from a simpler one.")
+    ] = False
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
     evidence: Evidence = "nearest"
@@ -172,7 +188,7 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     with consulted_journal(r.journal, r.no_journal, {cluster.device.name}, {workload.model}) as journal:
         knowledge = known_of(workload, journal, schedule.sequence_length, r.image_size)
         setting = setting._replace(knowledge=knowledge)
-        plan = plan_changes(setting, start, paths, freedom, to="simplest" if r.simplest else "best")
+        plan = plan_changes(setting, start, paths, freedom, to="fastest" if r.fastest else "best")
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
@@ -245,7 +261,12 @@ class Present(NamedTuple):
 
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         sharded = self.files.value("sharding") == "fsdp"
-        values: dict[str, Any] = {"micro_batch": 32, "zero_stage": 3 if sharded else 0}
+        values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
+        # the task's own trainer or loader, as forecast takes it
+        own: Mapping[str, Any] = workload.settings
+        values |= {name: value for name, value in own.items() if name in EXECUTION_FIELDS and name != "precision"}
+        if self.pick("global_batch", request.global_batch) is not None:
+            values.pop("accumulation", None)
         recorded = {}
         if self.rank is not None:
             from trainpace.watch import batches_per_step
@@ -261,7 +282,13 @@ class Present(NamedTuple):
                 picked = self.pick(name, None if value is False else value, recorded.get(name))
             if picked is not None:
                 values[name] = picked
-        return values | {"precision": self.precision(request, device)}
+        precision = self.precision(request, device)
+        if (
+            self.pick("precision", request.precision) is None
+            and form_of(own.get("precision", precision)) in workload.forms
+        ):
+            precision = own.get("precision", precision)
+        return values | {"precision": precision}
 
 
 def cluster_of(request: PlanRequest, present: Present) -> Cluster:

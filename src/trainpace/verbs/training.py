@@ -1,6 +1,6 @@
 """Requests about a model's whole training, and how its steps are executed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ from trainpace.verbs.software import (
     software_of,
 )
 from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, TracedRequest
-from trainpace.workload import Workload, form_of
+from trainpace.workload import Form, Workload, form_of
 
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
@@ -205,7 +205,16 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
 
 def default_precision(model: str | Workload, device: Device) -> Precision:
     """What a script gets that says nothing of number formats: its configuration's dtype, or fp32 as torch computes it there."""
-    return stored_precision(model) or ("fp32" if device.tf32_tensor_tflops is None else "torch_fp32")
+    return stored_precision(model) or device.torch_precision
+
+
+def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tuple[Form, ...]:
+    """In which forms a model is traced for these precisions, or for its default; none where a task's own trainer may say."""
+    stored = stored_precision(model)
+    named = tuple(precisions) or ((stored,) if stored else ())
+    if not named and isinstance(model, str) and ".py:" in model:
+        return ()
+    return tuple(dict.fromkeys(form_of(precision) for precision in named or ("fp32",)))
 
 
 def execution_of(request: ExecutedRequest, workload: Workload, device: Device) -> Execution:

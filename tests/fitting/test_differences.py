@@ -1,0 +1,30 @@
+"""What `trainpace.plan` tells apart is what packaged measurements say."""
+
+import pytest
+from fitting.differences import resolutions, several
+
+from trainpace.plan.changes import NOISE
+from trainpace.plan.resolution import RESOLUTION, told_apart
+
+
+@pytest.mark.slow
+def test_the_resolutions_are_those_of_the_packaged_measurements():
+    measured = resolutions()
+    for name in ("precision", "micro-batch", "compile", "memory format", "checkpointing", "model parallelism"):
+        found, pairs = measured[name]
+        assert pairs >= 10, name
+        assert RESOLUTION[name] == pytest.approx(found, abs=0.01), name
+    assert measured["GPUs"][0] <= RESOLUTION["GPUs"] == NOISE
+    assert measured["sharding"][0] < RESOLUTION["sharding"]  # pairs of other numbers of GPUs
+
+
+@pytest.mark.slow
+def test_pairs_that_differ_in_several_knobs_err_as_the_worst_of_them():
+    ratios = sorted(error / largest for _, error, largest, _ in several())
+    assert len(ratios) >= 5
+    assert 0.5 < ratios[len(ratios) // 2] < 1.2
+
+
+def test_several_knobs_are_told_apart_by_the_largest():
+    assert told_apart(()) == 0
+    assert told_apart(("micro-batch", "compile")) == RESOLUTION["compile"]

@@ -1,0 +1,170 @@
+"""The verbs asked the same questions: one set of defaults, and the same numbers."""
+
+import pytest
+from msgspec.structs import replace
+
+import trainpace
+from trainpace.execution import Execution
+from trainpace.hardware import find_device
+from trainpace.trace import load_workload
+from trainpace.workload import Workload
+
+SAMPLES, EPOCHS = 50_000, 3
+CARDS = ("RTX 3090", "A100 SXM 40GB", "V100 SXM2 16GB")
+"""With TF32 and without."""
+QUIET = {"no_journal": True, "evidence": "none"}
+MACHINES = "".join(
+    f'[[machine]]\nname = "{card}"\ndevice = "{card}"\ncount = 1\nprice_usd_per_hour = 2.0\n' for card in CARDS
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Workload:
+    return load_workload("resnet18", ("fp32", "amp"))
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    path = tmp_path_factory.mktemp("machines") / "mine.toml"
+    path.write_text(MACHINES)
+    return str(path)
+
+
+def forecasts(model, gpu, **options):
+    (row,) = trainpace.forecast(model, gpu=gpu, samples=SAMPLES, epochs=EPOCHS, **QUIET, **options).rows
+    return row
+
+
+def planned(model, gpu, **options):
+    return trainpace.plan(model, gpu=gpu, samples=SAMPLES, epochs=EPOCHS, **QUIET, **options)
+
+
+def matched(model, machines, **options):
+    found = trainpace.match(
+        model, samples=SAMPLES, epochs=EPOCHS, machines=machines, only_machines=True, **QUIET, **options
+    )
+    return {m.offer.device: m for m in found.matches}
+
+
+@pytest.fixture(scope="module")
+def servers(model, machines):
+    return matched(model, machines, global_batch=32)
+
+
+@pytest.fixture(scope="module", params=CARDS)
+def asked(request, model, servers):
+    """A card's name; the server with one of it; a forecast and a plan of how that server trains."""
+    server = servers[request.param]
+    e = server.forecast.execution
+    same = {"batch": e.micro_batch, "accumulate": e.accumulation, "price": 2.0}
+    return request.param, server, forecasts(model, request.param, **same), planned(model, request.param, **same)
+
+
+def test_without_a_batch_it_is_the_same(model):
+    assert forecasts(model, "A100").execution.micro_batch == planned(model, "A100").start.micro_batch == 32
+
+
+def test_the_precision_is_the_same(asked):
+    card, server, row, plan = asked
+    expected = "fp32" if card.startswith("V100") else "torch_fp32"
+    assert {server.forecast.execution.precision, row.execution.precision, plan.start.precision} == {expected}
+
+
+def test_the_execution_is_the_same(asked):
+    _, server, row, plan = asked
+    assert server.forecast.execution == row.execution == plan.start
+
+
+def test_a_step_takes_as_long(asked):
+    _, server, row, plan = asked
+    assert server.forecast.step.total_ms == pytest.approx(row.step.total_ms)
+    assert plan.now.step_ms == pytest.approx(row.step.total_ms)
+
+
+def test_the_interval_is_the_same(asked):
+    _, server, row, plan = asked
+    assert server.forecast.step_time_interval_ms == row.step_time_interval_ms
+    ends = row.training_time_interval_s
+    assert (plan.now.job_low_s, plan.now.job_high_s) == pytest.approx((ends.low, ends.high))
+    assert (3600 * server.hours.low, 3600 * server.hours.high) == pytest.approx((ends.low, ends.high))
+
+
+def test_the_memory_is_the_same(asked):
+    _, server, row, _ = asked
+    assert server.forecast.memory == row.memory
+
+
+def test_the_steps_are_as_many(asked):
+    _, server, row, _ = asked
+    e = row.execution
+    answer = trainpace.schedule(samples=SAMPLES, epochs=EPOCHS, micro_batch=e.micro_batch, accumulate=e.accumulation)
+    assert server.time.steps == row.training_time.steps == 3 * answer.epoch.steps
+
+
+def test_the_training_takes_as_long(asked):
+    _, server, row, plan = asked
+    assert server.time.total_s == pytest.approx(row.training_time.total_s)
+    assert plan.now.job_s == pytest.approx(row.training_time.total_s)
+
+
+def test_the_steps_alone_take_as_long_as_schedule_says(asked):
+    _, _, row, _ = asked
+    e = row.execution
+    answer = trainpace.schedule(
+        samples=SAMPLES, epochs=EPOCHS, micro_batch=e.micro_batch, accumulate=e.accumulation,
+        step_time=row.step.total_ms / 1e3,
+    )  # fmt: skip
+    assert answer.time.stepping_s == pytest.approx(row.training_time.stepping_s)
+
+
+def test_it_costs_as_much(asked):
+    _, server, row, plan = asked
+    assert server.mean_usd == pytest.approx(row.cost_usd)
+    assert plan.now.cost_usd == pytest.approx(row.cost_usd)
+
+
+def test_one_card_is_as_many_times_as_fast_as_another(model, servers):
+    """What a student was told by two verbs: 435 against 423 samples/s, and 1.9 times."""
+    rate = {card: forecasts(model, card, batch=32).samples_per_second for card in CARDS}
+    steps = {card: m.forecast.step.total_ms for card, m in servers.items()}
+    assert rate["A100 SXM 40GB"] / rate["RTX 3090"] == pytest.approx(
+        steps["RTX 3090"] / steps["A100 SXM 40GB"], rel=0.05
+    )
+    assert rate["A100 SXM 40GB"] > rate["RTX 3090"]
+
+
+def test_a_format_that_is_asked_for_is_the_same(model, machines):
+    server = matched(model, machines, global_batch=32, precision="amp_fp16")["V100 SXM2 16GB"]
+    e = server.forecast.execution
+    row = forecasts(model, "V100 SXM2 16GB", batch=e.micro_batch, accumulate=e.accumulation, precision="amp_fp16")
+    assert server.forecast.step == row.step
+
+
+def test_a_tasks_own_settings_are_taken_by_all(model, machines):
+    own = replace(
+        model, settings={"micro_batch": 16, "accumulation": 2, "precision": "amp_bf16", "clip_gradients": True}
+    )
+    expected = Execution(
+        micro_batch=16, accumulation=2, precision="amp_bf16", clip_gradients=True, optimizer=model.optimizer
+    )
+    row, plan = forecasts(own, "A100"), planned(own, "A100")
+    assert row.execution == plan.start == expected
+    assert plan.now.step_ms == pytest.approx(row.step.total_ms)
+    there = matched(own, machines)["A100 SXM 40GB"].forecast.execution
+    assert (there.global_batch, there.precision, there.clip_gradients) == (32, "amp_bf16", True)
+
+
+def test_the_defaults_are_stated_in_the_first_line(capsys):
+    from trainpace.cli.program import main
+
+    job = ["--samples", "50000", "--epochs", "1"]
+    asks = {
+        "forecast": ["--gpu", "A100"], "plan": ["--gpu", "A100", *job], "match": ["--gpu", "A100 SXM 40GB", *job],
+    }  # fmt: skip
+    for verb, words in asks.items():
+        with pytest.raises(SystemExit):
+            main([verb, "resnet18", *words, "--no-journal", "--evidence", "none"])
+        said = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+        assert "torch_fp32" in said, verb
+        assert "sgd_momentum (assumed)" in said, verb
+    assert find_device("A100").torch_precision == "torch_fp32"
