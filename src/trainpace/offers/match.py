@@ -132,7 +132,7 @@ def rank(
     matches = _matches(able, job)
     matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in matches if _meets(m, job)]
-    return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
+    return Ranking(with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
 def _excess(match: Match, job: Job) -> float:
@@ -350,7 +350,7 @@ def _meets(match: Match, job: Job) -> bool:
     return math.isfinite(match.time.total_s) and _late_s(match, job) <= 0 and _over_usd(match, job) <= 0
 
 
-def _with_front(matches: list[Match]) -> list[Match]:
+def with_front(matches: list[Match]) -> list[Match]:
     """Mark those that no other beats in both hours and dollars (the Pareto front)."""
     least_usd, front = math.inf, set()
     for i, match in sorted(enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)):

@@ -21,7 +21,7 @@ from trainpace.execution import PRECISIONS, Precision
 from trainpace.intake import last_bytes
 from trainpace.job import Question, answer
 from trainpace.loader import batch_ms
-from trainpace.offers import Match
+from trainpace.offers import Match, picks, with_front
 from trainpace.outcome import Interval
 from trainpace.records import Record
 from trainpace.schedule import Schedule
@@ -36,6 +36,7 @@ WORKLOAD_FILE = "workload.json"
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 """What activating an environment sets; `python` is then the user's own."""
 TAIL_LINES, TAIL_BYTES = 8, 4000
+ROLES = {"cheapest": "cheapest", "knee": "in between", "fastest": "fastest"}
 USUAL_STEPS = 1000
 """Steps that are spoken of where nobody knows how many there will be."""
 
@@ -186,18 +187,9 @@ def elsewhere(looked: Looked, gpus: Sequence[str], progress: Progress) -> tuple[
     if gpus:
         by_card = {m.offer.device: m for m in reversed(single)}  # the cheapest of each
         return tuple(Elsewhere(role="", match=m) for m in sorted(by_card.values(), key=lambda m: m.mean_hours))
-    return of_the_front(single)
-
-
-def of_the_front(matches: Sequence[Match]) -> tuple[Elsewhere, ...]:
-    """The cheapest, the fastest, and where it is another one, that with the smallest product of hours and dollars."""
-    cheapest = min(matches, key=lambda m: (m.mean_usd, m.mean_hours))
-    fastest = min(matches, key=lambda m: (m.mean_hours, m.mean_usd))
-    between = min(matches, key=lambda m: m.mean_usd * m.mean_hours)
-    if cheapest is fastest:
-        return (Elsewhere(role="cheapest and fastest", match=cheapest),)
-    middle = () if between in (cheapest, fastest) else (Elsewhere(role="between them", match=between),)
-    return (Elsewhere(role="cheapest", match=cheapest), *middle, Elsewhere(role="fastest", match=fastest))
+    chosen = picks(with_front(single))
+    alone = len(chosen) == 1
+    return tuple(Elsewhere(role="cheapest and fastest" if alone else ROLES[p.name], match=p.match) for p in chosen)
 
 
 def _loading_ms(rank: Rank) -> float | None:
