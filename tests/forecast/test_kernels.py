@@ -90,6 +90,7 @@ def test_few_blocks_split_a_long_reduction_over_the_device():
     assert took(128, 128, 1280, 10, tiles=((128, 128),)) == pytest.approx((1, 1))
     # parts are no shorter than 128: of 640, five multiprocessors of ten have work
     assert took(128, 128, 640, 10, tiles=((128, 128),)) == pytest.approx((2, 0.5))
+    assert took(128, 128, 64, 10, tiles=((128, 128),)) == pytest.approx((10, 0.1))
     # and no more than 32: a hundred multiprocessors take as long as 32 would
     assert took(64, 32, 128_000, 100, tiles=((64, 32),)) == pytest.approx((100 / 32, 0.32))
     # blocks that fill more than half of the device are not split

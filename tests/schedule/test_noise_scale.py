@@ -59,6 +59,19 @@ def test_steps_that_are_all_alike_leave_no_doubt():
     assert (found.low, found.samples, found.high) == pytest.approx((1, 1, 1))
 
 
+def test_a_gradient_that_is_hardly_told_from_0_may_be_next_to_nothing():
+    """Of the resampled means 4.9 % say that there is no gradient: they count as a scale without end, not as a small one."""
+    found = noise_scale(drawn(20, 60, signal=0.8))
+    assert 200 < found.low < 200 / 0.8**2 < found.samples < 1000
+    assert 10_000 < found.high < np.inf
+
+
+def test_a_scale_below_one_sample_is_told():
+    found = noise_scale(drawn(0, 100, deviation=0.05))
+    assert found.samples == pytest.approx(50 * 0.05**2, rel=0.5)
+    assert 0 < found.low < 0.125 < found.high < 1
+
+
 def test_the_same_norms_always_tell_the_same():
     assert noise_scale(drawn(3, 40)) == noise_scale(drawn(3, 40))
 

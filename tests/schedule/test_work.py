@@ -123,6 +123,7 @@ def test_what_is_dropped_is_not_counted_as_seen():
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_speed_up_is_above_nothing(ratio):
     assert refusal_of(lambda: SpeedUp(ratio=ratio)) == f"a speed-up of {ratio} is not above 0."
+    assert SpeedUp(ratio=0.5).share_of_old_time == 2  # slower is a ratio below 1
 
 
 def test_a_global_batch_that_micro_batches_do_not_give():
@@ -143,6 +144,7 @@ def test_both_rules_for_the_learning_rate():
     factors = learning_rate_advice(1024, 256)
     assert (factors.linear, factors.square_root, factors.learning_rate) == (None, None, None)
     assert (factors.linear_factor, factors.square_root_factor) == (0.25, 0.5)
+    assert learning_rate_advice(4, 1, 0.1).linear == pytest.approx(0.025)
     assert refusal_of(lambda: learning_rate_advice(256, 0)) == "global batches are counts from 1, not 0."
     assert refusal_of(lambda: learning_rate_advice(-3, 256)) == "global batches are counts from 1, not -3."
     for rate in (0.0, -1.0, float("inf")):
@@ -204,6 +206,10 @@ def test_fractional_epochs_and_max_steps():
     assert total_steps(Schedule(samples=1000, epochs=3, max_steps=120), execution) == 120
     assert total_steps(Schedule(max_steps=120), execution) == 120
     assert total_steps(Schedule(samples=1000, epochs=3, max_steps=1000), execution) == 300
+    # in floating point 55,000.00000000001, and a count that a share of a thousand millionth would change
+    assert total_steps(Schedule(samples=50_000, epochs=1.1), Execution()) == 55_000
+    assert total_steps(Schedule(samples=10**10, epochs=1.0), Execution()) == 10**10
+    assert total_steps(Schedule(samples=10**10 + 1, epochs=1.0), Execution()) == 10**10 + 1
     # less than a step is one, and a hundredth more than a step is two
     assert total_steps(Schedule(samples=1000, epochs=1e-12), execution) == 1
     assert total_steps(Schedule(samples=1000, epochs=0.0101), execution) == 2
@@ -218,6 +224,7 @@ def test_counts_are_from_1_to_1e18(name):
     for wrong in (0, 10**18 + 1):
         said = refusal_of(lambda wrong=wrong: Schedule(**{name: wrong}, **others))
         assert said == f"{name} is {wrong}; it must be a whole number from 1 to 1e18."
+    assert Schedule(epochs=1e18).epochs == 1e18
     assert refusal_of(lambda: Schedule(epochs=0.0)) == "epochs is 0.0; it must be above 0."
 
 
