@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from configs.read_examples import CASES
 from trainpace.configs import parse_command, parse_config, read_configs
 from trainpace.configs.files import syntax_of
 from trainpace.configs.huggingface import NAMES
@@ -276,6 +277,37 @@ WHOLE, ABOVE_0 = "it should be a whole number from 1.", "it should be a number a
             LIGHTNING.replace("[2, 3]", "[2, 2]"), "a.yaml",
             'a.yaml: trainer.devices is [2, 2]; it should be a number, a list of different device indices, or "auto".',
         ),
+        (hf(fsdp=3), "a.json", "a.json: fsdp is 3; it should be options such as full_shard."),
+        (hf(deepspeed=3), "a.json", "a.json: deepspeed is 3; it should be a section, or the name of a file."),
+        (hf(attn_implementation=3), "a.json", "a.json: attn_implementation is 3; it should be a word."),
+        (hf(use_liger_kernel="x"), "a.json", "a.json: use_liger_kernel is 'x'; it should be true or false."),
+        (
+            hf(eval_strategy="no", evaluation_strategy="no"), "a.json",
+            "a.json: evaluation_strategy is 'no'; it should be left out, since eval_strategy, its new name, is given too.",
+        ),
+        (hf(eval_strategy="often"), "a.json", "a.json: eval_strategy is 'often'; it should be one of no, steps, epoch, best."),
+        (hf(optim=5), "a.json", "a.json: optim is 5; it should be a word."),
+        (hf(eval_steps=1.5), "a.json", f"a.json: eval_steps is 1.5; {WHOLE}"),
+        (hf(parallelism_config={"tp_size": 0}), "a.json", f"a.json: parallelism_config.tp_size is 0; {WHOLE}"),
+        (ACCELERATE + "parallelism_config: {tp_size: 0}\n", "a.yaml", f"a.yaml: parallelism_config.tp_size is 0; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "max_epochs: -3"), "a.yaml", f"a.yaml: trainer.max_epochs is -3; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "max_steps: x"), "a.yaml", f"a.yaml: trainer.max_steps is 'x'; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "strategy: 3"), "a.yaml", "a.yaml: trainer.strategy is 3; it should be a word."),
+        (
+            LIGHTNING.replace("max_epochs: 90", "val_check_interval: -1"), "a.yaml",
+            "a.yaml: trainer.val_check_interval is -1; it should be a number of micro-batches, a share of an epoch, or a time.",
+        ),
+        (SBATCH.replace("--nodes=2", "-N"), "a.sh", f"a.sh: #SBATCH --nodes is ''; {WHOLE}"),
+        ("torchrun --nnodes x t.py", "a.sh", "a.sh: --nnodes is 'x'; it should be a whole number."),
+        ("torchrun --nproc-per-node", "a.sh", "a.sh: --nproc-per-node has no value."),
+        (
+            "accelerate launch --mixed_precision int4 t.py", "a.sh",
+            "a.sh: --mixed-precision is 'int4'; it should be one of no, fp16, bf16, fp8.",
+        ),
+        (
+            "torchrun t.py --per_device_train_batch_size x", "a.sh",
+            f"a.sh: --per_device_train_batch_size is 'x'; {WHOLE}",
+        ),
         (ACCELERATE.replace("fp16", "int4"), "a.yaml", "a.yaml: mixed_precision is 'int4'; it should be one of no, fp16, bf16, fp8."),
         (SBATCH.replace("--nodes=2", "--nodes=two"), "a.sh", f"a.sh: #SBATCH --nodes is 'two'; {WHOLE}"),
         (
@@ -323,6 +355,23 @@ def test_a_setting_and_a_remark_say_where_they_are_from():
     (auto,) = [note for note in parse_config(EXAMPLES["ds.json"], "ds.json").notes if note.leaves_open]
     assert (auto.key, auto.leaves_open, auto.severity) == ("gradient_accumulation_steps", "accumulation", "info")
     assert auto.text == 'gradient_accumulation_steps: "auto": another file or the run decides'
+
+
+def told(text, file):
+    """The format, then settings and remarks in the order of reading."""
+    read = parse_config(text, file)
+    assert {part.file for part in (*read.settings, *read.notes)} <= {file}
+    assert all(note.text.startswith(f"{note.key}: ") for note in read.notes)
+    lines = [f"{setting.key}: {setting.name} = {setting.value!r}" for setting in read.settings]
+    for note in read.notes:
+        lines.append(f"{note.severity} {note.text}" + (f" ({note.leaves_open} stays open)" if note.leaves_open else ""))
+    return [read.format, *lines]
+
+
+@pytest.mark.parametrize("file", CASES)
+def test_every_setting_and_remark_of_a_file(file):
+    text, expected = CASES[file]
+    assert told(text, file) == expected.splitlines()
 
 
 def test_a_word_that_only_deepspeed_understands():
