@@ -10,8 +10,10 @@ Exit code 1: fewer than GOAL of the faults were noticed.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import fnmatch
+import functools
 import json
 import random
 import re
@@ -80,13 +82,18 @@ def drawn(known: dict[str, str | None], module: str, most: int) -> list[str]:
 def change_of(name: str) -> str:
     """The fault, as the lines that differ."""
     module, _, function = name.rpartition(".")
-    text = (FOLDER / "src" / module.replace(".", "/")).with_suffix(".py").read_text()
-    bodies = []
-    for which in (re.sub(r"\d+$", "orig", function), function):
-        found = re.search(rf"^( *)def {re.escape(which)}\(.*?(?=^\1\S)", text, re.DOTALL | re.MULTILINE)
-        bodies.append(found[0].splitlines()[1:] if found else [])
-    lines = difflib.unified_diff(*bodies, lineterm="", n=0)
+    bodies = _bodies((FOLDER / "src" / module.replace(".", "/")).with_suffix(".py"))
+    before, after = bodies[re.sub(r"\d+$", "orig", function)], bodies[function]
+    lines = difflib.unified_diff(before, after, lineterm="", n=0)
     return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+
+@functools.cache
+def _bodies(file: Path) -> dict[str, list[str]]:
+    """The lines of every function of a file below its `def`, where its name differs from the others'."""
+    text = file.read_text()
+    lines, functions = text.splitlines(), [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    return {function.name: lines[function.lineno : function.end_lineno] for function in functions}
 
 
 def table(samples: dict[str, list[str]], known: dict[str, str | None]) -> tuple[str, float]:
