@@ -1,6 +1,7 @@
 """Jumps that were planted are found, with their size; lines, kinks, curves and lone points have none."""
 
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
 from trainpace.measure.analysis import best_batches
-from trainpace.measure.changes import StepCurve, find_changes
+from trainpace.measure.changes import StepCurve, _constant_noise, _Fit, _relative_noise, find_changes
 from trainpace.outcome import Jump
 from trainpace.records import from_json, to_json
 
@@ -204,6 +205,49 @@ def test_noise_is_told_whether_it_is_given_or_not_or_given_too_small(given):
     told = [find_changes(*stair(0.03, seed), given).noise for seed in range(20)]
     assert np.mean(told) == pytest.approx(0.03, rel=0.1)
     assert 0.02 < min(told) < max(told) < 0.045
+
+
+@pytest.mark.parametrize(
+    ("curve_of", "noise"),
+    [(lambda x: 20 + x, 0.01), (lambda x: 20 + 2 * np.ceil(x / 2), 0.003), (lambda x: 20 + x + 10 * (x > 20), 0.01)],
+    ids=["line", "odd-even", "stair"],
+)
+def test_the_guess_of_the_noise_is_the_planted_one(curve_of, noise):
+    """Before anything is known of the curve: neither jumps nor a padding to even batches count as noise."""
+    x = BATCHES.astype(float)
+    guesses = [_relative_noise(x, noisy(curve_of(x), noise, seed)) for seed in range(60)]
+    assert 0.9 < np.mean(guesses) / noise < 1.15
+
+
+def test_the_guess_of_noise_in_ms_is_the_planted_one():
+    x = BATCHES.astype(float)
+    drawn = [0.5 * np.random.default_rng(seed).standard_normal(len(x)) for seed in range(60)]
+    assert 0.45 < np.mean([_constant_noise(x, 20 + x + 10 * (x > 20) + z) for z in drawn]) < 0.56
+
+
+@pytest.mark.parametrize(
+    ("t", "free", "z"),
+    [
+        (2.571, 5, 1.960),
+        (2.228, 10, 1.960),
+        (4.587, 10, 3.291),
+        (3.850, 20, 3.291),
+        (1.984, 100, 1.960),
+        (1.812, 10, 1.645),
+    ],
+)
+def test_a_deviation_is_as_unlikely_as_student_s(t, free, z):
+    """Quantiles of Student's t with so many degrees of freedom, and the normal ones of the same probability, from tables."""
+    fit = SimpleNamespace(values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free)
+    assert _Fit.z(fit, 1, 1.0) == pytest.approx(z, rel=0.005)
+    assert _Fit.z(fit, 1, 6.0 * t + 1) == pytest.approx(-z, rel=0.005)
+
+
+def test_between_a_bend_and_a_jump_each_is_itself():
+    sizes = np.array([1, 4, 8, 12, 16, 20, 36, 40, 44, 48, 52, 56, 60, 64, 70, 74, 80, 84])
+    curve = find_changes(sizes, np.maximum(28.0, sizes) + 40 * (sizes > 60))
+    assert places(curve) == [(60, 64)]
+    assert [curve.at(b) for b in (20, 24, 32, 60, 62, 64)] == pytest.approx([28, 28, 32, 60, 62, 104], rel=0.02)
 
 
 def test_the_forecast_s_jump_at_the_same_place_is_its_cause():
