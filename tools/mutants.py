@@ -2,7 +2,7 @@
 
 mutmut writes a copy of each function for every fault and runs the tests that reach the function; pyproject.toml has its settings.
 Of each module as many faults are tried as SAMPLE says, drawn at random (all where it has fewer), since all 9,000 take hours.
-What is known stays in mutants/ until a function or its tests change; `--survivors` tries again only what was not noticed.
+What is known stays in mutants/ until the function changes; `--survivors` tries again only what was not noticed.
 
 Exit code 1: fewer than GOAL of the faults were noticed.
 """
@@ -121,7 +121,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plant small faults and count those that the tests notice.")
     parser.add_argument("--sample", type=int, default=150, help="faults to try of each module; 0 for all")
     parser.add_argument("--module", action="append", choices=MODULES, help="only this module; may be given again")
-    parser.add_argument("--survivors", action="store_true", help="try again only those of the sample that were not noticed")
+    parser.add_argument(
+        "--survivors", action="store_true", help="try again only those of the sample that were not noticed"
+    )
     parser.add_argument(
         "--show", action="store_true", help="try none: show what is known, with the faults that survived"
     )
