@@ -54,7 +54,7 @@ class Adaptation(NamedTuple):
 
 
 AS_IT_IS = Adaptation()
-ADAPTERS, QUANTISED = ("lora", "dora"), ("nf4", "fp4", "nf4_double", "gptq")
+ADAPTERS = ("lora", "dora")
 FP32_IN_WORDS = {"all": "all other weights in fp32", "norms": "norms in fp32", "none": "all other weights in 16 bits"}
 
 

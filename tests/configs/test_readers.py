@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from configs.read_examples import CASES
 from trainpace.configs import parse_command, parse_config, read_configs
+from trainpace.configs.files import syntax_of
 from trainpace.configs.huggingface import NAMES
 from trainpace.errors import UnreadableInput
 
@@ -206,6 +208,200 @@ def test_bad_files_are_one_sentence(text, file):
         parse_config(text, file)
     assert file in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+KNOWN = (
+    "Known: Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script, a launch command, or Python"
+    " code with arguments of these."
+)
+WHOLE, ABOVE_0 = "it should be a whole number from 1.", "it should be a number above 0."
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "said"),
+    [
+        ("", "a.json", "a.json is empty."),
+        ("[]", "a.json", f"a.json holds no keys and values, so it is not a settings file. {KNOWN}"),
+        ("just text", "a.yaml", f"a.yaml holds no keys and values, so it is not a settings file. {KNOWN}"),
+        ('{"a": 1}', "a.json", f"a.json is in no known format of settings files. {KNOWN}"),
+        ("echo hello", "a.sh", f"a.sh holds no known launch command. {KNOWN}"),
+        (
+            json.dumps({"a": HF, "b": HF}), "a.json",
+            "a.json holds TrainingArguments under a, b. Give each as a file of its own.",
+        ),
+        ("x\x00", "a.json", "a.json holds a NUL byte, so it is not a text file."),
+        ('{"a": "\\u0000"}', "a.json", "a.json holds '\\x00', which is not valid text."),
+        ('a: "\\ud800"', "a.yaml", "a.yaml holds '\\ud800', which is not valid text."),
+        ("x" * ((1 << 20) + 1), "a.yaml", "a.yaml is larger than 1 MiB, which no settings file is."),
+        ("trainer: [", "a.yaml", "a.yaml is not valid YAML at line 1: expected the node content, but found '<stream end>'."),
+        ("trainer:\n  a: b: c\n", "a.yaml", "a.yaml is not valid YAML at line 2: mapping values are not allowed here."),
+        ("[" * 100_000, "a.yaml", "a.yaml is nested more than 50 levels deep."),
+        ("".join(f"{' ' * i}k:\n" for i in range(52)), "a.yaml", "a.yaml is nested more than 50 levels deep."),
+        ('{"a":' * 51 + "1" + "}" * 51, "a.json", "a.json is nested more than 50 levels deep."),
+        ('{"train_batch_size": 8, "train_batch_size": 16}', "a.json", "a.json: the key 'train_batch_size' is given twice. Keep one."),
+        ("trainer: {devices: 1}\nx: {a: 1, b: 1, a: 2}\n", "a.yaml", "a.yaml: the key 'a' is given twice. Keep one."),
+        ('{"train_batch_size": NaN}', "a.json", "a.json holds nan, which cannot be a setting."),
+        ("a: [1, .inf]", "a.yaml", "a.yaml holds inf, which cannot be a setting."),
+        (json.dumps({"a": 1 << 128}), "a.json", "a.json holds a whole number of 129 bits, which cannot be a setting."),
+        ('{"train_batch_size": 0}', "a.json", f"a.json: train_batch_size is 0; {WHOLE}"),
+        ('{"train_batch_size": 2.5}', "a.json", f"a.json: train_batch_size is 2.5; {WHOLE}"),
+        ('{"train_batch_size": true}', "a.json", f"a.json: train_batch_size is True; {WHOLE}"),
+        ('{"train_batch_size": "8 GPUs"}', "a.json", f"a.json: train_batch_size is '8 GPUs'; {WHOLE}"),
+        ('{"train_batch_size": 1000000000000001}', "a.json", f"a.json: train_batch_size is 1000000000000001; {WHOLE}"),
+        (hf(max_steps="x" * 59), "a.json", f"a.json: max_steps is '{'x' * 56}...; {WHOLE}"),
+        (hf(max_steps="x" * 58), "a.json", f"a.json: max_steps is '{'x' * 58}'; {WHOLE}"),
+        (hf(dataloader_num_workers=-1), "a.json", "a.json: dataloader_num_workers is -1; it should be a whole number from 0."),
+        (hf(learning_rate="fast"), "a.json", f"a.json: learning_rate is 'fast'; {ABOVE_0}"),
+        (hf(learning_rate=True), "a.json", f"a.json: learning_rate is True; {ABOVE_0}"),
+        (hf(learning_rate=0), "a.json", f"a.json: learning_rate is 0; {ABOVE_0}"),
+        (hf(learning_rate=[1]), "a.json", f"a.json: learning_rate is [1]; {ABOVE_0}"),
+        (hf(learning_rate=1e15), "a.json", f"a.json: learning_rate is 1000000000000000.0; {ABOVE_0}"),
+        (hf(bf16="maybe"), "a.json", "a.json: bf16 is 'maybe'; it should be true or false."),
+        (
+            json.dumps({"training": {**HF, "bf16": "maybe"}}), "a.json",
+            "a.json: training.bf16 is 'maybe'; it should be true or false.",
+        ),
+        (hf(fp16=True), "a.json", "a.json: fp16 is True; it should be false where bf16 is true."),
+        (ds(fp16={"enabled": True}), "a.json", "a.json: fp16.enabled is True; it should be false where bf16.enabled is true."),
+        (
+            ds(zero_optimization={"stage": 4}), "a.json",
+            "a.json: zero_optimization.stage is 4; it should be a whole number from 0 to 3.",
+        ),
+        (ds(zero_optimization=3), "a.json", "a.json: zero_optimization is 3; it should be a section with keys of its own."),
+        (
+            ds(zero_optimization={"stage": 3, "offload_optimizer": {"device": "gpu"}}), "a.json",
+            "a.json: zero_optimization.offload_optimizer.device is 'gpu'; it should be one of none, cpu, nvme.",
+        ),
+        (ds(optimizer={"type": " "}), "a.json", "a.json: optimizer.type is ' '; it should be a word."),
+        (
+            LIGHTNING.replace("[2, 3]", "[2, 2]"), "a.yaml",
+            'a.yaml: trainer.devices is [2, 2]; it should be a number, a list of different device indices, or "auto".',
+        ),
+        (hf(fsdp=3), "a.json", "a.json: fsdp is 3; it should be options such as full_shard."),
+        (hf(deepspeed=3), "a.json", "a.json: deepspeed is 3; it should be a section, or the name of a file."),
+        (hf(attn_implementation=3), "a.json", "a.json: attn_implementation is 3; it should be a word."),
+        (hf(use_liger_kernel="x"), "a.json", "a.json: use_liger_kernel is 'x'; it should be true or false."),
+        (
+            hf(eval_strategy="no", evaluation_strategy="no"), "a.json",
+            "a.json: evaluation_strategy is 'no'; it should be left out, since eval_strategy, its new name, is given too.",
+        ),
+        (hf(eval_strategy="often"), "a.json", "a.json: eval_strategy is 'often'; it should be one of no, steps, epoch, best."),
+        (hf(optim=5), "a.json", "a.json: optim is 5; it should be a word."),
+        (hf(eval_steps=1.5), "a.json", f"a.json: eval_steps is 1.5; {WHOLE}"),
+        (hf(parallelism_config={"tp_size": 0}), "a.json", f"a.json: parallelism_config.tp_size is 0; {WHOLE}"),
+        (ACCELERATE + "parallelism_config: {tp_size: 0}\n", "a.yaml", f"a.yaml: parallelism_config.tp_size is 0; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "max_epochs: -3"), "a.yaml", f"a.yaml: trainer.max_epochs is -3; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "max_steps: x"), "a.yaml", f"a.yaml: trainer.max_steps is 'x'; {WHOLE}"),
+        (LIGHTNING.replace("max_epochs: 90", "strategy: 3"), "a.yaml", "a.yaml: trainer.strategy is 3; it should be a word."),
+        (
+            LIGHTNING.replace("max_epochs: 90", "val_check_interval: -1"), "a.yaml",
+            "a.yaml: trainer.val_check_interval is -1; it should be a number of micro-batches, a share of an epoch, or a time.",
+        ),
+        (SBATCH.replace("--nodes=2", "-N"), "a.sh", f"a.sh: #SBATCH --nodes is ''; {WHOLE}"),
+        ("torchrun --nnodes x t.py", "a.sh", "a.sh: --nnodes is 'x'; it should be a whole number."),
+        ("torchrun --nproc-per-node", "a.sh", "a.sh: --nproc-per-node has no value."),
+        (
+            "accelerate launch --mixed_precision int4 t.py", "a.sh",
+            "a.sh: --mixed-precision is 'int4'; it should be one of no, fp16, bf16, fp8.",
+        ),
+        (
+            "torchrun t.py --per_device_train_batch_size x", "a.sh",
+            f"a.sh: --per_device_train_batch_size is 'x'; {WHOLE}",
+        ),
+        (ACCELERATE.replace("fp16", "int4"), "a.yaml", "a.yaml: mixed_precision is 'int4'; it should be one of no, fp16, bf16, fp8."),
+        (SBATCH.replace("--nodes=2", "--nodes=two"), "a.sh", f"a.sh: #SBATCH --nodes is 'two'; {WHOLE}"),
+        (
+            SBATCH.replace("2-12:30:00", "tomorrow"), "a.sh",
+            "a.sh: #SBATCH --time is 'tomorrow'; it should be a time such as 24:00:00 or 2-12.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_key_and_what_it_should_be(text, file, said):
+    with pytest.raises(UnreadableInput) as caught:
+        parse_config(text, file)
+    assert str(caught.value) == said
+
+
+def test_what_is_as_large_and_deep_as_a_file_may_be_is_read():
+    assert settings('{"train_batch_size": 1000000000000000}', "a.json") == {"global_batch": 10**15}
+    assert settings(f'{{"train_batch_size": 8, "x": {(1 << 128) - 1}}}', "a.json") == {"global_batch": 8}
+    padded = json.dumps(DS)
+    assert settings(padded + " " * ((1 << 20) - len(padded)), "ds.json") == settings(padded, "ds.json")
+    deep = "trainer: {devices: 2, x: " + "[" * 48 + "]" * 48 + "}"
+    assert settings(deep, "t.yaml") == {"nproc_per_node": 2}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("8", 8), ("8.0", 8), ('"8"', 8), ('" 16 "', 16), ("1", 1), ("null", None)]
+)
+def test_whole_numbers_as_people_write_them(written, value):
+    read = parse_config(f'{{"train_batch_size": {written}, "steps_per_print": 1}}', "ds.json")
+    assert {s.name: s.value for s in read.settings} == ({} if value is None else {"global_batch": value})
+    assert all(type(s.value) is int for s in read.settings)
+    texts = [note.text for note in read.notes if note.key == "train_batch_size"]
+    assert texts == ([f"train_batch_size: written as text, {json.loads(written)!r}"] if '"' in written else [])
+
+
+def test_a_setting_and_a_remark_say_where_they_are_from():
+    read = parse_config(json.dumps({"training": {**HF, "per_device_train_batchsize": 4}}), "all.json")
+    assert (read.file, read.format) == ("all.json", "Hugging Face TrainingArguments")
+    (epochs,) = [s for s in read.settings if s.name == "epochs"]
+    assert (epochs.value, epochs.file, epochs.key) == (3.0, "all.json", "training.num_train_epochs")
+    (unknown,) = [note for note in read.notes if note.severity == "warning"]
+    assert (unknown.file, unknown.key) == ("all.json", "training.per_device_train_batchsize")
+    assert unknown.text.startswith("training.per_device_train_batchsize: ")
+    assert unknown.text.endswith("; nearest: per_device_train_batch_size, per_device_eval_batch_size")
+    assert unknown.leaves_open is None
+    (auto,) = [note for note in parse_config(EXAMPLES["ds.json"], "ds.json").notes if note.leaves_open]
+    assert (auto.key, auto.leaves_open, auto.severity) == ("gradient_accumulation_steps", "accumulation", "info")
+    assert auto.text == 'gradient_accumulation_steps: "auto": another file or the run decides'
+
+
+def told(text, file):
+    """The format, then settings and remarks in the order of reading."""
+    read = parse_config(text, file)
+    assert {part.file for part in (*read.settings, *read.notes)} <= {file}
+    assert all(note.text.startswith(f"{note.key}: ") for note in read.notes)
+    lines = [f"{setting.key}: {setting.name} = {setting.value!r}" for setting in read.settings]
+    for note in read.notes:
+        lines.append(f"{note.severity} {note.text}" + (f" ({note.leaves_open} stays open)" if note.leaves_open else ""))
+    return [read.format, *lines]
+
+
+@pytest.mark.parametrize("file", CASES)
+def test_every_setting_and_remark_of_a_file(file):
+    text, expected = CASES[file]
+    assert told(text, file) == expected.splitlines()
+
+
+def test_a_word_that_only_deepspeed_understands():
+    with pytest.raises(UnreadableInput, match="max_steps is 'auto'"):
+        parse_config(hf(max_steps="auto"), "a.json")
+
+
+def test_of_many_unknown_keys_the_first_fifty_have_suggestions():
+    text = notes(ds(**{f"gradient_cliping{i}": 1 for i in range(60)}), "ds.json")
+    assert text.count("nearest: ") == 50
+    assert text.count("ignores it silently") == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "syntax"),
+    [
+        ("{}", "a.json", "json"), (" \n{}", "a", "json"), ("\ufeff{}", "a.txt2", "json"), ("a: 1", "a.yaml", "yaml"),
+        ("a: 1", "a", "yaml"), ("[]", "a.json", "json"), ("srun x", "a.sh", None), ("srun x", "a.slurm", None),
+        ("torchrun t.py", "a.txt", None), ("torchrun t.py", "a.bash", None), ("torchrun t.py", "a.cmd", None),
+        ("#!/bin/sh\ntorchrun t.py", "start", None), ("#SBATCH --nodes=2\n", "job", None), ("x = 1", "a.py", None),
+        ("\ufeff#!/bin/sh\ntorchrun t.py", "start", None), ("torchrun t.py", "a.sbatch", None),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_file_is_seen_from_its_name_and_beginning(text, file, syntax):
+    assert syntax_of(text, file) == syntax
+
+
+def test_a_file_from_windows_is_read_as_any_other():
+    for text, file in ((LIGHTNING, "t.yaml"), (SBATCH, "job.sh"), (json.dumps(DS, indent=1), "ds.json")):
+        assert parse_config("\ufeff" + text.replace("\n", "\r\n"), file) == parse_config(text, file)
 
 
 def test_an_alias_bomb_is_refused_before_it_is_built():

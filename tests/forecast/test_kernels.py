@@ -11,7 +11,7 @@ from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.tiles import TileModel, tiled
+from trainpace.forecast.tiles import TileModel, tile_model, tiled
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
 from trainpace.workload import OTHER, Operators
@@ -40,6 +40,73 @@ def test_a_product_is_never_faster_than_the_rate(batch, m, n, k):
 
 def test_a_small_product_takes_a_whole_wave():
     assert product(1, 1, 1, 16) > 100 * 2 * 16 / (14e12 * 0.9)
+
+
+FREE = TileModel(*(np.array(x) for x in (1.0, 0.0, 0.0, 1.0)))
+"""Tiles as a textbook has them: nothing is lost but in a last wave that is not full."""
+
+
+def took(m, n, k, sms, model=FREE, **tiles):
+    """(time in units of what the whole device would take for the arithmetic alone, waves)."""
+    shape = (np.array(float(x)) for x in (1, m, n, k))
+    seconds, waves = tiled(*shape, np.array(1e12), np.array(float(sms)), model, **tiles)
+    return float(seconds) * 1e12 / (2.0 * m * n * k), float(waves)
+
+
+def test_a_product_of_whole_waves_loses_nothing():
+    assert took(256, 128, 16, 1) == pytest.approx((1, 1))
+    # on 4 multiprocessors 5 tiles of 256 x 128 are 2 waves and 10 of 128 x 128 are 3, but 20 of 128 x 64 are 5 whole ones
+    assert took(1280, 128, 16, 4) == pytest.approx((1, 5))
+    assert took(128, 1280, 16, 4) == pytest.approx((1, 5))
+
+
+@pytest.mark.parametrize(("share", "paid"), [(1.0, 2.0), (0.5, 1.625), (0.0, 1.25)])
+def test_of_the_empty_part_of_a_last_wave_a_share_is_paid(share, paid):
+    model = FREE._replace(quantisation=np.array(share))
+    assert took(1280, 128, 16, 4, model, tiles=((256, 128),)) == pytest.approx((paid / 1.25, 1.25))
+
+
+def test_a_tile_that_is_partly_outside_costs_a_whole_one():
+    whole = took(256, 256, 16, 1, tiles=((128, 128),))
+    assert whole == pytest.approx((1, 4))
+    time, waves = took(129, 129, 16, 1, tiles=((128, 128),))
+    assert (time * 129**2, waves) == pytest.approx((256**2, 4))
+
+
+def test_the_reduction_is_padded_to_units_and_has_a_start_and_an_end():
+    assert [took(128, 128, k, 1)[0] * k for k in (1, 16, 17, 32, 33)] == pytest.approx([16, 16, 32, 32, 48])
+    model = FREE._replace(prologue=np.array(24.0))
+    assert took(128, 128, 48, 1, model, tiles=((128, 128),))[0] == pytest.approx(1.5)
+
+
+def test_a_tile_at_its_half_intensity_reaches_half_of_the_rate():
+    intensity = 256 * 128 / (256 + 128)
+    model = FREE._replace(half_intensity=np.array(intensity), efficiency=np.array(0.8))
+    assert took(2560, 1280, 64, 1, model)[0] == pytest.approx(2 / 0.8)
+
+
+def test_few_blocks_split_a_long_reduction_over_the_device():
+    # one tile of 128 x 128 in 10 parts of 128, for 10 multiprocessors
+    assert took(128, 128, 1280, 10, tiles=((128, 128),)) == pytest.approx((1, 1))
+    # parts are no shorter than 128: of 640, five multiprocessors of ten have work
+    assert took(128, 128, 640, 10, tiles=((128, 128),)) == pytest.approx((2, 0.5))
+    assert took(128, 128, 64, 10, tiles=((128, 128),)) == pytest.approx((10, 0.1))
+    # and no more than 32: a hundred multiprocessors take as long as 32 would
+    assert took(64, 32, 128_000, 100, tiles=((64, 32),)) == pytest.approx((100 / 32, 0.32))
+    # blocks that fill more than half of the device are not split
+    assert took(128, 768, 12_800, 10, tiles=((128, 128),)) == pytest.approx((10 / 6, 0.6))
+
+
+def test_constants_are_of_matrix_units_or_of_cores_and_convolutions_have_their_own():
+    constants = fitted_constants()
+    for family in ("tile", "conv_tile"):
+        model = tile_model(np.array([0.9, 0.5]), np.array([True, False]), constants, family)
+        assert list(model.efficiency) == [0.9, 0.5]
+        for name in ("half_intensity", "prologue", "quantisation"):
+            sheet = [getattr(constants, f"{family}_{unit}_{name}") for unit in ("tensor", "plain")]
+            assert list(getattr(model, name)) == sheet
+    plain = tile_model(np.array(0.9), np.array(True), constants)
+    assert plain.prologue == constants.tile_tensor_prologue
 
 
 @pytest.fixture(scope="module")

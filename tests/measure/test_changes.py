@@ -1,5 +1,8 @@
 """Jumps that were planted are found, with their size; lines, kinks, curves and lone points have none."""
 
+from statistics import NormalDist
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
 from trainpace.measure.analysis import best_batches
-from trainpace.measure.changes import StepCurve, find_changes
+from trainpace.measure.changes import StepCurve, _constant_noise, _Fit, _relative_noise, find_changes
+from trainpace.outcome import Jump
 from trainpace.records import from_json, to_json
 
 BATCHES = np.arange(1, 71)
@@ -147,6 +151,129 @@ def test_noise_that_does_not_grow_with_the_step():
     assert sum(map(bool, found)) <= 3
 
 
+def stair(noise=0.0, seed=0, height=10.0):
+    """A step of 20 ms and one more a sample, and 10 more from the 21st on."""
+    sizes = np.arange(1, 41)
+    return sizes, noisy(20 + sizes + height * (sizes > 20), noise, seed)
+
+
+@pytest.mark.parametrize("height", [10.0, -10.0])
+def test_a_stair_without_noise_is_told_exactly(height):
+    sizes, step_ms = stair(height=height)
+    curve = find_changes(sizes, step_ms)
+    (jump,) = curve.jumps
+    assert (jump.before, jump.after, jump.tight) == (20, 21, True)
+    assert (jump.size_ms, jump.percent) == pytest.approx((height, 100 * height / 40))
+    assert np.sign(jump.z) == np.sign(height)
+    first, second = curve.segments
+    assert (first.first_batch, first.last_batch, second.first_batch, second.last_batch) == (1, 20, 21, 40)
+    assert (first.first_ms, second.first_ms) == pytest.approx((21, 41 + height))
+    assert (first.slope_ms_per_sample, second.slope_ms_per_sample) == pytest.approx((1, 1))
+    assert (first.line(1), first.line(20), first.line(30)) == pytest.approx((21, 40, 50))
+    assert [curve.at(b) for b in (1, 20, 21, 40, 50)] == pytest.approx([21, 40, 41 + height, 60 + height, 70 + height])
+    assert curve.fitted_ms == pytest.approx(tuple(step_ms))
+    assert (curve.batches, curve.step_ms) == (tuple(range(1, 41)), tuple(step_ms))
+    assert (curve.bends, curve.disturbed, curve.odd_extra_ms) == ((), (), 0.0)
+    # no time is known better than to one in a thousand, and is not said to be
+    assert 0.0002 < curve.noise <= 0.001
+
+
+def test_intervals_hold_nine_times_in_ten():
+    curves = [find_changes(*stair(0.01, seed), 0.01) for seed in range(60)]
+    jumps = [jump for curve in curves for jump in curve.jumps if jump.before == 20]
+    assert len(jumps) > 55
+    assert 0.8 <= np.mean([jump.low_ms <= 10 <= jump.high_ms for jump in jumps]) <= 0.97
+    slopes = [curve.segments[0] for curve in curves]
+    assert 0.8 <= np.mean([slope.slope_low <= 1 <= slope.slope_high for slope in slopes]) <= 0.97
+
+
+def test_a_jump_is_as_unlikely_as_its_deviations_and_places_say():
+    """The chance of a normal distribution beyond z on either side, at each of 40 places (Bonferroni)."""
+    curves = [find_changes(*stair(0.02, seed, height=4.0), 0.02) for seed in range(20)]
+    jumps = [jump for curve in curves for jump in curve.jumps]
+    assert len(jumps) > 10
+    for jump in jumps:
+        assert jump.p_value == pytest.approx(min(1.0, 40 * 2 * NormalDist().cdf(-abs(jump.z))), rel=1e-6, abs=1e-12)
+        # few points tell less than their deviations would if these were known: Student's t, as a normal deviation
+        deviations = jump.size_ms / ((jump.high_ms - jump.low_ms) / 2 / 1.645)
+        assert 0.75 * deviations < abs(jump.z) < deviations
+        assert abs(jump.z) >= 3
+
+
+@pytest.mark.parametrize("given", [None, 0.005, 0.03, [0.03] * 40])
+def test_noise_is_told_whether_it_is_given_or_not_or_given_too_small(given):
+    told = [find_changes(*stair(0.03, seed), given).noise for seed in range(20)]
+    assert np.mean(told) == pytest.approx(0.03, rel=0.1)
+    assert 0.02 < min(told) < max(told) < 0.045
+
+
+@pytest.mark.parametrize(
+    ("curve_of", "noise"),
+    [(lambda x: 20 + x, 0.01), (lambda x: 20 + 2 * np.ceil(x / 2), 0.003), (lambda x: 20 + x + 10 * (x > 20), 0.01)],
+    ids=["line", "odd-even", "stair"],
+)
+def test_the_guess_of_the_noise_is_the_planted_one(curve_of, noise):
+    """Before anything is known of the curve: neither jumps nor a padding to even batches count as noise."""
+    x = BATCHES.astype(float)
+    guesses = [_relative_noise(x, noisy(curve_of(x), noise, seed)) for seed in range(60)]
+    assert 0.9 < np.mean(guesses) / noise < 1.15
+
+
+def test_the_guess_of_noise_in_ms_is_the_planted_one():
+    x = BATCHES.astype(float)
+    drawn = [0.5 * np.random.default_rng(seed).standard_normal(len(x)) for seed in range(60)]
+    assert 0.45 < np.mean([_constant_noise(x, 20 + x + 10 * (x > 20) + z) for z in drawn]) < 0.56
+
+
+@pytest.mark.parametrize(
+    ("t", "free", "z"),
+    [
+        (2.571, 5, 1.960),
+        (2.228, 10, 1.960),
+        (4.587, 10, 3.291),
+        (3.850, 20, 3.291),
+        (1.984, 100, 1.960),
+        (1.812, 10, 1.645),
+    ],
+)
+def test_a_deviation_is_as_unlikely_as_student_s(t, free, z):
+    """Quantiles of Student's t with so many degrees of freedom, and the normal ones of the same probability, from tables."""
+    fit = SimpleNamespace(values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free)
+    assert _Fit.z(fit, 1, 1.0) == pytest.approx(z, rel=0.005)
+    assert _Fit.z(fit, 1, 6.0 * t + 1) == pytest.approx(-z, rel=0.005)
+
+
+def test_between_a_bend_and_a_jump_each_is_itself():
+    sizes = np.array([1, 4, 8, 12, 16, 20, 36, 40, 44, 48, 52, 56, 60, 64, 70, 74, 80, 84])
+    curve = find_changes(sizes, np.maximum(28.0, sizes) + 40 * (sizes > 60))
+    assert places(curve) == [(60, 64)]
+    assert [curve.at(b) for b in (20, 24, 32, 60, 62, 64)] == pytest.approx([28, 28, 32, 60, 62, 104], rel=0.02)
+
+
+def test_the_forecast_s_jump_at_the_same_place_is_its_cause():
+    def forecast(batch, causes):
+        return Jump(before=batch - 1, batch=batch, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=causes)
+
+    sizes = np.array([1, 4, 8, 12, 16, 20, 24, 28, 32, 36])
+    (jump,) = find_changes(sizes, 50.0 + sizes + 30.0 * (sizes > 16)).jumps
+    assert (jump.before, jump.after, jump.tight) == (16, 20, False)
+    unnamed, before, within, after = forecast(17, ()), forecast(16, ("a",)), forecast(20, ("b",)), forecast(21, ("c",))
+    assert jump.cause_among([unnamed, before, within, after]) == within
+    assert jump.cause_among([unnamed, before, after]) is None
+
+
+def test_few_points_are_joined_by_straight_pieces():
+    curve = find_changes([1, 2, 4, 7, 9], [5.0, 9.0, 7.0, 1.0, 4.0], [0.01, 0.02, 0.02, 0.03, 0.04])
+    pieces = [(s.first_batch, s.last_batch, s.first_ms, s.slope_ms_per_sample) for s in curve.segments]
+    assert pieces == [(1, 1, 5.0, 4.0), (2, 2, 9.0, -1.0), (4, 4, 7.0, -2.0), (7, 9, 1.0, 1.5)]
+    assert all(s.slope_low is None and s.slope_high is None for s in curve.segments)
+    assert (curve.noise, curve.bends, curve.disturbed) == (0.02, (), ())
+    assert [curve.at(b) for b in (3, 5, 8, 10)] == pytest.approx([8, 5, 2.5, 5.5])
+    assert find_changes([1, 2, 3, 4, 5], [1.0] * 5).noise == 0
+    # a sixth makes it a fit
+    assert len(find_changes([1, 2, 3, 4, 5, 6], [1.0] * 6).segments) == 1
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_few_points_are_shown_as_they_are(count):
     curve = find_changes(range(1, count + 1), [5.0, 9.0, 7.0, 1.0, 4.0][:count])
@@ -172,6 +299,32 @@ def test_few_points_are_shown_as_they_are(count):
 def test_what_cannot_be_used_is_said(sizes, step_ms, noise):
     with pytest.raises(TrainpaceError):
         find_changes(sizes, step_ms, noise)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "step_ms", "noise", "said"),
+    [
+        ([1, 2], [1.0], None, "2 batch sizes and 1 step times; one of each is needed, and at least one."),
+        ([1, 1], [1.0, 1.0], None, "batch sizes must be whole, positive and ascending. Sort them and merge repeats."),
+        ([1, 2.5], [1.0, 1.0], None, "batch sizes must be whole, positive and ascending. Sort them and merge repeats."),
+        (
+            [1, 2],
+            [1.0, float("inf")],
+            None,
+            "step times must be finite and above 0 ms. Leave out batch sizes that failed.",
+        ),
+        (
+            [1],
+            [1.0],
+            float("inf"),
+            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch size.",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_sentence(sizes, step_ms, noise, said):
+    with pytest.raises(TrainpaceError) as refused:
+        find_changes(sizes, step_ms, noise)
+    assert str(refused.value) == said
 
 
 def test_the_best_batch_is_right_before_the_last_jump():

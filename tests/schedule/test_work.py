@@ -3,10 +3,18 @@
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.schedule import Schedule, epoch_steps, total_steps
+from trainpace.schedule import (
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    epoch_steps,
+    learning_rate_advice,
+    total_steps,
+)
 
 sizes = st.integers(1, 64)
 samples = st.integers(1, 10**6)
@@ -60,11 +68,89 @@ def test_tokens_are_packed_into_samples():
         Schedule(tokens=10, sequence_length=2, samples=4)
 
 
+def refusal_of(ask):
+    with pytest.raises(TrainpaceError) as refused:
+        ask()
+    return str(refused.value)
+
+
+def test_what_says_the_size_of_an_epoch_twice_or_not_at_all():
+    assert refusal_of(lambda: Schedule(samples=4, tokens=10, sequence_length=2)) == (
+        "both samples (4) and tokens (10) say how large an epoch is. Give one of them."
+    )
+    assert refusal_of(lambda: Schedule(tokens=10)) == (
+        "tokens need a sequence length to become samples. Add `sequence_length`."
+    )
+    assert refusal_of(lambda: Schedule(tokens=10, sequence_length=1024).samples_per_epoch) == (
+        "10 tokens are less than one sample of 1024 (sequence_length). Give more tokens or a shorter sequence."
+    )
+    assert Schedule(tokens=1024, sequence_length=1024).samples_per_epoch == 1
+    assert refusal_of(lambda: epoch_steps(Schedule(max_steps=3), Execution())) == (
+        "how many samples an epoch has is not known. Add `samples` or `tokens`."
+    )
+    assert refusal_of(lambda: total_steps(Schedule(samples=10), Execution())) == (
+        "the length of the run is not known. Add `epochs` or `max_steps`."
+    )
+
+
 def test_drop_last_that_leaves_nothing_says_so():
-    with pytest.raises(Contradiction, match="do not fill one step"):
-        epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16))
-    with pytest.raises(Contradiction, match="accumulation"):
-        epoch_steps(Schedule(samples=10, partial_accumulation="drop"), Execution(micro_batch=4, accumulation=8))
+    loader = refusal_of(lambda: epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16)))
+    assert loader == (
+        "10 samples do not fill one step: micro-batch 16 x accumulation 1 x data-parallel size 1 = 16 samples, with drop_last."
+        " Use a smaller batch, or keep the last batch."
+    )
+    eight = Execution(micro_batch=4, accumulation=8)
+    trainer = refusal_of(lambda: epoch_steps(Schedule(samples=10, partial_accumulation="drop"), eight))
+    assert (
+        "micro-batch 4 x accumulation 8 x data-parallel size 1 = 32 samples, with partial accumulation dropped."
+        in trainer
+    )
+
+
+def test_what_is_dropped_is_not_counted_as_seen():
+    """23 samples in micro-batches of 4, three to a step: five full micro-batches and one of 3, so one full step and one more."""
+    execution = Execution(micro_batch=4, accumulation=3)
+    all_of_it = epoch_steps(Schedule(samples=23), execution)
+    assert asdict(all_of_it) == {"steps": 2, "micro_steps_per_rank": 6, "samples_seen": 23, "last_step_samples": 11}
+    loader = epoch_steps(Schedule(samples=23, drop_last=True), execution)
+    assert asdict(loader) == {"steps": 2, "micro_steps_per_rank": 5, "samples_seen": 20, "last_step_samples": 8}
+    trainer = epoch_steps(Schedule(samples=23, drop_last=True, partial_accumulation="drop"), execution)
+    assert asdict(trainer) == {"steps": 1, "micro_steps_per_rank": 3, "samples_seen": 12, "last_step_samples": 12}
+    only_trainer = epoch_steps(Schedule(samples=23, partial_accumulation="drop"), execution)
+    assert asdict(only_trainer) == {"steps": 2, "micro_steps_per_rank": 6, "samples_seen": 23, "last_step_samples": 11}
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_speed_up_is_above_nothing(ratio):
+    assert refusal_of(lambda: SpeedUp(ratio=ratio)) == f"a speed-up of {ratio} is not above 0."
+    assert SpeedUp(ratio=0.5).share_of_old_time == 2  # slower is a ratio below 1
+
+
+def test_a_global_batch_that_micro_batches_do_not_give():
+    assert accumulation_for_global_batch(64, 32, 2) == 1
+    assert refusal_of(lambda: accumulation_for_global_batch(250, 32, 2)) == (
+        "global batch 250 is not a multiple of micro-batch 32 x data-parallel size 2 = 64."
+        " Nearest global batches: 192 and 256; or a micro-batch that divides 250."
+    )
+    assert "Nearest global batches: 64; or" in refusal_of(lambda: accumulation_for_global_batch(50, 32, 2))
+    assert "Nearest global batches: 64; or" in refusal_of(lambda: accumulation_for_global_batch(0, 32, 2))
+
+
+def test_both_rules_for_the_learning_rate():
+    advice = learning_rate_advice(1, 4, 0.1)
+    assert (advice.linear, advice.square_root) == pytest.approx((0.4, 0.2))
+    assert (advice.linear_factor, advice.square_root_factor) == (4, 2)
+    assert (advice.old_global_batch, advice.new_global_batch, advice.learning_rate) == (1, 4, 0.1)
+    factors = learning_rate_advice(1024, 256)
+    assert (factors.linear, factors.square_root, factors.learning_rate) == (None, None, None)
+    assert (factors.linear_factor, factors.square_root_factor) == (0.25, 0.5)
+    assert learning_rate_advice(4, 1, 0.1).linear == pytest.approx(0.025)
+    assert refusal_of(lambda: learning_rate_advice(256, 0)) == "global batches are counts from 1, not 0."
+    assert refusal_of(lambda: learning_rate_advice(-3, 256)) == "global batches are counts from 1, not -3."
+    for rate in (0.0, -1.0, float("inf")):
+        assert refusal_of(lambda rate=rate: learning_rate_advice(1, 2, rate)) == (
+            f"the learning rate is {rate}; it must be above 0."
+        )
 
 
 @given(samples, executions())
@@ -119,9 +205,27 @@ def test_fractional_epochs_and_max_steps():
     assert total_steps(Schedule(samples=100, epochs=0.1), execution) == 1
     assert total_steps(Schedule(samples=1000, epochs=3, max_steps=120), execution) == 120
     assert total_steps(Schedule(max_steps=120), execution) == 120
-    for schedule in (Schedule(samples=1000), Schedule(epochs=3)):
-        with pytest.raises(TrainpaceError):
-            total_steps(schedule, execution)
+    assert total_steps(Schedule(samples=1000, epochs=3, max_steps=1000), execution) == 300
+    # in floating point 55,000.00000000001, and a count that a share of a thousand millionth would change
+    assert total_steps(Schedule(samples=50_000, epochs=1.1), Execution()) == 55_000
+    assert total_steps(Schedule(samples=10**10, epochs=1.0), Execution()) == 10**10
+    assert total_steps(Schedule(samples=10**10 + 1, epochs=1.0), Execution()) == 10**10 + 1
+    # less than a step is one, and a hundredth more than a step is two
+    assert total_steps(Schedule(samples=1000, epochs=1e-12), execution) == 1
+    assert total_steps(Schedule(samples=1000, epochs=0.0101), execution) == 2
+    with pytest.raises(TrainpaceError):
+        total_steps(Schedule(epochs=3), execution)
+
+
+@pytest.mark.parametrize("name", ["samples", "tokens", "sequence_length", "max_steps"])
+def test_counts_are_from_1_to_1e18(name):
+    others = {"sequence_length": 1} if name == "tokens" else {}
+    assert getattr(Schedule(**{name: 10**18}, **others), name) == 10**18
+    for wrong in (0, 10**18 + 1):
+        said = refusal_of(lambda wrong=wrong: Schedule(**{name: wrong}, **others))
+        assert said == f"{name} is {wrong}; it must be a whole number from 1 to 1e18."
+    assert Schedule(epochs=1e18).epochs == 1e18
+    assert refusal_of(lambda: Schedule(epochs=0.0)) == "epochs is 0.0; it must be above 0."
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}])

@@ -57,7 +57,9 @@ def parse_yaml(text: str, file: str) -> Any:
         where = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise UnreadableInput(f"{file} is not valid YAML{where}: {problem[:200]}.") from None
-    except (RecursionError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except RecursionError:
+        raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
 
 

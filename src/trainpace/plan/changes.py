@@ -43,7 +43,7 @@ class Choice(Record):
 
 
 class Change(Record):
-    """One rung: the execution after it, and the seconds it saves in the whole job (forecast, then measured).
+    """One rung: the execution after it, and the seconds that it is forecast to save in the whole job.
 
     `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
     `makes_fit`: what was before does not fit in memory, so that there is no time that it could save. saved_at_least_s: what it
@@ -53,7 +53,6 @@ class Change(Record):
     title: str
     execution: Execution
     forecast_saved_s: float
-    measured_saved_s: float | None = None
     data: DataPath = NO_WAIT
     effort: Effort = "config key"
     risk: Risk = "none"

@@ -99,8 +99,8 @@ class GradientNorms(Record):
 
 
 class NoiseScale(Record):
-    """`samples`: the noise scale, None with a `reason` where the true gradient is not told from 0. `low` to `high` holds it in
-    90 of 100 cases; no `high` where |G|^2 may be next to nothing. Of `steps` steps, without those of other phases of training."""
+    """`samples`: the noise scale. `low` to `high` holds it in 90 of 100 cases. None of the three, with a `reason`, where the true
+    gradient is not told from 0. Of `steps` steps, without those of other phases of training."""
 
     samples: float | None
     low: float | None
@@ -136,10 +136,11 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
             " More steps or a larger batch would tell.",
         )  # fmt: skip
     ratios = np.divide(means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0)
+    # at most a tail's worth of them is infinite, or the gradient would not be told from 0: the nearest to a quantile never is
     low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
     # a covariance has no negative trace, though an unbiased estimate of a small one may be
     return NoiseScale(
-        samples=max(0.0, noise / signal), low=max(0.0, float(low)), high=max(0.0, float(high)) if math.isfinite(high) else None,
+        samples=max(0.0, noise / signal), low=max(0.0, float(low)), high=max(0.0, float(high)),
         gradient_squared=signal, covariance_trace=noise, steps=n,
     )  # fmt: skip
 

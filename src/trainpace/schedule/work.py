@@ -105,8 +105,8 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
             raise TrainpaceError("the length of the run is not known.", "Add `epochs` or `max_steps`.")
         return schedule.max_steps
     product = schedule.epochs * epoch_steps(schedule, execution).steps
-    # 0.1 epochs of 10 steps is 1.0000000000000002 in floating point, and is one step
-    steps = max(1, math.ceil(product - 1e-9 * max(1.0, product)))
+    # 1.1 epochs of 50,000 steps are 55,000.00000000001 in floating point, and are 55,000; never leave out a step that is there
+    steps = max(1, math.ceil(product - min(1e-9 * max(1.0, product), 0.5)))
     return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
 
 
