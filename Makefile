@@ -149,17 +149,16 @@ audit: .audit/installed
 	PYTHONPATH=.audit $(BIN)/python tools/audit.py
 
 # mutmut without its browser, so that no other version of a package of .venv comes along
-.mutmut/installed: | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .mutmut mutmut==3.8.1 libcst==1.9.0 \
-	  setproctitle==1.3.8 coverage==7.17.3
+.mutmut/installed: requirements-mutmut.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --upgrade --target .mutmut -r requirements-mutmut.lock
 	@touch $@
 
 SAMPLE ?= 150
 mutants: .mutmut/installed
 	PYTHONPATH=.mutmut $(BIN)/python tools/mutants.py --sample $(SAMPLE)
 
-.coverage-tools/installed: | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .coverage-tools coverage==7.17.3
+.coverage-tools/installed: requirements-coverage.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --upgrade --target .coverage-tools -r requirements-coverage.lock
 	@touch $@
 
 # Apart from `make test`, which it makes 1.8 times as long in processor time. A .pth file in .venv, there only for the run, lets
