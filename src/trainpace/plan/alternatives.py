@@ -53,7 +53,7 @@ def rejected(
         entries.append(Rejected(title="another global batch", why=f"stays {result.start.global_batch:,}, because it changes"
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
     if not freedom.allow_fp8 and setting.cluster.device.fp8_tensor_tflops is not None and chosen.precision != "fp8":
-        entries.append(Rejected(title="fp8", why="its risk to convergence is yours to take: --allow-fp8"))
+        entries.append(Rejected(title="fp8", why="may hurt convergence; --allow-fp8 looks at it"))
     entries += [Rejected(title=limit.title, why=f"not looked at: {limit.why}") for limit in cut]
     if setting.cluster.num_devices > 1 and freedom.may("model parallelism"):
         entries += _undivided(setting, result.grid, chosen, {limit.field for limit in cut})
@@ -163,7 +163,7 @@ def _against(
     if lost < -SAME * best_s:
         return "", lost
     if lost < SAME * best_s:
-        return "gains nothing: the same time", lost
+        return "no gain: the same time", lost
     slower = f"{100 * lost / best_s:.2g} % slower" if lost < best_s else f"{other_s / best_s:.2g} times as long"
     return f"{slower} at its best, {format_duration(lost)} more", lost
 

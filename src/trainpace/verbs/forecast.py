@@ -69,7 +69,7 @@ class ForecastRequest(PackingRequest):
               metavar="PROFILE.json"),
     ] = None  # fmt: skip
     journal: JournalPlace = None
-    no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
+    no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     samples: Annotated[
         int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
     ] = None

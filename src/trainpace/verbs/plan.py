@@ -133,7 +133,7 @@ class PlanRequest(TrainingRequest):
         bool, Field("Order the changes to the fastest choice, even where forecasts cannot tell it from a simpler one.")
     ] = False
     journal: JournalPlace = None
-    no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
+    no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     evidence: Evidence = "nearest"
 
 

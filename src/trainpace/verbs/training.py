@@ -71,7 +71,7 @@ class TrainingRequest(SoftwareRequest):
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
     checkpoint_every: Annotated[
-        float | None, Field("Time between checkpoints.  [default: what loses least]", ABOVE_0_S)
+        float | None, Field("Time between checkpoints.  [default: the one that loses the least time]", ABOVE_0_S)
     ] = None
     mtbf: Annotated[
         float | None, Field("Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S)
