@@ -30,7 +30,7 @@ def recorded(folder, samples=16, notes=()):
 def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path):
     recording, processes = recorded(tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes))
     steps = _steps(processes[0])
-    result = _result(recording, processes, steps, steps[5:], 0.0)
+    result = _result(recording, processes, steps, steps[5:], 0.0, 1.0)
     assert (result.peak_memory_gib, result.reserved_memory_gib) == (peak, 4.0)
     assert result.environment["gpu"] == "NVIDIA A100-SXM4-80GB"
 

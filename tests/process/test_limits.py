@@ -67,10 +67,11 @@ def test_a_small_one_is_not_blamed_for_a_full_machine(worker, monkeypatch):
 @pytest.mark.parametrize("body", [STARTS_200, FORKS], ids=["a loop", "a fork bomb"])
 def test_a_worker_that_starts_processes_without_end_is_ended(worker, monkeypatch, body):
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
+    before = descendants(os.getpid())  # a browser of other tests, say
     with pytest.raises(UserCodeError, match=r"^tracing m was ended: it ran \d[\d,]* processes at once\.$") as caught:
         run_isolated(worker(body), {}, 60, "tracing m")
     assert int(str(caught.value).split("it ran ")[1].split()[0].replace(",", "")) > 50
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= set(before)
 
 
 def test_a_rank_that_goes_beyond_is_the_reason(worker, monkeypatch):
