@@ -98,11 +98,11 @@ def _conditions(looked: Looked) -> list[str]:
     lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
     if length.of != "training":
         lines.append(
-            "How long the whole training is, it does not say: add --epochs N or --max-steps N before the script."
+            "The command does not say how long the whole training is: trainpace look --epochs N COMMAND would."
         )
     elif length.words and length.words != "as you say":
         lines.append(
-            f"The length is that of its argument {length.words}; evaluations that it did not reach are not counted."
+            f"The command's {length.words} gives the length; evaluations that it did not reach are not counted."
         )
     lines += [f"Note: {looked.busy}"] * bool(looked.busy)
     return lines
