@@ -51,6 +51,18 @@ def test_a_calibrated_machine_is_a_target_like_others():
     assert "has to be calibrated" in refused.reason
 
 
+def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
+    made = cpu()
+    slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=made.fp32_tflops.value / 1e6))
+    sound, damaged = (
+        Forecaster(workload(), Target(Cluster(device=device), CalibratedKernels(machine_model()))).forecast(Execution())
+        for device in (made, slow)
+    )
+    assert sound.mfu > 0
+    assert damaged.mfu is None
+    assert damaged.step == sound.step
+
+
 def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
     rows = [RUN, replace(RUN, precision="fp8"), replace(RUN, tp=4, precision="fp32"), replace(RUN, nproc_per_node=2)]
     several = Forecaster(workload(), Target(FOUR)).at(rows)

@@ -22,7 +22,7 @@ from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, r
 from trainpace.forecast.tables import MOST_AT_ONCE
 from trainpace.forecast.target import KernelKey, host_sensitivity, kernel_key
 from trainpace.job import ASSUMED, JobConditions, with_job
-from trainpace.outcome import Forecast, Interval, StepTime
+from trainpace.outcome import MFU_LIMIT, Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
 from trainpace.workload import (
     ATTENTION_BACKWARD_MODEL_SHARE,
@@ -257,7 +257,10 @@ class ForecastTable:
     def _mfu(self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float) -> float | None:
         if peak_flop_per_s is None:
             return None
-        return flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * self.forecaster.target.cluster.num_devices)
+        target = self.forecaster.target
+        mfu = flops_per_step / (step_ms * 1e-3 * peak_flop_per_s * target.cluster.num_devices)
+        # a machine's highest rate, unlike a datasheet's, may have been measured in a moment when others had its cores
+        return None if target.kernels.traces_cpu and mfu > MFU_LIMIT else mfu
 
     def _largest(self, execution: Execution) -> int | None:
         """The largest micro-batch, worked out once for executions that differ in theirs alone."""
