@@ -53,7 +53,7 @@ def test_a_calibrated_machine_is_a_target_like_others():
 
 def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
     made = cpu()
-    slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=made.fp32_tflops.value / 1e6))
+    slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=1e-6))
     sound, damaged = (
         Forecaster(workload(), Target(Cluster(device=device), CalibratedKernels(machine_model()))).forecast(Execution())
         for device in (made, slow)
