@@ -107,7 +107,8 @@ def _changed(tree: Any, rng: random.Random) -> Any:
             deep = [deep] if rng.random() < 0.5 else {"a": deep}
         inside[key] = deep
     elif kind < 0.9 and isinstance(old, (int, float)) and not isinstance(old, bool):
-        inside[key] = rng.choice((-old, old * 1e9, old * 1e-9, old + 0.5, str(old), [old], old * 10**30))
+        near = 1 if abs(old) > 10**300 else old  # as a float it would be infinite
+        inside[key] = rng.choice((-old, near * 1e9, near * 1e-9, near + 0.5, repr(near), [old], old * 10**30))
     elif isinstance(inside, list):
         inside.extend([copy.deepcopy(old)] * rng.choice((1, 3, 300)))
     else:
