@@ -34,7 +34,7 @@ from trainpace.trace.cuda_mapping import python_functions_see_through, unpacked_
 from trainpace.trace.finite import taken_for_finite
 from trainpace.trace.stand_ins import answered
 from trainpace.trace.trace import meta_batch, trace
-from trainpace.workload import Variant, Workload, at_batch
+from trainpace.workload import Form, Variant, Workload, at_batch
 
 RESULT = Path(__file__).parent / "results" / "architectures.md"
 SAMPLES = 2
@@ -166,7 +166,7 @@ def windowed(spec: str, length: int | None) -> float:
     return total
 
 
-def traced_flops(workload: Workload, form: str = "half") -> float:
+def traced_flops(workload: Workload, form: Form = "half") -> float:
     """The same of a trace."""
     operators = workload.forms[form].operators
     wanted = operators.is_matrix

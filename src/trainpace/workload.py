@@ -399,7 +399,7 @@ class Workload(Record):
     sample: str
     sequence_length: int | None
     traced_batches: tuple[int, ...]
-    forms: dict[str, TracedForm]
+    forms: dict[Form, TracedForm]
     mode: Mode = "train"
     checkpointed: bool = False
     sample_bytes: float = 0.0

@@ -94,8 +94,8 @@ def family_of(traced: Mapping[int, Traced]) -> Family | None:
     first = traced[known[0]][0]
     recordings: dict[str, tuple[Recording, ...]] = {}
     for form in first.forms:
-        some = [traced[length][1][form] for length in known]  # type: ignore[index]
-        there = traced[checked][1][form]  # type: ignore[index]
+        some = [traced[length][1][form] for length in known]
+        there = traced[checked][1][form]
         if any(_structure(one) != _structure(some[0]) for one in (*some[1:], there)):
             return None
         if not _agree(_between(some, known, checked), there):

@@ -50,7 +50,7 @@ def with_optimizer(workload: Workload, name: str) -> Workload:
             f"this workload of {workload.model} was saved without the shapes of its parameters, which {name} needs.",
             "Trace it again, from the model.",
         )
-    forms = {key: _updated(form, key, workload.trained, name) for key, form in workload.forms.items()}  # type: ignore[arg-type]
+    forms = {key: _updated(form, key, workload.trained, name) for key, form in workload.forms.items()}
     return replace(workload, optimizer=name, assumes_optimizer=False, forms=forms)
 
 
