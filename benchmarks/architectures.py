@@ -175,9 +175,9 @@ def traced_flops(workload: Workload, form: Form = "half") -> float:
     return float((at_batch(operators.flops, SAMPLES) * operators.count)[wanted].sum())
 
 
-def difference(architecture: Architecture, form: str = "half") -> tuple[Workload, float, float]:
+def difference(architecture: Architecture, form: Form = "half") -> tuple[Workload, float, float]:
     """(workload, FLOPs traced, FLOPs counted). Raises TrainpaceError where the trace refuses."""
-    workload = trace(architecture.spec, (form,), Variant(sequence_length=architecture.tokens))  # type: ignore[arg-type]
+    workload = trace(architecture.spec, (form,), Variant(sequence_length=architecture.tokens))
     return workload, traced_flops(workload, form), counted(architecture.spec, architecture.tokens)
 
 
