@@ -27,20 +27,6 @@ ENDLESS_ANSWER = (
 )
 
 
-@pytest.fixture
-def worker(tmp_path, monkeypatch):
-    """Makes a worker module of the body of `work(request)`; its name."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def make(body):
-        lines = "\n".join(f"    {line}" for line in body.splitlines())
-        text = f"from trainpace.process import serve\ndef work(request):\n{lines}\nif __name__ == '__main__':\n    serve(work)\n"
-        (tmp_path / "limited_worker.py").write_text(text)
-        return "limited_worker"
-
-    return make
-
-
 # --- with real processes
 
 

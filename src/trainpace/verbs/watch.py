@@ -78,7 +78,8 @@ def busy_words() -> str:
     load, cores = os.getloadavg()[0], usable_cores()
     if load <= cores / 2:
         return ""
-    return f"other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be too long."
+    kept = f"{load:.1f} of {cores} cores busy" if load < cores else f"all {cores} cores busy"
+    return f"other programs keep {kept} (load average {load:.1f}), so the times of this recording may be too long."
 
 
 def check_one_task(task: Task | None, verb: str) -> None:
