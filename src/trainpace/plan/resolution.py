@@ -25,7 +25,8 @@ micro-batch. Not below `NOISE`, by which a repeated measurement differs."""
 
 def told_apart(knobs: Iterable[str]) -> float:
     """What two forecasts that differ in these knobs are told apart by, as a logarithm: the largest of theirs. Measured pairs that
-    differ in several err by no more than 1.2 times that (`fitting/differences.py`), and less than independent errors would."""
+    differ in several err by 0.6 to 1.2 times that where there are 12 pairs or more, and 1.34 times in one group of ten
+    (`fitting/differences.py`), which is less than independent errors would."""
     return max((RESOLUTION[name] for name in knobs), default=0.0)
 
 
