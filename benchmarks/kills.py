@@ -292,7 +292,8 @@ def _troubles(
         yield TROUBLES[3], f"{number.name}: {code}: {_last(text.encode())}"
     own = "--" not in verb.words or "\nKeyboardInterrupt" not in text  # an interrupted script shows its own traceback
     if own and "Traceback" in text and f"{PACKAGE}/" in text:
-        yield TROUBLES[4], f"{number.name}: {_last(text.encode())}"
+        where = [line.strip() for line in text.splitlines() if f"{PACKAGE}/" in line][-1]
+        yield TROUBLES[4], f"{number.name}: {_last(text.encode())}, at {where.partition(str(PACKAGE))[2]}"
 
 
 def _last(text: bytes) -> str:

@@ -247,3 +247,39 @@ def test_a_batch_that_costs_less_than_handing_it_over_stays_in_the_training_proc
     blocks = [block("plain", data=0.1, forward=0.1), block("cached_batch", forward=0.1)] * 3
     d = diagnose(recording(rank(data=0.1, forward=0.1, blocks=blocks, loader=loader(), fetch=fetch(0.006, 0.006))))
     assert not [a for a in d.advice if a.cause == "data"]
+
+
+def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_makes_them():
+    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=40, large_operators_ms=0.5, loader=loader())
+    d = diagnose(recording(r))
+    assert not any("all samples of a batch at once" in a.title for a in (*d.advice, *d.not_worth))
+    assert saving(d, "torch.compile") > 0
+
+
+def test_nothing_is_said_of_batches_where_no_loader_makes_any():
+    r = rank(forward=10, samples=0.0, operators=300, large_operators_ms=2.0)  # a whole graph in every step
+    (advice,) = (a for a in diagnose(recording(r)).advice if a.cause == "launch")
+    assert "torch.compile" in advice.title
+    assert "batch 4 times" not in advice.title
+    assert advice.saves_ms <= advice.ceiling_ms == pytest.approx(8)
+
+
+@pytest.mark.parametrize(
+    ("plain", "without", "proved"),
+    [
+        ([20, 21, 20], [12, 12, 13], True),  # data cost 8 ms, beyond the noise
+        ([20, 90, 21], [12, 14, 80], False),  # a machine that others keep busy
+        ([20, 20, 20], [20, 19.9, 20.1], True),  # data cost nothing, which a narrow interval shows
+        ([20], [12], False),  # once is no proof
+    ],
+)
+def test_an_intervention_proves_what_its_interval_and_its_repeats_allow(plain, without, proved):
+    pairs = [
+        b
+        for p, w in zip(plain, without, strict=True)
+        for b in (block("plain", forward=p), block("cached_batch", forward=w))
+    ]
+    r = rank(data=8, forward=12, blocks=pairs, loader=loader(), fetch=fetch())
+    d = diagnose(recording(r))
+    assert next(s for s in d.shares if s.cause == "data").proved is proved
+    assert d.proofs[0].settles is proved

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         driver_id,
         finish_stream,
         in_use,
+        is_capturing,
         set_up_device,
         synchronize,
         use_device,

@@ -81,6 +81,14 @@ def finish_stream() -> None:
     torch.accelerator.current_stream().synchronize()
 
 
+def is_capturing(kind: str) -> bool:
+    """Whether the device's present stream records a graph, during which nobody may wait for it."""
+    if kind == "cpu":
+        return False
+    capturing = getattr(torch.get_device_module(kind), "is_current_stream_capturing", None)
+    return capturing is not None and bool(capturing())
+
+
 def in_use() -> str:
     """The kind of accelerator that this process has begun to use; "cpu" before, and where there is none.
 

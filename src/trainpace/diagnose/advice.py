@@ -23,6 +23,8 @@ LEAST_BATCH_MS = 1.0
 LARGER_BATCH = 4
 LESS_OFTEN = 10
 LEAST_LAUNCH = 0.1
+OPERATORS_A_SAMPLE = 3
+"""A script that loops over the samples of a batch launches at least so many in forward and backward for each of them."""
 
 
 class Advice(Record):
@@ -156,13 +158,23 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
     samples = rank.samples_per_step / batches_per_step(rank)
-    if split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
+    loops = rank.operators >= OPERATORS_A_SAMPLE * rank.samples_per_step
+    if loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
         yield Advice(
             cause="launch", title="compute all samples of a batch at once",
             how=f"{count}, most too small to fill the device, and more in a larger batch: something "
             "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
             saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
             basis="forward and backward without their large operators", settings={"batched": "yes"},
+        )  # fmt: skip
+        return
+    if rank.loader is None and not rank.samples_per_step:
+        yield Advice(
+            cause="launch", title="torch.compile, or CUDA graphs",
+            how=f"{count}, most too small to fill the device: both launch fewer. No DataLoader was seen, so that nothing is said"
+            " about batches.",
+            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which they save a part",
+            settings={"compile": "yes"},
         )  # fmt: skip
         return
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared

@@ -8,7 +8,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch import TRIALS, Rank, Recording, batches_per_step
+from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, batches_per_step
 
 
 class Share(Record):
@@ -48,8 +48,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if not recording.ranks:
         ended = f" It {ending_of(recording.exit_code)}." if recording.exit_code else ""
         raise TrainpaceError(
-            f"the command made no training step that could be seen. {recording.seen}{ended}",
-            "A step is a call of a torch optimizer's step().",
+            f"the command made no training step that could be seen. {recording.seen}{ended}", STEP_IN_WORDS
         )
     ranks = recording.ranks
     parts = split(ranks)

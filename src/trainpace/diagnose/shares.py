@@ -15,6 +15,9 @@ FEW_SAMPLES = 2
 STRAGGLES = 0.05
 """A rank slower than the others' mean by this share is a straggler that makes them wait."""
 
+PRECISE = 0.03
+"""A proof that could have told so small a share of the step from noise shows also that a cause takes no time."""
+
 IN_WORDS = {
     "data": "waiting for data",
     "host_to_device": "copies to the device",
@@ -41,6 +44,16 @@ class Proof(Record):
     low_ms: float
     high_ms: float
     rounds: int
+
+    @property
+    def detects_ms(self) -> float:
+        """The least time of a cause that this proof could have told from noise."""
+        return (self.high_ms - self.low_ms) / 2
+
+    @property
+    def settles(self) -> bool:
+        """Whether it proves anything: repeated, and either some time is saved beyond the noise or the noise is small."""
+        return self.rounds > 1 and (self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms)
 
 
 def of_trial(rank: Rank, trial: str) -> list[Block]:
@@ -118,7 +131,7 @@ def split(ranks: Sequence[Rank]) -> Split:
         assert exchange is not None
         if exchange.low_ms > 0 or not communication:  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
-            proved |= {"communication", "straggler"}
+            proved |= {"communication", "straggler"} if exchange.settles else set()
     elif ranks[0].ddp:
         communication += _exposed_by_ddp(ranks)
     waiting = communication + straggler
@@ -138,7 +151,8 @@ def split(ranks: Sequence[Rank]) -> Split:
         proved |= {"launch", "compute"}
         launch = max(0.0, computing - fmean(large))
     for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
-        if proof(ranks, trial) is not None:
+        tried = proof(ranks, trial)
+        if tried is not None and tried.settles:
             proved.add(cause)
     by_cause = {
         "data": parts["data"] + parts["loader_start"], "host_to_device": parts["host_to_device"], "launch": launch,

@@ -15,7 +15,7 @@ from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import Column, along, console, print_lines, print_next, print_table, print_verdict, words
-from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
+from trainpace.watch import PARTS, STEP_IN_WORDS, Lane, Rank, Recording, Timeline, batches_per_step, coarsened
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -52,7 +52,7 @@ def print_recording(recording: Recording, folder: str) -> None:
     ranks = recording.ranks
     if not ranks:
         print_verdict(f"No training step was seen. {recording.seen}".rstrip(), good=False)
-        print_lines("A step is a call of a torch optimizer's step().")
+        print_lines(STEP_IN_WORDS)
         return
     step_ms = fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
@@ -84,6 +84,19 @@ def _pace(pace: Pace) -> str:
     return f"{number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
 
 
+def step_in_words(rank: Rank) -> str:
+    """What makes up a step of this training; empty for one batch and one optimizer."""
+    if rank.optimizer == "LBFGS":
+        return f"an update by LBFGS, which evaluates the loss {number(rank.micro_steps)} times on average"
+    batches = round(batches_per_step(rank))
+    parts = [f"{batches} micro-batches"] if batches > 1 else []
+    if rank.optimizers > 1:
+        parts.append(f"updates by {rank.optimizers} optimizers")
+    elif rank.optimizers == 0:
+        parts.append("an update by the script's own code, without a torch optimizer")
+    return " and ".join(parts)
+
+
 def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
     means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
     return [
@@ -95,11 +108,10 @@ def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
 
 def _remarks(recording: Recording, step_ms: float) -> list[str]:
     first, code = recording.ranks[0], recording.exit_code
-    lines = []
+    lines = [f"A step is {step_in_words(first)}."] if step_in_words(first) else []
     if first.samples_per_step:
         total = sum(r.samples_per_step for r in recording.ranks)
-        micro = f" in {first.micro_steps:.0f} micro-steps" if first.micro_steps > 1 else ""
-        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step{micro}.")
+        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step.")
     top = next((line for line in first.lines if line.part == "other"), None)
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.recording import (
+        STEP_IN_WORDS,
         Block,
         FetchCost,
         Line,

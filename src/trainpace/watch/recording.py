@@ -19,6 +19,7 @@ from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Sp
 from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
 from trainpace.workload import LARGEST
 
+STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 """Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
@@ -72,7 +73,8 @@ class Rank(Record):
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
     nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
-    where the model was not captured. `stopped`: it was ended on purpose after some steps.
+    where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
+    update in a step; 0 where the parameters were changed without a torch optimizer.
     """
 
     rank: int
@@ -116,6 +118,7 @@ class Rank(Record):
     median_ms_high: float = 0.0
     number_format: str = ""
     stopped: bool = False
+    optimizers: int = 1
 
 
 class _Ended(msgspec.Struct):

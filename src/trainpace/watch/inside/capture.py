@@ -120,10 +120,12 @@ class Capture:
         from trainpace.tasks import Task
         from trainpace.trace import trace_task
 
+        # parameters that are changed by hand, or by an optimizer that evaluates the loss itself, as LBFGS
+        settings = {"optimizer": "sgd"} if self.optimizer is None else {}
         shapes = [value.sizes for value in self.arguments.values if isinstance(value, _Shape) and value.sizes]
         task = Task(
             name=self.name, model=self.model, forward=self.forward, loss=self.loss, make_batch=self.make_batch,
-            optimizer=self.optimizer, dataset=None,
+            optimizer=self.optimizer, dataset=None, settings=settings,
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
@@ -167,6 +169,8 @@ def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
     from trainpace.trace import on_meta
 
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
+    if optimizer is not None and _wants_closure(optimizer):
+        optimizer = None
     copied, stepper = on_meta(model, optimizer)
     if stepper is not None:
         for group in stepper.param_groups:
@@ -174,6 +178,14 @@ def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
             if "fused" in group:
                 group["fused"] = None  # which the meta device has not
     return copied, stepper
+
+
+def _wants_closure(optimizer: Any) -> bool:
+    """Whether its step evaluates the loss itself, as often as it likes."""
+    import inspect
+
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainpace import accelerator
 from trainpace.watch.inside import trials
+from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
@@ -30,18 +31,19 @@ LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_lo
 
 def install(torch: Any, recorder: Recorder) -> None:
     recorder.capture = Capture(recorder)
-    calls = _Calls(torch, recorder)
+    updates = Updates(recorder)
+    calls = _Calls(torch, recorder, updates)
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
     optimizers, hooks = _Optimizers(recorder), sys.modules["torch.optim.optimizer"]
     hooks.register_optimizer_step_pre_hook(optimizers.before)
     hooks.register_optimizer_step_post_hook(optimizers.after)
     torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
-    torch.autograd.backward = _counted(recorder, torch.autograd.backward)
+    torch.autograd.backward = _counted(recorder, torch.autograd.backward, updates)
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
         torch.amp.GradScaler.scale = recorder.losses.scaled(torch.amp.GradScaler.scale)
-    torch.autograd.grad = recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad")
+    torch.autograd.grad = _seen(recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad"), recorder, updates)
     clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
@@ -70,8 +72,8 @@ class _Calls:
     """Charges calls of outermost modules. The first step is watched through nn.Module, later steps only through the
     classes seen in it, so that the hundreds of inner modules cost nothing."""
 
-    def __init__(self, torch: Any, recorder: Recorder) -> None:
-        self.torch, self.recorder = torch, recorder
+    def __init__(self, torch: Any, recorder: Recorder, updates: Updates) -> None:
+        self.torch, self.recorder, self.updates = torch, recorder, updates
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.classes: set[type] = set()
@@ -108,6 +110,8 @@ class _Calls:
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
             model = core(module)
+            if module.training:
+                self.updates.called(model)
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
             if module.training:
@@ -172,13 +176,25 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
     })  # fmt: skip
 
 
-def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
-    charged = recorder.wraps(backward, BACKWARD, "backward")
+def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
+    charged = _seen(recorder.wraps(backward, BACKWARD, "backward"), recorder, updates)
 
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
         return charged(*args, **kwargs)
+
+    return call
+
+
+def _seen(gradients: Callable[..., Any], recorder: Recorder, updates: Updates) -> Callable[..., Any]:
+    """A function that computes gradients, of which trainings without an optimizer are told."""
+
+    @functools.wraps(gradients)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if updates.watches and recorder.part != BACKWARD and get_ident() == recorder.thread:
+            updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
+        return gradients(*args, **kwargs)
 
     return call
 
@@ -193,6 +209,8 @@ class _Optimizers:
         self.recorder = recorder
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
+        self.stepped: set[int] = set()
+        self.most = 1
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
@@ -220,9 +238,18 @@ class _Optimizers:
             owner, depth = self.depths.pop()
             if owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
+                self.stepped.add(id(optimizer))
                 if not recorder.step_is_the_engines and self.first is not None and self.first() is optimizer:
+                    self.counts()
                     recorder.ends_step()
                 break
+
+    def counts(self) -> None:
+        """How many optimizers took part in the step that ends."""
+        if len(self.stepped) > self.most:
+            self.most = len(self.stepped)
+            self.recorder.trail.note({"optimizers": self.most})
+        self.stepped.clear()
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
