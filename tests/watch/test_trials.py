@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from trainpace.watch.inside import trials as module
+from trainpace.watch.inside.left_out import collective
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
-from trainpace.watch.inside.trials import CACHED_BATCH, FEW_SAMPLES, NO_SYNC, PLAIN, Trials, batch, collective
+from trainpace.watch.inside.trials import CACHED_BATCH, FEW_SAMPLES, NO_SYNC, PLAIN, SETTLING, Trials, batch
 
 SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
 TRAINING, EVALUATION = torch.utils.data.TensorDataset(torch.zeros(80, 3)), ["an evaluation's"] * 8
@@ -142,8 +143,8 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     rank.now = 1
     warm_up(second, Batches(TRAINING, [3] * 4))  # too few for fewer still, and it has no data of its own to take away
     second.remembered.clear()
-    assert second.programme == trials.programme
-    assert FEW_SAMPLES in [kind for kind, _, _ in second.programme]
+    assert (second.programme, second.last) == (trials.programme, trials.last)
+    assert FEW_SAMPLES in [kind for kind, _, _ in second.last]
     ended = []
     monkeypatch.setattr(module, "end", ended.append)
     rank.now = 0
@@ -152,7 +153,7 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     second.advance()
     assert not ended
     assert second.left == trials.left
-    assert json.loads(store.get(f"trainpace-trials-end-{len(second.programme) + 1}")) is False
+    assert json.loads(store.get(f"trainpace-trials-end-{second.changes}")) is False
 
 
 def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
@@ -162,3 +163,50 @@ def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
     trials.left, trials.deadline_ns = 100, 0
     step(trials, 4)
     assert ended == [trials.recorder]
+
+
+def diagnosed(trials, took_ms, budget_s=100.0, **settings):
+    """(trial, steps) of every counted block of a diagnosis, until it ends. took_ms: of a step, by trial and its number."""
+    t = Trials(trials.recorder, {**SETTINGS, "rounds": 2, "warm_up_steps": 10, **settings, "budget_s": budget_s})
+    trials.recorder.trials = t
+    ended, counted, clock = [], [], 0
+
+    def now():
+        return clock
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "end", ended.append)
+        patch.setattr(module, "now_ns", now)
+        number = 0
+        while not ended and number < 5000:
+            if t.programme is None:
+                batch(trials.recorder, Batches(TRAINING, [16]), fetch)
+            trial, begun = trials.recorder.trial, clock
+            clock += int(1e6 * took_ms(trials.recorder.active_trial, number))
+            if trial != SETTLING and t.programme is not None:
+                counted.append(trial)
+            t.at_step(Step(trial, 1, number, begun, clock, 16, 0.0, 0.0, (0,) * len(PARTS)))
+            number += 1
+    assert ended, "it never ended"
+    return counted, clock / 1e9, t
+
+
+def test_a_quiet_machine_needs_the_rounds_that_were_asked_for(trials):
+    counted, _, t = diagnosed(trials, lambda trial, n: 10.0 if trial == CACHED_BATCH else 20.0)
+    assert t.rounds_made == 2
+    assert counted[:16] == ([PLAIN] * 4 + [CACHED_BATCH] * 4) * 2
+    assert FEW_SAMPLES in counted
+
+
+def test_noise_is_met_by_more_rounds(trials):
+    noise = [0.0, 90.0, 10.0, 60.0, 5.0]
+    _, _, t = diagnosed(trials, lambda trial, n: 20.0 + noise[n // 6 % 5])
+    assert 2 < t.rounds_made <= 8
+
+
+def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
+    counted, took_s, t = diagnosed(trials, lambda trial, n: 4000.0, warm_up_steps=10, block_steps=8)
+    assert 2 <= t.block < 8
+    assert t.rounds_made >= 1
+    assert took_s <= 4 + 100 + 4  # the step before the budget begins, and the one in which it ends
+    assert {PLAIN, CACHED_BATCH} <= set(counted)

@@ -388,7 +388,7 @@ def diagnose(
     rounds: int | str = ...,
     block: int | str = ...,
     warm_up: int | str = ...,
-    limit: float | str = ...,
+    budget: float | str = ...,
     without: Literal["cached_batch", "no_sync", "few_samples", "muted"]
     | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted"]] = ...,
     output: str | os.PathLike[str] | None = ...,

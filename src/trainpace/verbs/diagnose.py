@@ -11,6 +11,8 @@ from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
 from trainpace.watch import read_recording
 
 STEPS = within("count", 1, 1e9, COUNT.parse)
+PATIENCE_S = 600.0
+"""For which ranks wait for the first one's word beyond the time that interventions have."""
 Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted"]
 
 
@@ -20,10 +22,16 @@ class DiagnoseRequest(Request):
 
     command: Command = ()
     epochs: Annotated[float | None, Field("Epochs of the whole job, to say what a change saves in it.", EPOCHS)] = None
-    rounds: Annotated[int, Field("How often each intervention is tried.", STEPS)] = 4
-    block: Annotated[int, Field("Steps of one try.", STEPS)] = 8
-    warm_up: Annotated[int, Field("Steps before the first try.", STEPS)] = 10
-    limit: Annotated[float, Field("Stop after so long, with what there is.", DURATION)] = 300.0
+    rounds: Annotated[
+        int,
+        Field(
+            "How often each intervention is tried: oftener where noise leaves its effect open, less often where steps take long.",
+            STEPS,
+        ),
+    ] = 4
+    block: Annotated[int, Field("Steps of one try, at most.", STEPS)] = 8
+    warm_up: Annotated[int, Field("Steps before the first try, at most.", STEPS)] = 10
+    budget: Annotated[float, Field("Time for all of this, from the script's first step on.", DURATION)] = 120.0
     without: Annotated[tuple[Intervention, ...], Field("Leave an intervention out.")] = ()
     output: RecordingFolder = None
     stdout: int | None = None
@@ -43,8 +51,8 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed:
         watched = Watched(recording=read_recording(folder), folder=folder)
     else:
         trials = {
-            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(5, r.warm_up), "limit_s": r.limit,
-            "without": list(r.without),
+            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(5, r.warm_up), "budget_s": r.budget,
+            "limit_s": r.budget + PATIENCE_S, "without": list(r.without),
         }  # fmt: skip
         watched = record(command, r.output, r.stdout, progress, trials)
     with ending_with(watched.exit_code or TrainpaceError.exit_code):

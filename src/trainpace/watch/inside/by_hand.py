@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainpace.accelerator import is_capturing
+from trainpace import accelerator
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
 
@@ -78,7 +78,7 @@ class Updates:
         elsewhere = any(p.device.type != "cpu" for p in parameters)
         if elsewhere and len(self.rhythm) == LEARNT and len(set(self.rhythm)) == 1:
             return self.gradients >= self.rhythm[0]
-        if any(is_capturing(p.device.type) for p in parameters):
+        if any(accelerator.is_capturing(p.device.type) for p in parameters):
             return False
         before, self.state = self.state, tuple(map(_state, parameters))
         return bool(before) and bool(self.gradients) and self.state != before

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import trials
+from trainpace.watch.inside import left_out, trials
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -61,7 +61,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
         if plain is None:
             continue
         charged = recorder.wraps(plain, COMMUNICATION, name)
-        watched = trials.collective(recorder, charged) if name in REDUCTIONS else charged
+        watched = left_out.collective(recorder, charged) if name in REDUCTIONS else charged
         setattr(module, name, watched)
         if getattr(public, name, None) is plain:
             setattr(public, name, watched)
@@ -70,7 +70,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
 
 def _data_parallel(module: Any, recorder: Recorder) -> None:
     kind = module.DistributedDataParallel
-    kind.forward = trials.unsynchronised(recorder, kind.forward)
+    kind.forward = left_out.unsynchronised(recorder, kind.forward)
 
     def remembered(begin: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(begin)
@@ -98,7 +98,7 @@ def note_ddp(recorder: Recorder) -> None:
 
 
 def _saved_aside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
-    return lambda save: trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
+    return lambda save: left_out.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
@@ -183,7 +183,7 @@ def _writer(module: ModuleType, recorder: Recorder) -> None:
     writer = getattr(module, "SummaryWriter", None)
     for name in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush"):
         charged = _charged(recorder, LOGGING, name)
-        _patch(writer, name, lambda f, charged=charged: trials.muted(recorder, charged(f)))  # type: ignore[misc]
+        _patch(writer, name, lambda f, charged=charged: left_out.muted(recorder, charged(f)))  # type: ignore[misc]
 
 
 def _functions(part: int, *names: str, of: str | None = None) -> Callable[[ModuleType, Recorder], None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainpace import accelerator
-from trainpace.watch.inside import trials
+from trainpace.watch.inside import left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.recorder import Recorder, get_ident
@@ -48,7 +48,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
-    torch.save = torch.serialization.save = trials.checkpoints(recorder, save, "f")
+    torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
     _outputs(recorder)
 
     recorder.after_step.append(lambda step: _copies(torch, recorder) if step.number == 0 else None)
@@ -329,4 +329,4 @@ def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwarg
 def _outputs(recorder: Recorder) -> None:
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
         charged = recorder.wraps(getattr(owner, name), LOGGING, "logging" if name == "handle" else name)
-        setattr(owner, name, trials.muted(recorder, charged))
+        setattr(owner, name, left_out.muted(recorder, charged))

@@ -7,19 +7,21 @@ with the last block. All ranks change at the same step, because they count the s
 import contextlib
 import copy
 import datetime
-import functools
 import json
+import math
 import multiprocessing
 import os
+import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from trainpace.watch.inside import rounds
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
-from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
-from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
+from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
 
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
@@ -27,6 +29,8 @@ FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
 LEAST_LOGGING_NS = 100_000
+INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
+"""Parts that come now and then, and are no part of what a block of steps takes."""
 
 
 class _RememberedBatch(NamedTuple):
@@ -46,7 +50,9 @@ class Trials:
         self.rounds: int = settings["rounds"]
         self.warm_up: int = settings["warm_up_steps"]
         self.limit_s: float = settings["limit_s"]
-        self.deadline_ns = now_ns() + int(self.limit_s * 1e9)
+        self.budget_s: float | None = settings.get("budget_s")
+        """From the first step on; the deadline stands from the start where there is none."""
+        self.deadline_ns: float = math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
         self.without: list[str] = settings.get("without", [])
         self.only_steps: bool = settings.get("only_steps", False)
         self.remembered: dict[int, _RememberedBatch] = {}
@@ -57,8 +63,13 @@ class Trials:
         self.asides: set[str] = set()
         self.stock = 0
         self.programme: list[tuple[int, int, int]] | None = None
-        self.left = 0
-        self.logging_ns = 0
+        self.round: list[tuple[int, int, int]] = []
+        self.last: list[tuple[int, int, int]] = []
+        self.rounds_made = 0
+        self.block_ns: list[int] = []
+        self.means_ms: dict[int, list[float]] = defaultdict(list)
+        self.left = self.changes = 0
+        self.step_ns = self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
@@ -68,6 +79,7 @@ class Trials:
             self.counting = None
         if not is_distributed() and now_ns() > self.deadline_ns:
             end(self.recorder)
+        self.paces(step)
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
             self._fetched_from.clear()
@@ -79,21 +91,41 @@ class Trials:
                 with contextlib.suppress(Exception):
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
+            self.step_ns = step.end_ns - step.start_ns
             if step.number + 1 >= self.warm_up:
-                self.programme = [tuple(block) for block in agreed("plan", self.planned(step.number), self.limit_s)]
+                a_round, last, self.rounds = agreed("plan", self.planned(step.number), self.limit_s)
+                self.round, self.last = [tuple(block) for block in a_round], [tuple(block) for block in last]
+                self.programme, self.rounds_made = self.round * self.rounds, self.rounds
                 if not self.only_steps:
                     self.look_around()
-                names = [TRIALS[counted_as] for _, counted_as, _ in self.programme]
+                names = [TRIALS[counted_as] for _, counted_as, _ in self.programme + self.last]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
             return
         self.left -= 1
+        if self.recorder.trial != SETTLING:
+            self.block_ns.append(step.end_ns - step.start_ns - sum(step.parts_ns[part] for part in INTERRUPTING))
         if self.left <= 0:
+            if self.block_ns:
+                self.means_ms[self.recorder.trial].append(statistics.fmean(self.block_ns) / 1e6)
+                self.block_ns = []
             self.advance()
 
-    def planned(self, steps: int) -> list[tuple[int, int, int]]:
-        """The blocks: (trial, the trial as which steps are counted, steps). Settling steps come before each, and before one with
-        data as many more as the loader had prefetched."""
+    def paces(self, step: Step) -> None:
+        """Take the time from the first step on, and fewer steps before the first intervention where they take long."""
+        if self.budget_s is None or step.number > 1:
+            return
+        if step.number == 0:
+            self.deadline_ns = step.end_ns + int(self.budget_s * 1e9)
+        else:
+            step_s = (step.end_ns - step.start_ns) / 1e9
+            fewer = rounds.warm_up_steps(self.warm_up, self.budget_s, step_s)
+            self.warm_up = agreed("warm-up", fewer, self.limit_s)
+
+    def planned(self, steps: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]], int]:
+        """The blocks of a round, those after the last round, and how many rounds there are. A block: (trial, the trial as which
+        steps are counted, steps). Settling steps come before each, and before one with data as many more as the loader had
+        prefetched."""
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
         self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
@@ -102,15 +134,31 @@ class Trials:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
-        order = [PLAIN, *kinds] * self.rounds
         few = CACHED_BATCH in kinds and "few_samples" not in self.without
-        if few and all(map(_may_be_few, self.remembered.values())):
-            order += [FEW_SAMPLES, CACHED_BATCH] * 2  # last, since a script may not bear it
-        programme: list[tuple[int, int, int]] = []
-        for kind in order:
+        # last, since a script may not bear it
+        last = [FEW_SAMPLES, CACHED_BATCH] * 2 if few and all(map(_may_be_few, self.remembered.values())) else []
+        if self.budget_s is not None:
+            affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns)
+            self.block, self.rounds = rounds.fitted(
+                affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
+            )
+        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(last), self.rounds
+
+    def blocks_of(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+        blocks: list[tuple[int, int, int]] = []
+        for kind in kinds:
             settling = SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)
-            programme += [(kind, SETTLING, settling), (kind, kind, self.block)]
-        return programme
+            blocks += [(kind, SETTLING, settling), (kind, kind, self.block)]
+        return blocks
+
+    def has_another_round(self) -> bool:
+        """Whether noise leaves it open what an intervention saves, and there is time to look again."""
+        if self.budget_s is None or self.rounds_made >= rounds.MOST_ROUNDS * self.rounds:
+            return False
+        steps = sum(count for *_, count in self.round + self.last)
+        tried = {kind for kind, counted_as, _ in self.round if counted_as not in (SETTLING, PLAIN)}
+        open_ = [kind for kind in tried if not rounds.settled(self.means_ms[PLAIN], self.means_ms[kind])]
+        return bool(open_) and now_ns() + steps * self.step_ns < self.deadline_ns
 
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
@@ -128,7 +176,13 @@ class Trials:
         return None
 
     def advance(self) -> None:
-        if not self.programme or agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns, self.limit_s):
+        if not self.programme:
+            if self.budget_s is not None and agreed(f"more-{self.rounds_made}", self.has_another_round(), self.limit_s):
+                self.programme, self.rounds_made = list(self.round), self.rounds_made + 1
+            else:
+                self.programme, self.last, self.budget_s = self.last, [], None
+        self.changes += 1
+        if not self.programme or agreed(f"end-{self.changes}", now_ns() > self.deadline_ns, self.limit_s):
             end(self.recorder)
             return
         self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
@@ -279,104 +333,3 @@ def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
     if keep != size and shape is not None and len(shape) and shape[0] == size:
         return value[:keep]
     return value
-
-
-# ---- gradients, output, checkpoints
-
-
-class _SkippedCollective:
-    def wait(self, *args: Any) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-
-def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that is skipped under the trial without synchronisation, for tensors that only training exchanges."""
-
-    @functools.wraps(function)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
-        if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
-            with contextlib.suppress(Exception):
-                _fill(function.__name__, args, kwargs)
-            return _SkippedCollective() if kwargs.get("async_op") or (args and args[-1] is True) else None
-        return function(*args, **kwargs)
-
-    return maybe
-
-
-def _fill(name: str, args: Any, kwargs: Any) -> None:
-    """Fill the result with numbers of ordinary size: uninitialised memory may hold denormals, which are slow."""
-    both: Any = (*args, *kwargs.values(), None)
-    output, given = both[0], both[1]
-    if "gather" in name and hasattr(output, "view"):
-        output.view(-1, given.numel()).copy_(given.reshape(1, -1).expand(output.numel() // given.numel(), -1))
-    elif "gather" in name:
-        for part in output:
-            part.copy_(given)
-    elif "scatter" in name and hasattr(given, "view"):
-        output.view(-1).copy_(given.reshape(-1, output.numel())[0])
-    elif "scatter" in name:
-        output.copy_(given[0])
-
-
-def _is_bulk(args: Any, kwargs: Any) -> bool:
-    for value in (*args, *kwargs.values()):
-        first = value[0] if isinstance(value, list) and value else value
-        if hasattr(first, "is_floating_point"):
-            return bool(first.is_floating_point() and first.numel() > 1024)
-    return False
-
-
-def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """DistributedDataParallel.forward, which decides whether the backward after it exchanges gradients."""
-
-    @functools.wraps(forward)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.active_trial != NO_SYNC:
-            if not self.require_backward_grad_sync and not recorder.skips_sync:
-                recorder.skips_sync = True
-                recorder.trail.note({"skips_sync": True})
-            return forward(self, *args, **kwargs)
-        before = self.require_backward_grad_sync, self.require_forward_param_sync
-        self.require_backward_grad_sync = self.require_forward_param_sync = False
-        try:
-            return forward(self, *args, **kwargs)
-        finally:
-            self.require_backward_grad_sync, self.require_forward_param_sync = before
-
-    return call
-
-
-def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
-        if recorder.active_trial == MUTED and get_ident() == recorder.thread:
-            return None
-        return function(*args, **kwargs)
-
-    return maybe
-
-
-def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
-    """Under trials, write a checkpoint beside its place, the argument `file`, so that the user's own stays. It is kept until the
-    end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it."""
-    import inspect  # which torch has imported by now, and other processes need not
-
-    signature = inspect.signature(save)
-
-    @functools.wraps(save)
-    def maybe(*args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is None:
-            return save(*args, **kwargs)
-        call = signature.bind(*args, **kwargs)
-        if isinstance(call.arguments[file], str | os.PathLike):
-            aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
-            if aside not in recorder.trials.asides:
-                recorder.trials.asides.add(aside)
-                recorder.trail.note({"aside": aside})
-                recorder.trail.flush()  # so that they are removed also if this process is killed
-        return save(*call.args, **call.kwargs)
-
-    return maybe

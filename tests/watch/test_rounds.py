@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.forecast import student_t_95
+from trainpace.watch.inside.rounds import LEAST_BLOCK, T_95, fitted, settled, warm_up_steps
+
+
+@given(st.floats(0, 5000), st.integers(1, 5), st.integers(2, 10), st.integers(2, 20), st.integers(1, 8))
+def test_what_fits_is_never_more_than_was_asked_for(steps, blocks, settling, block, rounds):
+    each, made = fitted(steps, blocks, settling, block, rounds)
+    assert LEAST_BLOCK <= each <= block
+    assert 1 <= made <= rounds
+    if made > 2:  # fewer rounds are made only down to two
+        assert made * blocks * (each + settling) <= steps
+
+
+@given(st.floats(0, 5000), st.floats(1, 1000))
+def test_more_steps_never_make_less_of_it(steps, more):
+    few, many = fitted(steps, 3, 4, 8, 4), fitted(steps + more, 3, 4, 8, 4)
+    assert few[0] * few[1] <= many[0] * many[1] or few[1] < many[1]
+
+
+def test_long_steps_shorten_the_warm_up():
+    assert warm_up_steps(10, 120.0, 0.1) == 10
+    assert warm_up_steps(10, 120.0, 5.0) == 6
+    assert warm_up_steps(10, 120.0, 60.0) == 3
+
+
+def test_it_settles_as_a_diagnosis_proves():
+    assert settled([20, 21, 20], [12, 12, 13])
+    assert not settled([20, 90, 21], [12, 14, 80])
+    assert settled([20, 20, 20], [20, 19.9, 20.1])
+    assert not settled([20], [12])
+
+
+def test_its_own_table_is_students():
+    assert [student_t_95(df) for df in range(1, len(T_95) + 1)] == pytest.approx(T_95, rel=0.005)
