@@ -89,4 +89,5 @@ def test_new_files_beside_old_ones_take_what_those_cannot():
     beside, _ = limits_of(texts, {"job.sbatch": "sbatch"}, start, write=True)
     assert {limit.field for limit in alone} - {limit.field for limit in beside} == {"nnodes", "nproc_per_node"}
     new, _ = limits_of({}, {"accelerate.yaml": "accelerate"}, start, write=True)
-    assert {(limit.field, limit.title) for limit in new} >= {("pp", "pipeline parallelism"), ("precision", "tf32")}
+    assert ("pp", "pipeline parallelism") in {(limit.field, limit.title) for limit in new}
+    assert not any(limit.field == "precision" for limit in new)  # what a new file leaves out stands in the code

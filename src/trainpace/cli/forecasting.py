@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,9 +251,10 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         report.print_script_changes(answer.script_changes)
         if view.write:
             _print_files(files, backups, view.yes)
+        report.print_code(verbs.settings.changes_in_code(plan, files))
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
-            report.print_plan_next(typed, view.output, model)
+            report.print_plan_next(_without_write(typed) if backups else typed, view.output, model)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
         save_pictures(
@@ -263,6 +265,15 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             lambda: report.plan_pictures(plan, before, after),
         )
     return 0 if plan.best is not None else 1
+
+
+def _without_write(typed: Sequence[str]) -> list[str]:
+    """The command without what it has written: it would find its new files there already."""
+    left: list[str] = []
+    for word, before in zip(typed, ("", *typed), strict=False):
+        if word not in ("--write", "--yes", "--new") and before != "--new" and not word.startswith("--new="):
+            left.append(word)
+    return left
 
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
@@ -296,8 +307,7 @@ def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) 
     for f in files.files:
         tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
     tell()
-    for name, why in files.left.items():
-        tell(f"Not written: {name} ({why}).")
+    report.print_named("In none of these files, and left for the training's code to do", files.left.items())
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         tell(f"Note: {note}.")
     for file, backup in backups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, number, percent, plural, sentence, span, to_the_same_loss, usd
 from trainpace.report.step_charts import step_and_memory
+from trainpace.report.streams import tell
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.units import format_count, hours_from_s
 from trainpace.workload import Workload
@@ -61,6 +63,17 @@ def print_plan(
         *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )  # fmt: skip
     print_evidence(evidence)
+
+
+def print_code(changes: Sequence[tuple[int, Change]]) -> None:
+    """Changes by their numbers as lines of PyTorch, as they are, to be copied."""
+    if not changes:
+        return
+    tell("In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:")
+    for n, change in changes:
+        tell(f"  # change {n}: {change.title}")
+        tell(textwrap.indent(change.code, "  "))
+    tell()
 
 
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
@@ -138,16 +151,18 @@ def _print_changes(plan: Plan) -> None:
         saved = ("makes it fit", "", "") if change.makes_fit else (
             duration(change.forecast_saved_s), at_least(change), duration(so_far)
         )  # fmt: skip
-        rows.append([str(n), change.title, *saved, change.effort, change.risk])
+        effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
+        rows.append([str(n), change.title, *saved, effort, change.risk])
     columns = (
         words("", least=2), words("change"), Column("saves"), Column("in 9 of 10 cases", 1), Column("so far", 4),
         words("effort", 3), words("risk", 2),
     )  # fmt: skip
     print_table(columns, rows, title="What to change, in this order")
     print_lines(*_remarks(plan))
+    keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
     print_named(
-        "", ((f"{n}", f"{settings_of(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
-             for n, c in enumerate(plan.changes, 1)),
+        "", ((f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
+             for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)),
     )  # fmt: skip
 
 

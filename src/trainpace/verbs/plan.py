@@ -60,6 +60,8 @@ PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search itself weighs, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
 """Fields of `Execution` for which the request may differ from the files."""
+ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
+"""Kinds of new files that state more than how many processes are started."""
 FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "host": str, "price": float}
 
 
@@ -192,10 +194,19 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
-        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected), setting=setting,
+        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected,
+                     in_code=is_in_code(r, present, new)), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
         evidence=evidence_for(r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]),
     )  # fmt: skip
+
+
+def is_in_code(request: PlanRequest, present: Present, new: Sequence[str]) -> bool:
+    """Whether the changes are for the training's own code to make: no settings file, no flag of a Trainer's states its batch,
+    and its model is no configuration that a Trainer trains."""
+    if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
+        return False
+    return present.files.value("micro_batch") is None and not str(request.model).startswith("transformers:")
 
 
 class Present(NamedTuple):
