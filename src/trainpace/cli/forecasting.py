@@ -51,14 +51,26 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
             "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
             "jumps": shown_jumps, "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
             "padded": report.padded_json(answer.padded), "evidence": report.evidence_json(answer.evidence),
+            "recorded": list(answer.recorded),
         })  # fmt: skip
     else:
         workload = sweeps[0].forecaster.workload
         report.print_forecasts(
-            workload, rows, jumps, answer.notes, request.model_name, answer.trends, answer.padded, answer.evidence
+            workload,
+            rows,
+            jumps,
+            answer.notes,
+            request.model_name,
+            answer.trends,
+            answer.padded,
+            answer.evidence,
+            answer.recorded,
         )
     save_pictures(
-        view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence),
+        view,
+        lambda: report.forecast_page(
+            sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence, answer.recorded
+        ),
         lambda: report.forecast_pictures(sweeps, jumps),
     )  # fmt: skip
     if all(row.step is None for row in rows):

@@ -28,7 +28,18 @@ from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, duration, interval, number, percent, plural, sentence, span, usd
+from trainpace.report.phrases import (
+    devices,
+    duration,
+    interval,
+    number,
+    percent,
+    plural,
+    rate_in_words,
+    sentence,
+    span,
+    usd,
+)
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.terminal import (
     Column,
@@ -71,6 +82,7 @@ def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec
     first = ranking.matches[0]
     print_verdict(_verdict(answer.picks))
     print_named("", three(answer.picks))
+    print_lines(*answer.recorded)
     if beside := [*within_limits(ranking, job), *in_mixed_precision(answer)]:
         print_lines(*beside, "")
     drawn = _print_front(ranking.matches)
@@ -102,8 +114,14 @@ def asked(answer: Matches, by: str) -> str:
     """What was compared: the model's training, in which format, and how many servers can do it."""
     workload, job, matches = answer.workload, answer.job, answer.ranking.matches
     formats = " or ".join(dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions)
+    usual = " (assumed: 32 for each GPU of eight; --global-batch)" if answer.usual_batch else ""
+    steps = (
+        f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples"
+        if matches
+        else f"{job.global_batch:,} samples a step"
+    )
     parts = [
-        f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples" if matches else f"{job.global_batch:,} samples a step",
+        f"{steps}{usual}", workload.sample if workload.sequence_length else "",
         formats, workload.optimizer_in_words, "NHWC" if job.channels_last else "", "torch.compile" if job.compile else "",
     ]  # fmt: skip
     return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
@@ -123,7 +141,9 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
     for pick in picks:
         m = pick.match
         between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
-        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour."
+        f = m.forecast
+        tokens = f", {rate_in_words(f.samples_per_second, f.sequence_length)}" if f.sequence_length else ""
+        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour{tokens}."
         said += _against_cheaper(pick)
         if pick.as_fast is not None:
             said += f" Forecasts cannot tell {server(pick.as_fast)} from it, for {usd_and_hours(pick.as_fast)}."
@@ -329,7 +349,7 @@ def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
         binds = {"binding": binding, "reason": reason, "nearest": close_by}
     return {
         "record": "Matches", "schema_version": 1, "model": workload.model, "global_batch": job.global_batch,
-        "deadline_s": job.deadline_s, "budget_usd": job.budget_usd,
+        "recorded": list(answer.recorded), "deadline_s": job.deadline_s, "budget_usd": job.budget_usd,
         "picks": [
             {"pick": pick.name, "hour_less_usd": pick.hour_less_usd, **_match_json(pick.match, today)} for pick in answer.picks
         ],
@@ -391,7 +411,7 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     if matches:
         trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
         said = [f"{name}: {what}" for name, what in three(answer.picks)]
-        sentences = [*said, *within_limits(ranking, job), *in_mixed_precision(answer), trust]
+        sentences = [*said, *answer.recorded, *within_limits(ranking, job), *in_mixed_precision(answer), trust]
         stale = sum(is_stale(m.offer, today) for _, m in shown)
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")

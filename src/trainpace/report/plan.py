@@ -14,7 +14,18 @@ from trainpace.plan import Change, Outlook, Plan, config_line
 from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, duration, number, percent, plural, sentence, span, to_the_same_loss, usd
+from trainpace.report.phrases import (
+    devices,
+    duration,
+    number,
+    percent,
+    plural,
+    rate_in_words,
+    sentence,
+    span,
+    to_the_same_loss,
+    usd,
+)
 from trainpace.report.step_charts import step_and_memory
 from trainpace.report.streams import tell
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
@@ -54,7 +65,7 @@ def print_plan(
             " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
             *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
         )
-    _print_choices(plan, plan.best)
+    _print_choices(plan, plan.best, workload)
     print_named("Maybe: measure it before you adopt it", maybes(plan))
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
@@ -91,7 +102,8 @@ def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
     e = plan.start
     now = f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''}, {e.precision}"
-    return f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}; now {now}"
+    sample = f"{workload.sample}, " if workload.sequence_length else ""
+    return f"{workload.model}: {parameters} parameters, {sample}{workload.optimizer_in_words}, on {fleet}; now {now}"
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
@@ -188,14 +200,22 @@ def settings_of(change: Change) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _print_choices(plan: Plan, best: Outlook) -> None:
+def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
+    """Of a model of token sequences; empty for others."""
+    if not workload.sequence_length:
+        return ""
+    return rate_in_words(1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length)
+
+
+def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
     lines = []
     for name, outlook in (("Now", plan.now), ("Recommended", best)):
         if outlook is not None and not (
             name == "Recommended" and plan.now is not None and best.choice == plan.now.choice
         ):
             figures = [
-                job_range(outlook), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
+                job_range(outlook), f"{number(outlook.step_ms)} ms a step",
+                tokens_per_second(outlook, workload), f"{number(outlook.needed_gib)} GiB a device",
                 usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
             ]  # fmt: skip
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
