@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from trainpace.offers.offer import (
         EGRESS_USD_PER_GB,
+        OWN,
         SNAPSHOT_KNOWN_ON,
         Offer,
         is_stale,

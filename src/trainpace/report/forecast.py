@@ -17,6 +17,8 @@ from trainpace.report.lengths import lengths_chart, lengths_of, lengths_verdict,
 from trainpace.report.packing import packing_in_words, padded_json, print_padded
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
+    ABOVE_ONE,
+    WHY_ABOVE_ONE,
     bracketed,
     devices,
     duration,
@@ -305,7 +307,10 @@ def _print_scaling(f: Forecast) -> None:
     else:
         than = f"{f.scaling_reference_devices} devices, the fewest that fit"
         reference = "one device alone" if f.scaling_reference_devices == 1 else than
-        print_lines(f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.")
+        print_lines(
+            f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.",
+            *[WHY_ABOVE_ONE] * (f.scaling_efficiency >= ABOVE_ONE),
+        )
 
 
 def _print_breakdown(f: Forecast) -> None:

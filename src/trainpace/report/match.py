@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.offers import (
+    OWN,
     SNAPSHOT_KNOWN_ON,
     Binding,
     Job,
@@ -169,6 +170,8 @@ def within_limits(ranking: Ranking, job: Job) -> list[str]:
         return []
     left, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
     leave = "leaves" if len(limits) == 1 else "leave"
+    if not ranking.matches:
+        return [sentence(f"{' and '.join(limits)} {leave} none of {every:,} options.")]
     return [sentence(f"{' and '.join(limits)} {leave} {left:,} of {every:,} options; the others are not shown.")]
 
 
@@ -407,7 +410,7 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
     data = {**data, "rows": [data["rows"][rank - 1] for rank, _ in shown], "missed": data["missed"][:MOST_REJECTED]}
     data["rejected"] = []
-    sentences = [f"No server meets this. {why_none}"]
+    sentences = [f"No server meets this. {why_none}", *within_limits(ranking, job)]
     if matches:
         trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
         said = [f"{name}: {what}" for name, what in three(answer.picks)]
@@ -422,8 +425,35 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         asked(answer, by), shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown), left_out=left_out,
-        server=server, hourly=_hourly, evidence=evidence_rows(answer.evidence),
+        server=server, hourly=_hourly, price_date=_price_date, demands=demands(answer, by),
+        evidence=evidence_rows(answer.evidence),
     )  # fmt: skip
+
+
+def demands(answer: Matches, by: str) -> list[tuple[str, str]]:
+    """What was asked for, of which nothing has to be remembered by who reads the page."""
+    job = answer.job
+    chosen = answer.picks[0].match if answer.picks else None
+    epochs = (
+        ""
+        if job.schedule.epochs is None
+        else f"{job.schedule.epochs:g} epochs of {job.schedule.samples_per_epoch:,} samples"
+    )
+    return [
+        ("the job", epochs or f"{job.schedule.max_steps:,} steps"),
+        ("global batch", f"{job.global_batch:,} samples"),
+        ("deadline", "none" if job.deadline_s is None else duration(job.deadline_s)),
+        ("budget", "none" if job.budget_usd is None else usd(job.budget_usd)),
+        ("ranked by", by),
+        *([] if chosen is None else [("an hour of the cheapest option", usd(_hourly(chosen)))]),
+    ]  # fmt: skip
+
+
+def _price_date(offer: Offer) -> str:
+    """When the price held; of an undated one when the snapshot was put together."""
+    if offer.provider == OWN:
+        return "your own"
+    return offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before"
 
 
 def match_pictures(ranking: Ranking) -> list[Picture | None]:

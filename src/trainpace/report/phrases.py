@@ -52,6 +52,14 @@ def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> s
     return f"{number(samples_per_s)} samples/s{tokens}"
 
 
+ABOVE_ONE = 1.005
+"""From here on an efficiency reads as more than 100 %."""
+WHY_ABOVE_ONE = (
+    "An efficiency above 100 % is no error: among more devices each holds and updates a smaller share of the states, which takes"
+    " less time, and leaves room for larger micro-batches or less recomputation."
+)
+
+
 def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 

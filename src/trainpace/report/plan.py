@@ -15,6 +15,8 @@ from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, 
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
+    ABOVE_ONE,
+    WHY_ABOVE_ONE,
     devices,
     duration,
     number,
@@ -179,11 +181,11 @@ def _print_changes(plan: Plan) -> None:
 
 
 def at_least(change: Change) -> str:
-    """What a change saves in 9 of 10 cases; where that is nothing, it may cost as much."""
+    """What a change saves in 9 of 10 cases. That may be nothing of a change that the recommended whole needs all the same."""
     least_s = change.saved_at_least_s
     if least_s is None:
         return ""
-    return f"at least {duration(least_s)}" if least_s >= 0 else f"costs up to {duration(-least_s)}"
+    return f"at least {duration(least_s)}" if least_s >= 0 else "maybe nothing"
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -224,13 +226,14 @@ def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
     if len(plan.pareto) < 2:
         return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
+    efficiencies = [first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto]
     rows = [
-        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
-         f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
-        for p in plan.pareto
+        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []), f"{efficiency:.0%}"]
+        for p, efficiency in zip(plan.pareto, efficiencies, strict=True)
     ]  # fmt: skip
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
+    print_lines(*[WHY_ABOVE_ONE] * (max(efficiencies) >= ABOVE_ONE))
 
 
 def _print_sensitivity(plan: Plan) -> None:
