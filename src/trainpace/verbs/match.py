@@ -116,10 +116,10 @@ class Matches(Record):
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
     r = request
-    if (r.epochs is None) == (r.max_steps is None):
-        raise Misuse("Give `epochs` or `max_steps`.")
     if (r.samples is None) == (r.tokens is None):
         raise Misuse("Give `samples`, or `tokens`: how large an epoch is.")
+    if (r.epochs is None) == (r.max_steps is None):
+        raise Misuse("Give `epochs` or `max_steps`.")
     if r.only_machines and not r.machines:
         raise Misuse("`only_machines` needs `machines` FILE.toml.")
     if r.data_from and not r.data_gb:
