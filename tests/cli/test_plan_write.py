@@ -117,6 +117,8 @@ def test_without_settings_files_the_changes_are_lines_of_pytorch(folder):
     done = plan(folder, "--epochs", "3")
     assert "with torch.autocast(" in done.stdout
     assert "bf16=true" not in done.stdout
+    save(replace(workload(), settings={"micro_batch": 8, "accumulation": 1}), folder / "model.json")  # of a Trainer
+    assert "bf16=true" in plan(folder, "--epochs", "3").stdout
     with_files = plan(folder, *FILES, "--keep", "GPUs")
     assert "bf16=true" in with_files.stdout
     assert "torch.autocast" not in with_files.stdout

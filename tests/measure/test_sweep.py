@@ -13,7 +13,7 @@ from trainpace.execution import Execution
 from trainpace.measure.analysis import analyse
 from trainpace.measure.sweep import SweepPlan, next_for_largest, next_probe, run_sweep
 from trainpace.outcome import FailedProbe
-from trainpace.report.measurement import sweep_verdict
+from trainpace.report.measurement import print_sweep, sweep_verdict
 
 
 def measured(batch, ms=None, memory=None):
@@ -219,3 +219,12 @@ def test_the_verdict_never_calls_a_size_best_above_a_faster_row(seed):
         assert f"batch {fastest.batch}," in words
     elif not a.too_noisy:
         assert f"where batch {fastest.batch} measured" in words
+
+
+def test_tokens_a_second_are_shown_where_samples_are_sequences(capsys):
+    for length, shown in ((128, "1,024 tokens/s), of 128 tokens a sample"), (None, "")):
+        outcomes = [replace(measured(8, 1000.0), sequence_length=length)]
+        print_sweep(outcomes, analyse(outcomes), {})
+        out = " ".join(capsys.readouterr().out.split())
+        assert shown in out
+        assert ("tokens/s" in out) == bool(length)

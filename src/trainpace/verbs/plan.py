@@ -224,16 +224,18 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     return Planned(
         plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected,
                      cautions=(*plan.cautions, *(caveats(present.recording) if present.recording else ())),
-                     in_code=is_in_code(r, present, new)), setting=setting,
+                     in_code=is_in_code(r, present, new, workload)), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
         evidence=evidence_for(r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]),
     )  # fmt: skip
 
 
-def is_in_code(request: PlanRequest, present: Present, new: Sequence[str]) -> bool:
+def is_in_code(request: PlanRequest, present: Present, new: Sequence[str], workload: Workload) -> bool:
     """Whether the changes are for the training's own code to make: no settings file, no flag of a Trainer's states its batch,
-    and its model is no configuration that a Trainer trains."""
+    and its model is no Trainer's, nor a configuration that one trains."""
     if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
+        return False
+    if "accumulation" in workload.settings:  # what a task's own Trainer states
         return False
     return present.files.value("micro_batch") is None and not str(request.model).startswith("transformers:")
 
