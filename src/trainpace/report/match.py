@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.offers import (
-    OWN,
     SNAPSHOT_KNOWN_ON,
     Binding,
     Job,
@@ -27,20 +26,10 @@ from trainpace.offers import (
 from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
+from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import (
-    devices,
-    duration,
-    interval,
-    number,
-    percent,
-    plural,
-    rate_in_words,
-    sentence,
-    span,
-    usd,
-)
+from trainpace.report.phrases import devices, duration, interval, number, percent, plural, sentence, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.terminal import (
     Column,
@@ -115,14 +104,8 @@ def asked(answer: Matches, by: str) -> str:
     """What was compared: the model's training, in which format, and how many servers can do it."""
     workload, job, matches = answer.workload, answer.job, answer.ranking.matches
     formats = " or ".join(dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions)
-    usual = " (assumed: 32 for each GPU of eight; --global-batch)" if answer.usual_batch else ""
-    steps = (
-        f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples"
-        if matches
-        else f"{job.global_batch:,} samples a step"
-    )
     parts = [
-        f"{steps}{usual}", workload.sample if workload.sequence_length else "",
+        steps_in_words(answer), workload.sample if workload.sequence_length else "",
         formats, workload.optimizer_in_words, "NHWC" if job.channels_last else "", "torch.compile" if job.compile else "",
     ]  # fmt: skip
     return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
@@ -142,9 +125,8 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
     for pick in picks:
         m = pick.match
         between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
-        f = m.forecast
-        tokens = f", {rate_in_words(f.samples_per_second, f.sequence_length)}" if f.sequence_length else ""
-        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour{tokens}."
+        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour"
+        said += f"{tokens_in_words(m.forecast)}."
         said += _against_cheaper(pick)
         if pick.as_fast is not None:
             said += f" Forecasts cannot tell {server(pick.as_fast)} from it, for {usd_and_hours(pick.as_fast)}."
@@ -425,35 +407,9 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         asked(answer, by), shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown), left_out=left_out,
-        server=server, hourly=_hourly, price_date=_price_date, demands=demands(answer, by),
-        evidence=evidence_rows(answer.evidence),
+        server=server, hourly=_hourly, price_date=price_date, evidence=evidence_rows(answer.evidence),
+        demands=demands(answer, by, _hourly(answer.picks[0].match) if answer.picks else None),
     )  # fmt: skip
-
-
-def demands(answer: Matches, by: str) -> list[tuple[str, str]]:
-    """What was asked for, of which nothing has to be remembered by who reads the page."""
-    job = answer.job
-    chosen = answer.picks[0].match if answer.picks else None
-    epochs = (
-        ""
-        if job.schedule.epochs is None
-        else f"{job.schedule.epochs:g} epochs of {job.schedule.samples_per_epoch:,} samples"
-    )
-    return [
-        ("the job", epochs or f"{job.schedule.max_steps:,} steps"),
-        ("global batch", f"{job.global_batch:,} samples"),
-        ("deadline", "none" if job.deadline_s is None else duration(job.deadline_s)),
-        ("budget", "none" if job.budget_usd is None else usd(job.budget_usd)),
-        ("ranked by", by),
-        *([] if chosen is None else [("an hour of the cheapest option", usd(_hourly(chosen)))]),
-    ]  # fmt: skip
-
-
-def _price_date(offer: Offer) -> str:
-    """When the price held; of an undated one when the snapshot was put together."""
-    if offer.provider == OWN:
-        return "your own"
-    return offer.as_of or f"{SNAPSHOT_KNOWN_ON} or before"
 
 
 def match_pictures(ranking: Ranking) -> list[Picture | None]:
