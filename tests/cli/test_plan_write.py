@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.configs import Changes, parse_config, rewrite
+from trainpace.configs import Changes, combine, parse_config, rewrite
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.plan import Change, Choice, Outlook, Plan
@@ -84,6 +84,44 @@ def test_files_that_are_not_there_are_made_by_name(folder):
     assert "is there already" in plan(folder, *options).stderr
     assert "tells no format" in plan(folder, "--epochs", "3", "--write", "--new", "ds.toml").stderr
     assert "--new is for --write" in plan(folder, "--epochs", "3", "--new", "a.json").stderr
+
+
+def test_two_new_files_agree_with_each_other(folder):
+    """DeepSpeed's and accelerate's: the one of weights in bf16 beside the other's mixed_precision was refused."""
+    options = ("--epochs", "3", "--num-gpus", "4", "--write", "--new", "ds.json", "--new", "accelerate.yaml", "--yes")
+    for precision in ("bf16", "amp_bf16", "fp32"):
+        done = plan(folder, *options, "--precision", precision, "--keep", "precision", "--sample-ms", "9", "--workers", "1",
+                    "--cores", "32")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        files = [parse_config((folder / name).read_text(), name) for name in ("ds.json", "accelerate.yaml")]
+        combined = combine(files)
+        assert combined.clashes == ()
+        values = {name: setting.value for name, setting in combined.values.items()}
+        # what accelerate refuses beside a file of DeepSpeed's own (utils/dataclasses.py, _deepspeed_config_checks)
+        assert {s.name for s in files[1].settings} == {"nnodes", "world_size"}
+        assert "deepspeed_config_file: ds.json" in (folder / "accelerate.yaml").read_text()
+        assert (values["world_size"], values["zero_stage"]) == (4, 0)  # accelerate wants a stage, even 0
+        assert values.get("precision", "fp32").removeprefix("amp_") == precision.removeprefix("amp_")
+        for name in ("ds.json", "accelerate.yaml"):
+            (folder / name).unlink()
+        words = " ".join(done.stdout.split())
+        if "Nothing to change" in words:
+            continue
+        assert "left for the training's code to do" in words
+        assert "dataloader_workers" in words
+        assert "num_workers=8" in done.stdout
+        assert "--write" not in words.split("Next: ")[1]  # which would find its files there already
+
+
+def test_without_settings_files_the_changes_are_lines_of_pytorch(folder):
+    done = plan(folder, "--epochs", "3")
+    assert "with torch.autocast(" in done.stdout
+    assert "bf16=true" not in done.stdout
+    save(replace(workload(), settings={"micro_batch": 8, "accumulation": 1}), folder / "model.json")  # of a Trainer
+    assert "bf16=true" in plan(folder, "--epochs", "3").stdout
+    with_files = plan(folder, *FILES, "--keep", "GPUs")
+    assert "bf16=true" in with_files.stdout
+    assert "torch.autocast" not in with_files.stdout
 
 
 def test_with_yes_the_files_say_the_plan(folder):

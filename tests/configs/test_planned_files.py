@@ -1,5 +1,8 @@
 """Random plans written into every format: what the files say is what was planned, or the writer refuses."""
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +13,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
 from config_loading import LIBRARIES, differing, loaded  # noqa: E402
 from config_plans import FILES, planned  # noqa: E402
 
-from trainpace.configs import lacking, settings_of  # noqa: E402
+from trainpace.configs import lacking, new_files, settings_of  # noqa: E402
 from trainpace.execution import Execution  # noqa: E402
 from trainpace.verbs.limits import limits_of  # noqa: E402
 
@@ -89,4 +92,37 @@ def test_new_files_beside_old_ones_take_what_those_cannot():
     beside, _ = limits_of(texts, {"job.sbatch": "sbatch"}, start, write=True)
     assert {limit.field for limit in alone} - {limit.field for limit in beside} == {"nnodes", "nproc_per_node"}
     new, _ = limits_of({}, {"accelerate.yaml": "accelerate"}, start, write=True)
-    assert {(limit.field, limit.title) for limit in new} >= {("pp", "pipeline parallelism"), ("precision", "tf32")}
+    assert ("pp", "pipeline parallelism") in {(limit.field, limit.title) for limit in new}
+    assert not any(limit.field == "precision" for limit in new)  # what a new file leaves out stands in the code
+
+
+ASKED = """
+import json, os, sys
+from accelerate.commands import launch
+from accelerate.utils import DeepSpeedPlugin
+args = launch.launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"])
+args, stated, says_precision = launch._validate_launch_command(args)
+assert args.use_deepspeed
+os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join([*stated.deepspeed_config, *["mixed_precision"] * says_precision])
+plugin = DeepSpeedPlugin(hf_ds_config=args.deepspeed_config_file)
+plugin._deepspeed_config_checks()
+plugin.set_mixed_precision(args.mixed_precision)
+print(json.dumps({key: plugin.deepspeed_config[key] for key in ("bf16", "fp16", "zero_optimization")}))
+"""
+
+
+@NEEDS_ENGINES
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "stage"), [("bf16", 2), ("amp_fp16", 0)])
+def test_accelerate_takes_two_new_files_together(precision, stage, tmp_path):
+    e = Execution(micro_batch=4, nproc_per_node=4, precision=precision, zero_stage=stage)
+    for file in new_files({"ds.json": "DeepSpeed", "accelerate.yaml": "accelerate"}, e):
+        (tmp_path / file.file).write_text(file.text)
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, "accelerate.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".engines")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["bf16"]["enabled"], found["fp16"]["enabled"]) == (precision == "bf16", precision == "amp_fp16")
+    assert found["zero_optimization"]["stage"] == stage

@@ -79,3 +79,12 @@ def test_the_reference_is_shown(capsys):
         assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices
         print_forecasts(WORKLOAD, [found])
         assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_efficiency_above_one_is_explained(capsys):
+    """Scaling of 102 to 104 % stood in answers without a word."""
+    found = forecast(WORKLOAD, run(), on(80.0))
+    for efficiency in (0.97, 1.0, 1.03):
+        print_forecasts(WORKLOAD, [replace(found, scaling_efficiency=efficiency)])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("above 100 % is no error" in shown) == (efficiency > 1)

@@ -1,6 +1,7 @@
 """A sweep into the journal: kept probe by probe, taken up again, and forecast before it is measured."""
 
 import math
+import socket
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Circumstances, Knowledge, entry_of, record_sweep, workload_key
+from trainpace.journal import Circumstances, Knowledge, entry_of, record_sweep, share, text_of, workload_key
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe, Interval
@@ -59,6 +60,26 @@ def test_everything_is_kept_with_its_circumstances_and_no_names(journal, probes)
     (sweep,) = journal.sweeps()
     assert sweep.finished_at is not None
     assert "anna" not in repr((sweep, entries))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_team_sees_who_measured_and_sharing_leaves_them_out(journal, probes, monkeypatch, keep):
+    monkeypatch.setenv("TRAINPACE_MEASURED_BY", " Ada of the vision group\n")
+    done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8, 16)), HERE._replace(keep_identity=keep))
+    entries = journal.sweep_entries(done.id)
+    assert {e.environment["measured_by"] for e in entries} == {"Ada of the vision group"}
+    assert {e.environment.get("hostname") for e in entries} == {socket.gethostname() if keep else None}
+    for e in entries:
+        shared = share([replace(e, model="resnet50", environment={**e.environment, "torch": "2.4.1"})])
+        assert shared.runs.runs
+        assert "Ada" not in text_of(shared.runs)
+        assert socket.gethostname() not in text_of(shared.runs)
+
+
+def test_nobody_is_named_where_no_name_is_set(journal, probes, monkeypatch):
+    monkeypatch.delenv("TRAINPACE_MEASURED_BY", raising=False)
+    done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8,)), HERE)
+    assert not any("measured_by" in e.environment for e in journal.sweep_entries(done.id))
 
 
 def test_an_interrupted_sweep_is_taken_up_again(journal, probes):

@@ -178,3 +178,16 @@ def test_encoders_with_decoders_are_traced_in_both_modes(spec, values, mode):
     pytest.importorskip("transformers")
     workload = trace(spec(**values), ("fp32",), Variant("sgd" if mode == "train" else None, 16, mode=mode))
     assert "gemm" in workload.forms["fp32"].operators.kind
+
+
+def test_what_nobody_says_is_assumed_and_said(spec):
+    """AdamW, and 1,024 tokens of the 4,096 that the model takes: before it was SGD, and silent."""
+    workload = trace(spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant())
+    assert workload.optimizer_in_words == "adamw (assumed)"
+    assert workload.sequence_length == 1024
+    said = [note for note in workload.notes if "are assumed" in note]
+    assert said == ["Samples of 1,024 tokens are assumed, of the 4,096 that the model takes (--sequence-length)."]
+    asked = trace(spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant(None, 1024))
+    assert not any("are assumed" in note for note in asked.notes)
+    short = trace(spec(max_position_embeddings=128), ("fp32",), Variant())
+    assert not any("are assumed" in note for note in short.notes)

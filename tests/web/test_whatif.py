@@ -5,14 +5,15 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.hardware import Cluster, catalogue, find_device
-from trainpace.offers import snapshot
+from trainpace.offers import Job, rank, snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
-from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, forecaster_of, run, sizes_around
+from trainpace.verbs.whatif import Price, WhatIfRequest, forecaster_of, price_of, run, sizes_around
 from trainpace.web.whatif import BUILT_IN, page_of
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
@@ -83,14 +84,34 @@ def test_what_does_not_fit_says_so():
     assert found.cost_usd is None
 
 
-def test_prices_are_the_cheapest_with_their_source():
-    prices = cheapest(snapshot())
-    by_device = {}
-    for offer in snapshot():
-        if offer.price_usd_per_hour > 0:
-            by_device.setdefault(offer.device, []).append(offer.price_usd_per_hour / offer.count)
-    assert {d: p.usd_per_device_hour for d, p in prices.items()} == {d: min(all_) for d, all_ in by_device.items()}
-    assert all("offer" in p.source for p in prices.values())
+@pytest.mark.parametrize(("gpus", "nodes"), [(1, 1), (2, 1), (8, 1), (8, 2), (8, 8), (4, 4)])
+def test_prices_are_those_of_match(gpus, nodes):
+    """64 networked H100 were priced by one single card without a network."""
+    device = find_device("H100").name
+    price = price_of(snapshot(), device, gpus, nodes)
+    job = Job(schedule=Schedule(max_steps=100), global_batch=4096, most_nodes=nodes)
+    offers = [offer for offer in snapshot() if offer.device == device and offer.count == gpus]
+    ranking = rank(workload(), offers, {device: find_device("H100")}, job)
+    same = [m.offer.price_usd_per_hour / gpus for m in ranking.matches if m.nodes == nodes]
+    assert same or price is None or "are used" in price.source
+    if same:
+        assert price is not None
+        assert price.usd_per_device_hour <= min(same)
+        if "are used" not in price.source:
+            assert price.usd_per_device_hour == pytest.approx(min(same))
+
+
+def test_a_server_is_paid_as_a_whole_and_said():
+    device = find_device("H100").name
+    offer = next(o for o in snapshot() if o.device == device and o.count == 8 and o.network_gb_per_s)
+    price = price_of((offer,), offer.device, 3, 2)
+    assert price.usd_per_device_hour == pytest.approx(offer.price_usd_per_hour / 3)
+    assert price.source.startswith(f"2 of the cheapest servers that can be joined, on demand: {offer.provider}")
+    assert "of whose 8 GPUs 3 are used" in price.source
+    assert price_of((offer,), offer.device, 9, 1) is None
+    alone = replace(offer, network_gb_per_s=None)
+    assert price_of((alone,), offer.device, 8, 2) is None
+    assert price_of((replace(offer, most_nodes=2),), offer.device, 8, 3) is None
 
 
 @given(st.integers(1, 65536))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,14 +51,26 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
             "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
             "jumps": shown_jumps, "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
             "padded": report.padded_json(answer.padded), "evidence": report.evidence_json(answer.evidence),
+            "recorded": list(answer.recorded),
         })  # fmt: skip
     else:
         workload = sweeps[0].forecaster.workload
         report.print_forecasts(
-            workload, rows, jumps, answer.notes, request.model_name, answer.trends, answer.padded, answer.evidence
+            workload,
+            rows,
+            jumps,
+            answer.notes,
+            request.model_name,
+            answer.trends,
+            answer.padded,
+            answer.evidence,
+            answer.recorded,
         )
     save_pictures(
-        view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence),
+        view,
+        lambda: report.forecast_page(
+            sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence, answer.recorded
+        ),
         lambda: report.forecast_pictures(sweeps, jumps),
     )  # fmt: skip
     if all(row.step is None for row in rows):
@@ -250,9 +263,10 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         report.print_script_changes(answer.script_changes)
         if view.write:
             _print_files(files, backups, view.yes)
+        report.print_code(verbs.settings.changes_in_code(plan, files))
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
-            report.print_plan_next(typed, view.output, model)
+            report.print_plan_next(_without_write(typed) if backups else typed, view.output, model)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
         save_pictures(
@@ -263,6 +277,15 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             lambda: report.plan_pictures(plan, before, after),
         )
     return 0 if plan.best is not None else 1
+
+
+def _without_write(typed: Sequence[str]) -> list[str]:
+    """The command without what it has written: it would find its new files there already."""
+    left: list[str] = []
+    for word, before in zip(typed, ("", *typed), strict=False):
+        if word not in ("--write", "--yes", "--new") and before != "--new" and not word.startswith("--new="):
+            left.append(word)
+    return left
 
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
@@ -296,8 +319,7 @@ def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) 
     for f in files.files:
         tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
     tell()
-    for name, why in files.left.items():
-        tell(f"Not written: {name} ({why}).")
+    report.print_named("In none of these files, and left for the training's code to do", files.left.items())
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         tell(f"Note: {note}.")
     for file, backup in backups.items():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Written,
         lacking,
         new_file,
+        new_files,
         parse_config,
         read_configs,
         rewrite,

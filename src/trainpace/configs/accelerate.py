@@ -123,7 +123,8 @@ def write_accelerate(draft: Draft) -> None:
         _write_world(draft)
     if draft.names & {"tp", "cp"} or draft.get("parallelism_config"):
         _write_mesh(draft)
-    if word := precision_word(draft):
+    deepspeed_has_it = "precision" in draft.names and not _states_deepspeed(draft, "precision")
+    if not deepspeed_has_it and (word := precision_word(draft)):
         draft.place("precision", "mixed_precision", word)
     if draft.names & set(SHARDING):
         _write_sharding(draft)

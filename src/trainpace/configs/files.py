@@ -133,12 +133,22 @@ NEW_FILES = {
     "DeepSpeed": """{{
   "train_micro_batch_size_per_gpu": 1,
   "gradient_accumulation_steps": 1,
-  "train_batch_size": 1
+  "train_batch_size": 1,
+  "zero_optimization": {{
+    "stage": 0
+  }}
 }}
 """,
     "accelerate": """compute_environment: LOCAL_MACHINE
 distributed_type: 'NO'
-mixed_precision: 'no'
+num_machines: 1
+num_processes: 1
+use_cpu: false
+{address}""",
+    "accelerate with DeepSpeed": """compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_config_file: {deepspeed}
+distributed_type: DEEPSPEED
 num_machines: 1
 num_processes: 1
 use_cpu: false
@@ -155,7 +165,15 @@ srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID 
 """,
 }
 """New files for one process on one node. The batch script starts torchrun once per node, with a rendezvous on the first
-node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them."""
+node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them.
+Beside a file of DeepSpeed's own, accelerate's names that one and leaves the rest to it, as accelerate demands; it also demands
+that a stage stands there."""
+_FORMATS_OF_NEW = {
+    "DeepSpeed": "DeepSpeed", "accelerate": "accelerate", "torchrun": "launch command", "sbatch": "Slurm batch script",
+}  # fmt: skip
+HAND_OVER = (
+    "{file} has to be handed to the script: deepspeed.initialize(config=...), or --deepspeed {file} of a Trainer"
+)
 
 
 class Written(Record):
@@ -360,14 +378,40 @@ def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     return value == want
 
 
-def new_file(kind: str, execution: Execution, file: str, time_limit_s: float | None = None) -> Written:
-    """A new file of a kind in NEW_FILES that states an execution, and a batch job's time limit."""
+def new_files(
+    kinds: Mapping[str, str], execution: Execution, texts: Mapping[str, str] | None = None, workers: int | None = None,
+    time_limit_s: float | None = None,
+) -> tuple[Written, ...]:  # fmt: skip
+    """New files (file -> its kind in NEW_FILES) that state an execution together, beside the `texts` of a training's other files.
+    `workers` of each loader, and a batch job's time limit, are stated where they are given and there is a key."""
+    formats = {file: parse_config(text, file).format for file, text in (texts or {}).items()}
+    formats |= {file: _FORMATS_OF_NEW[kind] for file, kind in kinds.items()}
+    deepspeed = next((file for file, kind in formats.items() if kind == "DeepSpeed"), "")
+    written = []
+    for file, kind in kinds.items():
+        beside = frozenset(other for name, other in formats.items() if name != file)
+        limit_s = time_limit_s if kind == "sbatch" else None
+        one = new_file(kind, execution, file, limit_s, workers, beside, deepspeed)
+        if kind == "DeepSpeed" and "accelerate" not in beside:
+            one = replace(one, notes=(*one.notes, HAND_OVER.format(file=file)))
+        written.append(one)
+    return tuple(written)
+
+
+def new_file(
+    kind: str, execution: Execution, file: str, time_limit_s: float | None = None, workers: int | None = None,
+    beside: frozenset[str] = frozenset(), deepspeed: str = "",
+) -> Written:  # fmt: skip
+    """A new file of a kind in NEW_FILES that states an execution, the loader's workers and a batch job's time limit. `beside`:
+    formats of the training's other files, `deepspeed`: DeepSpeed's own among them."""
     several = execution.nnodes > 1
-    text = NEW_FILES[kind].format(
+    template = "accelerate with DeepSpeed" if kind == "accelerate" and deepspeed else kind
+    text = NEW_FILES[template].format(
         meeting=" --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if several else "",
         address="# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
         if several
         else "",
+        deepspeed=deepspeed,
     )
-    changes = Changes(before=Execution(), after=execution, time_limit_s=time_limit_s)  # what these texts say
-    return replace(write_changes(text, file, changes), before="")
+    changes = Changes(before=Execution(), after=execution, workers=workers, time_limit_s=time_limit_s)  # what they say
+    return replace(write_changes(text, file, changes, beside), before="")

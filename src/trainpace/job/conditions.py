@@ -43,7 +43,8 @@ class JobConditions(Record):
       which goes first; one `spot` instance is taken away every `preemption_mean_h`. A restart takes `restart_s`.
     - Stragglers: `step_variation` is the standard deviation of a node's step over its mean.
     - Data: `sample_bytes` is what one sample reads from storage, `samples_per_cpu_s` how many one processor prepares
-      (`trainpace loader` measures it); 0: loading is hidden behind the steps. `data_gb` are copied to the servers before
+      (`trainpace loader` measures it), beside the steps or, without `loads_beside`, between them; 0: loading is hidden behind
+      the steps. `data_gb` are copied to the servers before
       they train, at `download_gb_per_s`.
     - `repeats`: models, folds or seeds trained one after another.
     - `stated`: fields that somebody gave, though they are as the defaults; the other defaults are named as assumed.
@@ -69,6 +70,7 @@ class JobConditions(Record):
     step_variation: float = 0.0
     sample_bytes: float = 0.0
     samples_per_cpu_s: float = 0.0
+    loads_beside: bool = True
     data_gb: float = 0.0
     download_gb_per_s: float = DOWNLOAD_GB_PER_S
     repeats: int = 1

@@ -96,7 +96,7 @@ class Training(NamedTuple):
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)
         stepping = steps * step_s
-        waiting = self._loading_s() - step_s
+        waiting = self._loading_s() - (step_s if c.loads_beside else 0.0)
         data_wait = steps * np.maximum(0.0, waiting)
         stragglers = stepping * slowest_of(self.nodes, c.step_variation)
         evaluation = np.floor_divide(steps, c.evaluate_every_steps or np.inf) * c.evaluation_s

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainpace.journal.database import VERSION, JournalUnusable
     from trainpace.journal.entry import Entry, Kind, Outcome, Sweep, entry_of, new_id, now_utc, printable, probe_of
     from trainpace.journal.exchange import Given, export
-    from trainpace.journal.identity import anonymous, anonymous_entry, this_machines_names
+    from trainpace.journal.identity import anonymous, anonymous_entry, signed, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.knowledge import Knowledge, workload_key
     from trainpace.journal.place import may_know

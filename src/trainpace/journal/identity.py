@@ -16,8 +16,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.journal.entry import Entry
+from trainpace.journal.entry import Entry, is_text, printable
 
+MEASURED_BY = "TRAINPACE_MEASURED_BY"
+"""The variable with a name for the journal that a team shares: a person's, a group's, a machine's. Nothing is kept without it."""
+LONGEST_NAME = 80
 _NOBODY = {"root", "user", "users", "home", "host", "localhost", "admin", "ubuntu", "debian", "runner", "nobody", "me"}
 """Names that identify nobody; removing them would only spoil sentences."""
 
@@ -101,6 +104,16 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
             clean(key): clean(value) for key, value in entry.environment.items() if not _IDENTIFYING_KEYS.search(key)
         },
     )
+
+
+def signed(entry: Entry, keep_identity: bool = False) -> Entry:
+    """A run that was measured here, with who measured it, as $TRAINPACE_MEASURED_BY says of itself, and, where identities are
+    kept, the name of this machine. Shared runs have neither (`shared.shared_of`)."""
+    who = printable(os.environ.get(MEASURED_BY, "")).strip()[:LONGEST_NAME]
+    said = {"measured_by": who} if who and is_text(who) else {}
+    if keep_identity:
+        said["hostname"] = socket.gethostname()
+    return replace(entry, environment={**entry.environment, **said}) if said else entry
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.forecast import Forecaster
 from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
-from trainpace.journal.identity import anonymous
+from trainpace.journal.identity import anonymous, signed
 from trainpace.journal.knowledge import workload_key
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
@@ -73,6 +73,7 @@ def record_sweep(
             outcome, keep_identity=c.keep_identity, sweep=sweep.id, command=c.command, commit=c.commit, notes=c.notes,
             seed=conditions.seed, device=c.device,
         )  # fmt: skip
+        entry = signed(entry, c.keep_identity)
         journal.add(entry if forecaster is None else _foreseen(entry, forecaster))
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)

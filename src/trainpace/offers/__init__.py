@@ -5,9 +5,21 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, near_misses, nearest, rank, with_front
+    from trainpace.offers.match import (
+        Binding,
+        Job,
+        Match,
+        Ranking,
+        Rejected,
+        cheapest_offer,
+        near_misses,
+        nearest,
+        rank,
+        with_front,
+    )
     from trainpace.offers.offer import (
         EGRESS_USD_PER_GB,
+        OWN,
         SNAPSHOT_KNOWN_ON,
         Offer,
         is_stale,

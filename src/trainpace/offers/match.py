@@ -338,6 +338,17 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
     return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})
 
 
+def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
+    """The cheapest on-demand server that has at least so many of a device, of which so many can be joined by a network; None
+    where nobody offers one. A server is paid as a whole."""
+    able = [
+        offer for offer in offers
+        if offer.device == device and offer.count >= gpus and offer.price_usd_per_hour > 0
+        and (nodes == 1 or offer.network_gb_per_s is not None) and nodes <= (offer.most_nodes or nodes)
+    ]  # fmt: skip
+    return min(able, key=lambda offer: offer.price_usd_per_hour, default=None)
+
+
 def _late_s(match: Match, job: Job) -> float:
     return -math.inf if job.deadline_s is None else match.time.total_s - job.deadline_s
 

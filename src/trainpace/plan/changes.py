@@ -45,7 +45,8 @@ class Choice(Record):
 class Change(Record):
     """One rung: the execution after it, and the seconds that it is forecast to save in the whole job.
 
-    `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
+    `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them; `code` is the same
+    in lines of PyTorch.
     `makes_fit`: what was before does not fit in memory, so that there is no time that it could save. saved_at_least_s: what it
     saves in 9 of 10 cases, by how well forecasts of two executions are told apart (`plan.resolution`); below 0 it may cost.
     """
@@ -60,6 +61,7 @@ class Change(Record):
     settings: dict[str, int | str | bool] = msgspec.field(default_factory=dict)
     makes_fit: bool = False
     saved_at_least_s: float | None = None
+    code: str = ""
 
 
 class Outlook(Record):
@@ -126,7 +128,8 @@ class Plan(Record):
     best: the recommended choice, the simplest of those that forecasts cannot tell from the `fastest`; `because` says in a
     sentence why, `cautions` what may go wrong with it. maybe: what is worth a measurement, what saves most first. `model` is the
     spec it was made for; `assumed` is what nobody said of the job, `corrected` which measured runs corrected the forecasts, in
-    words; `job` and `conditions` are the whole training that its times are of.
+    words; `job` and `conditions` are the whole training that its times are of. `in_code`: no settings
+    file takes the changes, so that they are lines of PyTorch.
     """
 
     start: Execution
@@ -150,6 +153,7 @@ class Plan(Record):
     corrected: str = ""
     job: Schedule | None = None
     conditions: JobConditions = ASSUMED
+    in_code: bool = False
 
     @property
     def end(self) -> Execution:

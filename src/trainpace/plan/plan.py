@@ -18,6 +18,7 @@ from trainpace.plan.knobs import Knob, config_line, differing, effort_of, risk_o
 from trainpace.plan.reasons import because, cautions
 from trainpace.plan.resolution import told_apart
 from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
+from trainpace.plan.snippets import snippet
 from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
@@ -184,5 +185,5 @@ def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, 
         forecast_saved_s=before_s - after_s if fitted else 0.0, makes_fit=not fitted,
         saved_at_least_s=at_least_s if fitted else None,
         effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst, risk_reason="; ".join(reasons),
-        settings=settings,
+        settings=settings, code=snippet(knobs, before, after, judge.setting.workload),
     )  # fmt: skip

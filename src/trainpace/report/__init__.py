@@ -49,7 +49,14 @@ if TYPE_CHECKING:
     from trainpace.report.packing import padded_json
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
     from trainpace.report.phrases import stated
-    from trainpace.report.plan import plan_page, plan_pictures, print_plan, print_plan_next, print_script_changes
+    from trainpace.report.plan import (
+        plan_page,
+        plan_pictures,
+        print_code,
+        print_plan,
+        print_plan_next,
+        print_script_changes,
+    )
     from trainpace.report.public import (
         accuracy_chart,
         print_public_run,

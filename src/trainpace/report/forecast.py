@@ -16,7 +16,19 @@ from trainpace.report.evidence import evidence_json, evidence_rows, print_eviden
 from trainpace.report.lengths import lengths_chart, lengths_of, lengths_verdict, place, samples_of, sizes
 from trainpace.report.packing import packing_in_words, padded_json, print_padded
 from trainpace.report.pages import page
-from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, sentence, usd
+from trainpace.report.phrases import (
+    ABOVE_ONE,
+    WHY_ABOVE_ONE,
+    bracketed,
+    devices,
+    duration,
+    interval,
+    number,
+    percent,
+    rate_in_words,
+    sentence,
+    usd,
+)
 from trainpace.report.sweep_charts import best_of
 from trainpace.report.sweep_words import jumps_in_words, knee, no_jumps, trend_in_words
 from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
@@ -47,12 +59,13 @@ SHOWN_SHARE = 0.005
 def print_forecasts(
     workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
     journal_notes: Sequence[str] = (), spec: str | None = None, trends: Mapping[str, Trend] | None = None,
-    padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (),
+    padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (), recorded: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
     `journal_notes`: what the journal knows beside it. `spec`: how the user named the model. `trends`: of the sweeps, by device.
-    `padded`: what packed rows are compared with. `evidence`: what others measured near to them.
+    `padded`: what packed rows are compared with. `evidence`: what others measured near to them. `recorded`: of a workload in a
+    recording, what its loader does to the answer, and what may mislead in it.
     """
     trends = trends or {}
     e, trained = rows[0].execution, workload.trainable_parameters
@@ -63,6 +76,7 @@ def print_forecasts(
     )
     done = [row for row in rows if row.step is not None]
     print_verdict(*verdict(rows, trends))
+    print_lines(*recorded, *[""] * bool(recorded))
     shown = _deciding(rows, trends)
     priced = any(row.training_time is not None for row in rows)
     # memory matters less where money is asked for, and utilisation least
@@ -115,11 +129,12 @@ def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None)
         fastest = "" if cheap is fast else f" Fastest: {_where(fast)}, {_job(fast)}."
         return f"Cheapest: {_where(cheap)}, {_job(cheap)}.{fastest}", None
     best = best_of(fitting) or fitting[0]
-    rate, trend = number(best.samples_per_second), (trends or {}).get(best.device)
+    rate = rate_in_words(best.samples_per_second, best.sequence_length)
+    trend = (trends or {}).get(best.device)
     enough = ""
     if trend is not None and trend.knee_batch < best.execution.micro_batch == trend.best_batch:
         enough = f" Batch {trend.knee_batch:,} is {knee(trend)}."
-    return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.{enough}", None
+    return f"Fastest option that fits: {_where(best)}, {rate}. A step takes {_step(best)}.{enough}", None
 
 
 def _cheapest_token(fitting: Sequence[Forecast]) -> str:
@@ -134,7 +149,7 @@ def _only(f: Forecast) -> str:
     fits = "" if f.fits is None else " It fits in memory."
     if f.fit_probability is not None and f.fits and f.fit_probability < SURE:
         fits = f" It fits in memory with a probability of {percent(f.fit_probability)}."
-    answer = f"A step takes {_step(f)}: {number(f.samples_per_second)} samples/s.{fits}"
+    answer = f"A step takes {_step(f)}: {rate_in_words(f.samples_per_second, f.sequence_length)}.{fits}"
     if f.training_time is None:
         return answer
     parts = {"data loading": f.training_time.data_wait_s, "evaluation": f.training_time.evaluation_s}
@@ -292,7 +307,10 @@ def _print_scaling(f: Forecast) -> None:
     else:
         than = f"{f.scaling_reference_devices} devices, the fewest that fit"
         reference = "one device alone" if f.scaling_reference_devices == 1 else than
-        print_lines(f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.")
+        print_lines(
+            f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.",
+            *[WHY_ABOVE_ONE] * (f.scaling_efficiency >= ABOVE_ONE),
+        )
 
 
 def _print_breakdown(f: Forecast) -> None:
@@ -345,6 +363,7 @@ def _print_training(f: Forecast) -> None:
 def forecast_page(
     groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = (),
     trends: Mapping[str, Trend] | None = None, padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (),
+    recorded: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """The page as text. `journal_notes`: what the journal knows beside the forecast. `trends`: of the sweeps, by device."""
     rows = [row for group in groups for row in group.rows]
@@ -361,7 +380,8 @@ def forecast_page(
     priced = any(row.training_time is not None for row in rows)
     return page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
-        [verdict(rows, trends)[0], *_trust(best), *_swept(best, jumps, trends or {}), *packing_in_words(padded), *journal_notes],
+        [verdict(rows, trends)[0], *recorded, *_trust(best), *_swept(best, jumps, trends or {}), *packing_in_words(padded),
+         *journal_notes],
         forecast_pictures(groups, jumps), data, best is not None,
         f"{format_count(workload.parameters)} parameters, {samples_of(rows, workload.sample)}, {e.precision},"
         f" {optimizer}{accumulated}.",

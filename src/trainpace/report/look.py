@@ -7,7 +7,7 @@ from typing import Any
 
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
-from trainpace.report.phrases import bracketed, duration, number, percent, plural, span, usd
+from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.units import format_duration
 from trainpace.verbs.look import Elsewhere, Looked
@@ -93,7 +93,8 @@ def _conditions(looked: Looked) -> list[str]:
     first = recording.ranks[0]
     on = "on the GPU" if first.reserved_gib else f"on the CPU ({plural(first.threads, 'thread')})"
     samples = sum(rank.samples_per_step for rank in recording.ranks)
-    rate = f", {number(1000 * samples / looked.diagnosis.step_ms)} samples/s" if samples else ""
+    tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
+    rate = f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
     who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
     if length.of != "training":

@@ -26,6 +26,7 @@ from trainpace.offers import (
 from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
+from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, interval, number, percent, plural, sentence, span, usd
@@ -71,6 +72,7 @@ def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec
     first = ranking.matches[0]
     print_verdict(_verdict(answer.picks))
     print_named("", three(answer.picks))
+    print_lines(*answer.recorded)
     if beside := [*within_limits(ranking, job), *in_mixed_precision(answer)]:
         print_lines(*beside, "")
     drawn = _print_front(ranking.matches)
@@ -103,7 +105,7 @@ def asked(answer: Matches, by: str) -> str:
     workload, job, matches = answer.workload, answer.job, answer.ranking.matches
     formats = " or ".join(dict.fromkeys(m.forecast.execution.precision for m in matches) or job.precisions)
     parts = [
-        f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples" if matches else f"{job.global_batch:,} samples a step",
+        steps_in_words(answer), workload.sample if workload.sequence_length else "",
         formats, workload.optimizer_in_words, "NHWC" if job.channels_last else "", "torch.compile" if job.compile else "",
     ]  # fmt: skip
     return f"{', '.join(filter(None, parts))}. {plural(len(matches), 'option')}, ranked by {by}."
@@ -123,7 +125,8 @@ def three(picks: Sequence[Pick]) -> list[tuple[str, str]]:
     for pick in picks:
         m = pick.match
         between = span(3600 * m.hours.low, 3600 * m.hours.high, duration)
-        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour."
+        said = f"{server(m)}: {usd_and_hours(m)} ({between} in 9 of 10 cases), {usd(_hourly(m))} an hour"
+        said += f"{tokens_in_words(m.forecast)}."
         said += _against_cheaper(pick)
         if pick.as_fast is not None:
             said += f" Forecasts cannot tell {server(pick.as_fast)} from it, for {usd_and_hours(pick.as_fast)}."
@@ -149,6 +152,8 @@ def within_limits(ranking: Ranking, job: Job) -> list[str]:
         return []
     left, every = len(ranking.matches), len(ranking.matches) + len(ranking.missed)
     leave = "leaves" if len(limits) == 1 else "leave"
+    if not ranking.matches:
+        return [sentence(f"{' and '.join(limits)} {leave} none of {every:,} options.")]
     return [sentence(f"{' and '.join(limits)} {leave} {left:,} of {every:,} options; the others are not shown.")]
 
 
@@ -329,7 +334,7 @@ def ranking_json(answer: Matches, today: datetime.date) -> dict[str, Any]:
         binds = {"binding": binding, "reason": reason, "nearest": close_by}
     return {
         "record": "Matches", "schema_version": 1, "model": workload.model, "global_batch": job.global_batch,
-        "deadline_s": job.deadline_s, "budget_usd": job.budget_usd,
+        "recorded": list(answer.recorded), "deadline_s": job.deadline_s, "budget_usd": job.budget_usd,
         "picks": [
             {"pick": pick.name, "hour_less_usd": pick.hour_less_usd, **_match_json(pick.match, today)} for pick in answer.picks
         ],
@@ -387,11 +392,11 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
     data = {**data, "rows": [data["rows"][rank - 1] for rank, _ in shown], "missed": data["missed"][:MOST_REJECTED]}
     data["rejected"] = []
-    sentences = [f"No server meets this. {why_none}"]
+    sentences = [f"No server meets this. {why_none}", *within_limits(ranking, job)]
     if matches:
         trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
         said = [f"{name}: {what}" for name, what in three(answer.picks)]
-        sentences = [*said, *within_limits(ranking, job), *in_mixed_precision(answer), trust]
+        sentences = [*said, *answer.recorded, *within_limits(ranking, job), *in_mixed_precision(answer), trust]
         stale = sum(is_stale(m.offer, today) for _, m in shown)
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
@@ -402,7 +407,8 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         asked(answer, by), shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown), left_out=left_out,
-        server=server, hourly=_hourly, evidence=evidence_rows(answer.evidence),
+        server=server, hourly=_hourly, price_date=price_date, evidence=evidence_rows(answer.evidence),
+        demands=demands(answer, by, _hourly(answer.picks[0].match) if answer.picks else None),
     )  # fmt: skip
 
 

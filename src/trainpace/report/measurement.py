@@ -9,7 +9,7 @@ from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint, run_in_wo
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
-from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
+from trainpace.report.phrases import interval, noise_scale, number, percent, plural, rate_in_words, span
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, measured_sweep, throughput
 from trainpace.report.sweep_words import shape_in_words
@@ -35,6 +35,10 @@ def print_sweep(
     print_lines(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
     answer, *others = sweep_verdict(a, causes)
     print_verdict(answer)
+    if first.sequence_length:
+        best = a.best.best
+        rate = rate_in_words(best.measured_samples_per_second, first.sequence_length)
+        print_lines(f"Batch {best.batch}: {rate}, of {first.sequence_length:,} tokens a sample.", "")
     columns = [
         words("batch", least=6), Column("step ms"), Column("90 % of repeats", 1), Column("samples/s"), Column("memory GiB", 3),
         Column("probes", 4),

@@ -8,7 +8,7 @@ from msgspec import structs
 from trainpace.outcome import Interval
 from trainpace.records import Record
 from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.units import format_count, format_duration, format_number, format_usd
 
 Format = Callable[[float], str]
 
@@ -40,6 +40,24 @@ def interval(i: Interval | None, none: str = "-", form: Format = format_number) 
 def bracketed(i: Interval | None, form: Format = format_number, after: str = "") -> str:
     """The interval as " (9 to 11)", to stand after a value; nothing where there is none."""
     return "" if i is None else f" ({interval(i, form=form)}{after})"
+
+
+def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> str:
+    """Samples a second, and tokens where samples are sequences of them."""
+    tokens = (
+        ""
+        if samples_per_s is None or not sequence_length
+        else f" ({format_count(samples_per_s * sequence_length)} tokens/s)"
+    )
+    return f"{number(samples_per_s)} samples/s{tokens}"
+
+
+ABOVE_ONE = 1.005
+"""From here on an efficiency reads as more than 100 %."""
+WHY_ABOVE_ONE = (
+    "An efficiency above 100 % is no error: among more devices each holds and updates a smaller share of the states, which takes"
+    " less time, and leaves room for larger micro-batches or less recomputation."
+)
 
 
 def plural(n: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,22 @@ from trainpace.plan import Change, Outlook, Plan, config_line
 from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, duration, number, percent, plural, sentence, span, to_the_same_loss, usd
+from trainpace.report.phrases import (
+    ABOVE_ONE,
+    WHY_ABOVE_ONE,
+    devices,
+    duration,
+    number,
+    percent,
+    plural,
+    rate_in_words,
+    sentence,
+    span,
+    to_the_same_loss,
+    usd,
+)
 from trainpace.report.step_charts import step_and_memory
+from trainpace.report.streams import tell
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.units import format_count, hours_from_s
 from trainpace.workload import Workload
@@ -52,7 +67,7 @@ def print_plan(
             " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
             *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
         )
-    _print_choices(plan, plan.best)
+    _print_choices(plan, plan.best, workload)
     print_named("Maybe: measure it before you adopt it", maybes(plan))
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
@@ -61,6 +76,17 @@ def print_plan(
         *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )  # fmt: skip
     print_evidence(evidence)
+
+
+def print_code(changes: Sequence[tuple[int, Change]]) -> None:
+    """Changes by their numbers as lines of PyTorch, as they are, to be copied."""
+    if not changes:
+        return
+    tell("In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:")
+    for n, change in changes:
+        tell(f"  # change {n}: {change.title}")
+        tell(textwrap.indent(change.code, "  "))
+    tell()
 
 
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
@@ -78,7 +104,8 @@ def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
     e = plan.start
     now = f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''}, {e.precision}"
-    return f"{workload.model}: {parameters} parameters, {workload.optimizer_in_words}, on {fleet}; now {now}"
+    sample = f"{workload.sample}, " if workload.sequence_length else ""
+    return f"{workload.model}: {parameters} parameters, {sample}{workload.optimizer_in_words}, on {fleet}; now {now}"
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
@@ -138,25 +165,27 @@ def _print_changes(plan: Plan) -> None:
         saved = ("makes it fit", "", "") if change.makes_fit else (
             duration(change.forecast_saved_s), at_least(change), duration(so_far)
         )  # fmt: skip
-        rows.append([str(n), change.title, *saved, change.effort, change.risk])
+        effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
+        rows.append([str(n), change.title, *saved, effort, change.risk])
     columns = (
         words("", least=2), words("change"), Column("saves"), Column("in 9 of 10 cases", 1), Column("so far", 4),
         words("effort", 3), words("risk", 2),
     )  # fmt: skip
     print_table(columns, rows, title="What to change, in this order")
     print_lines(*_remarks(plan))
+    keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
     print_named(
-        "", ((f"{n}", f"{settings_of(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
-             for n, c in enumerate(plan.changes, 1)),
+        "", ((f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
+             for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)),
     )  # fmt: skip
 
 
 def at_least(change: Change) -> str:
-    """What a change saves in 9 of 10 cases; where that is nothing, it may cost as much."""
+    """What a change saves in 9 of 10 cases. That may be nothing of a change that the recommended whole needs all the same."""
     least_s = change.saved_at_least_s
     if least_s is None:
         return ""
-    return f"at least {duration(least_s)}" if least_s >= 0 else f"costs up to {duration(-least_s)}"
+    return f"at least {duration(least_s)}" if least_s >= 0 else "maybe nothing"
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -173,14 +202,22 @@ def settings_of(change: Change) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _print_choices(plan: Plan, best: Outlook) -> None:
+def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
+    """Of a model of token sequences; empty for others."""
+    if not workload.sequence_length:
+        return ""
+    return rate_in_words(1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length)
+
+
+def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
     lines = []
     for name, outlook in (("Now", plan.now), ("Recommended", best)):
         if outlook is not None and not (
             name == "Recommended" and plan.now is not None and best.choice == plan.now.choice
         ):
             figures = [
-                job_range(outlook), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
+                job_range(outlook), f"{number(outlook.step_ms)} ms a step",
+                tokens_per_second(outlook, workload), f"{number(outlook.needed_gib)} GiB a device",
                 usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
             ]  # fmt: skip
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
@@ -189,13 +226,14 @@ def _print_choices(plan: Plan, best: Outlook) -> None:
     if len(plan.pareto) < 2:
         return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
+    efficiencies = [first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto]
     rows = [
-        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
-         f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
-        for p in plan.pareto
+        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []), f"{efficiency:.0%}"]
+        for p, efficiency in zip(plan.pareto, efficiencies, strict=True)
     ]  # fmt: skip
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
+    print_lines(*[WHY_ABOVE_ONE] * (max(efficiencies) >= ABOVE_ONE))
 
 
 def _print_sensitivity(plan: Plan) -> None:

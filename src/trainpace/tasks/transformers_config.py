@@ -104,6 +104,10 @@ def transformers_task(path: str, sequence_length: int | None, image_size: int | 
     length = sequence_length or min(longest or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
     if longest is not None and length > longest:
         raise TrainpaceError(f"the sequence length {length} is more than the {longest} positions of {path}.")
+    if sequence_length is None and (longest or 0) > length:
+        notes += (
+            f"Samples of {length:,} tokens are assumed, of the {longest:,} that the model takes (--sequence-length).",
+        )
     notes += _windows(text, wanted, length)
     return _task(spec, model, words_or_speech(name, model, config, text.vocab_size, length), length, notes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -19,10 +19,10 @@ from trainpace.intake import read_json
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load
-from trainpace.schedule import Schedule
 from trainpace.software import TODAY
 from trainpace.trace import is_saved, names_code
 from trainpace.trend import Trend, trend_of
+from trainpace.units import format_number
 from trainpace.verbs.evidence import Asked, Evidence, evidence_for
 from trainpace.verbs.lengths import workloads_of
 from trainpace.verbs.packing import PackingRequest, PaddedBatch, compared, documents_of, padded_batch
@@ -36,9 +36,10 @@ from trainpace.verbs.places import (
     own_devices,
     profile_or_brief,
 )
+from trainpace.verbs.recorded import RecordedLoader, caveats, loader_of, recording_of, sentences_of
 from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, LENGTHS, RATE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import USUAL_BATCH, check_used, default_forms, execution_of, fleet_of
+from trainpace.verbs.training import USUAL_BATCH, Tokens, check_used, default_forms, epoch_of, execution_of, fleet_of
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class ForecastRequest(PackingRequest):
     samples: Annotated[
         int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
     ] = None
+    tokens: Tokens = None
     price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)] = None
     loader_rate: Annotated[float | None, Field("Samples per second that one loader worker prepares.", RATE)] = None
     workers: Annotated[int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)] = None
@@ -115,6 +117,7 @@ class Forecasts(Record, Rows[Forecast]):
     `notes`: what runs in the journal did to the forecasts, and what these leave out. `sweeps`: the rows of each target and
     length. `trends`: by device, over the sizes that fit. `padded`: the documents of packed rows in padded batches instead, a
     row's each, of a model that takes other lengths. `evidence`: what others measured near to each GPU's fastest row that fits.
+    `recorded`: of a workload in a recording, what its loader does to the answer, and what may mislead in it.
     """
 
     rows: tuple[Forecast, ...]
@@ -124,6 +127,7 @@ class Forecasts(Record, Rows[Forecast]):
     trends: dict[str, Trend] = msgspec.field(default_factory=dict)
     padded: tuple[PaddedBatch, ...] = ()
     evidence: tuple[Nearness, ...] = ()
+    recorded: tuple[str, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a forecast: the columns of `trainpace forecast --json`."""
@@ -132,9 +136,12 @@ class Forecasts(Record, Rows[Forecast]):
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     r = request
-    if (r.samples is None) != (r.epochs is None):
-        raise Misuse("`samples` and `epochs` go together.")
-    if r.price is not None and r.samples is None:
+    with_job_asked = r.samples is not None or r.tokens is not None
+    if r.samples is not None and r.tokens is not None:
+        raise Misuse("`samples` and `tokens` both say how large an epoch is.", "Leave one of them out.")
+    if with_job_asked != (r.epochs is not None):
+        raise Misuse("`samples`, or `tokens`, and `epochs` go together.")
+    if r.price is not None and not with_job_asked:
         raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
@@ -145,11 +152,16 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             "`transfer_from` corrects by steps of rows that are not packed, in which a token attends to its whole row.",
             "Leave one of the two out.",
         )
-    if r.loader_rate is not None and r.samples is None:
+    if r.loader_rate is not None and not with_job_asked:
         raise Misuse("`loader_rate` does nothing without `samples` and `epochs`.")
-    check_used(r, with_training=r.samples is not None)
-    schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
+    check_used(r, with_training=with_job_asked)
+    recording = recording_of(r.model)
+    recorded = None if recording is None or r.loader_rate is not None else loader_of(recording)
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
+    workers = r.workers
+    if recorded is not None:  # as many processes as it has GPUs, each with a loader of its own
+        conditions = replace(conditions, samples_per_cpu_s=recorded.samples_per_s, loads_beside=recorded.workers > 0)
+        workers = r.num_gpus
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     documents = documents_of(r)
@@ -192,7 +204,10 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 workload = packed(replace(workload, forms=asked_form or workload.forms), documents.packed(length))
             forecaster = informed(workload, target, length)
             rows = forecaster.over_batches(execution, r.batch).forecasts()
-            rows = [with_job(row, forecaster.workload, schedule, conditions, r.workers) for row in rows]
+            schedule = None
+            if with_job_asked:
+                schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)
+            rows = [with_job(row, forecaster.workload, schedule, conditions, workers) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             if documents is not None and length is not None:
                 for row in rows:
@@ -215,9 +230,24 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 notes |= {f"{device}: {UNMEASURED}": None} if trend is not None and not jumps[device] and old else {}
     every = tuple(row for sweep in sweeps for row in sweep.rows)
     return Forecasts(
+        recorded=() if recording is None else (*_loading(recorded, every), *sentences_of(caveats(recording))),
         rows=every, jumps=jumps, notes=tuple(notes), sweeps=tuple(sweeps), trends=trends, padded=tuple(padded),
         evidence=evidence_for(r.evidence, (_asked(sweep) for sweep in sweeps)),
     )  # fmt: skip
+
+
+def _loading(loader: RecordedLoader | None, rows: Sequence[Forecast]) -> Iterator[str]:
+    """What a recorded loader does to the fastest row."""
+    if loader is None:
+        return
+    rate = max(((row.samples_per_second or 0.0) / row.num_devices for row in rows), default=0.0)
+    waits = f"slower than the fastest step here ({format_number(rate)} samples/s a GPU), which waits for it"
+    if loader.samples_per_s >= rate:
+        waits = "fast enough for every step here"
+    counted = "It counts in the time of the training, not in that of a step"
+    if all(row.training_time is None for row in rows):
+        counted = "It does not count in the time of a step; with --epochs and --samples it counts in the training's"
+    yield f"The recorded loader ({loader.words}) is {waits}. {counted}."
 
 
 def _asked(sweep: Sweep) -> Asked:

@@ -114,9 +114,3 @@ def _limits_of_new(new: Mapping[str, str], start: Execution) -> Iterator[Limit]:
             after = replace(wider, **{field: 2 * getattr(start, field)})
             if why := configs.new_file(kind, after, file).left.get(field):
                 yield Limit(title=title, field=field, values=(getattr(start, field),), why=f"{file}: {why}")
-        choices = EXECUTION_FIELDS["precision"].choices
-        for precision in choices:
-            why = configs.new_file(kind, replace(start, precision=precision), file).left.get("precision")
-            if why and precision != start.precision:
-                others = tuple(choice for choice in choices if choice != precision)
-                yield Limit(title=precision, field="precision", values=others, why=f"{file}: {why}")

@@ -102,7 +102,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     check_one_task(task_of(os.environ), "look")
     command, busy = started_with_python(r.command), busy_words()
     folder = new_folder(r.output, command)
-    watched = _watch(command, folder, r.seconds, progress)
+    watched = _watch(command, folder, r.seconds, busy, progress)
     ranks = watched.recording.ranks
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
         if not ranks and watched.exit_code:
@@ -199,9 +199,9 @@ def _loading_ms(rank: Rank) -> float | None:
     return batch_ms(cost, rank.loader.workers, max(1.0, float(rank.cpus))) * batches_per_step(rank)
 
 
-def _watch(command: Sequence[str], folder: Path, seconds: float, progress: Progress) -> Watched:
+def _watch(command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress) -> Watched:
     with progress.work(f"training for {seconds:g} s, its output into {folder / OUTPUT_FILE}"):
-        code = watch(command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds)
+        code = watch(command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
 

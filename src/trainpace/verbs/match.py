@@ -11,29 +11,28 @@ from trainpace.execution import Precision
 from trainpace.hardware import catalogue_name
 from trainpace.offers import Binding, Job, Match, Pick, Ranking, Rejected, nearest, picks, rank
 from trainpace.records import Record
-from trainpace.schedule import Schedule
 from trainpace.tasks import stored_precision
-from trainpace.units import hours_from_s
+from trainpace.units import format_number, hours_from_s
 from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
 from trainpace.verbs.places import HardwareFile, JournalPlace, consulted_journal, known_of, named_host, own_devices
+from trainpace.verbs.recorded import caveats, loader_of, recording_of, sentences_of
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.software import software_of
 from trainpace.verbs.traced import ChannelsLast, workload_started
-from trainpace.verbs.training import TrainingRequest, default_forms
+from trainpace.verbs.training import USUAL_GLOBAL_BATCH, Tokens, TrainingRequest, default_forms, epoch_of
 from trainpace.workload import Form, Workload
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
 
 
-USUAL_GLOBAL_BATCH = 256
-"""Samples an update where nobody says: 32 for each of eight GPUs."""
 MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
-    samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
+    samples: Annotated[int | None, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)] = None
+    tokens: Tokens = None
     max_steps: Annotated[
         int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
     ] = None
@@ -100,6 +99,7 @@ class Matches(Record):
 
     picks: of the servers that match the cheapest, the fastest, and the knee between them. mixed: the cheapest server under mixed
     precision, where the job is in fp32 because nobody said otherwise. `evidence`: what others measured near to the first server.
+    recorded: of a workload in a recording, its loader and what may mislead in it. usual_batch: nobody said the global batch.
     """
 
     workload: Workload
@@ -110,10 +110,14 @@ class Matches(Record):
     evidence: tuple[Nearness, ...] = ()
     picks: tuple[Pick, ...] = ()
     mixed: Match | None = None
+    recorded: tuple[str, ...] = ()
+    usual_batch: bool = False
 
 
 def run(request: MatchRequest, progress: Progress) -> Matches:
     r = request
+    if (r.samples is None) == (r.tokens is None):
+        raise Misuse("Give `samples`, or `tokens`: how large an epoch is.")
     if (r.epochs is None) == (r.max_steps is None):
         raise Misuse("Give `epochs` or `max_steps`.")
     if r.only_machines and not r.machines:
@@ -134,12 +138,16 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         workload = traced()
         r = r.settled(workload)
         assert r.global_batch is not None
+        recording = recording_of(r.model)
+        loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
+        rate = r.loader_rate if loader is None else loader.samples_per_core_s
         job = Job(
-            schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
+            schedule=epoch_of(r.samples, r.tokens, r.sequence_length, workload, epochs=r.epochs, max_steps=r.max_steps),
+            global_batch=r.global_batch,
             precisions=r.precision, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
             budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
             clip_gradients=bool(workload.settings.get("clip_gradients", False)), software=software_of(r),
-            conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
+            conditions=r.conditions(samples_per_cpu_s=rate, preemption_mean_h=preempted_h),
         )  # fmt: skip
     with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
@@ -149,7 +157,12 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
             workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
         )  # fmt: skip
     first = ranking.matches[:1]
+    recorded = () if recording is None else sentences_of(caveats(recording))
+    if loader is not None:
+        each = format_number(loader.samples_per_core_s)
+        recorded = (f"The recorded loader is taken to have a worker on every core: {each} samples/s each.", *recorded)
     return Matches(
+        recorded=recorded, usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
         picks=chosen, mixed=next(iter(mixed.matches), None) if mixed else None,
         journal_note="" if knowledge is None or not knowledge.devices else

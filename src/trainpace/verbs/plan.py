@@ -18,11 +18,12 @@ from trainpace.forecast import running_software
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.intake import read_json, read_text, toml_of
 from trainpace.optimizers import optimizer_called
-from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
+from trainpace.plan import Freedom, Plan, Setting, plan_changes
 from trainpace.records import Record
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.software import TODAY
 from trainpace.units import parse_count
+from trainpace.verbs.data_paths import ALL_OFFLINE, data_paths
 from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.limits import limits_of
 from trainpace.verbs.places import (
@@ -34,16 +35,32 @@ from trainpace.verbs.places import (
     named_host,
     own_devices,
 )
-from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
+from trainpace.verbs.recorded import caveats
+from trainpace.verbs.request import (
+    ABOVE_0,
+    AT_LEAST_1,
+    COUNT,
+    DEVICES,
+    EXISTING_FILE,
+    USD,
+    Field,
+    Misuse,
+    Progress,
+    Unit,
+    within,
+)
 from trainpace.verbs.settings import SettingsSource, kinds_of, texts_of
 from trainpace.verbs.software import software_of
 from trainpace.verbs.traced import PRECISION_HELP, adaptation_of, workload_of
 from trainpace.verbs.training import (
     USUAL_BATCH,
+    GlobalBatch,
     Network,
     Offload,
+    Tokens,
     TrainingRequest,
     default_precision,
+    epoch_of,
     execution_values,
     fleet_of,
 )
@@ -54,12 +71,13 @@ if TYPE_CHECKING:
     from trainpace.evidence import Nearness
     from trainpace.watch import Rank, Recording
 
-MOST_WORKERS = 16
 MOST_SAMPLES = 1e12
 PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
 """Causes in a diagnosis that the search itself weighs, or that no setting changes."""
 REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
 """Fields of `Execution` for which the request may differ from the files."""
+ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
+"""Kinds of new files that state more than how many processes are started."""
 FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "host": str, "price": float}
 
 
@@ -92,9 +110,7 @@ class PlanRequest(TrainingRequest):
         int | None,
         Field("Micro-batches per update now.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
     ] = None
-    global_batch: Annotated[
-        int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
-    ] = None
+    global_batch: GlobalBatch = None
     gpus_now: Annotated[int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)] = None
     nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)] = None
     precision: Annotated[Precision | None, Field(PRECISION_HELP.replace("format.", "format now."))] = None
@@ -113,9 +129,19 @@ class PlanRequest(TrainingRequest):
         float | None,
         Field("Milliseconds of a core for a sample (trainpace loader measures it).", within("ms", ABOVE_0, 1e9)),
     ] = None  # fmt: skip
+    offline_share: Annotated[
+        float | None,
+        Field("Share of a sample's preparation that is the same in every epoch, from 0 to 1 (trainpace loader says it)."
+              "  [default: 1, assumed]", within("share", 0, 1)),
+    ] = None  # fmt: skip
+    loader: Annotated[
+        str | None,
+        Field("What trainpace loader --json answered, in place of `sample_ms`, `cores` and `offline_share`.", EXISTING_FILE,
+              metavar="FILE.json"),
+    ] = None  # fmt: skip
     cores: Annotated[int | None, Field("Cores of a node for its loaders. With `sample_ms`.", AT_LEAST_1)] = None
     samples: Annotated[int | None, Field("Samples in an epoch.", AT_LEAST_1)] = None
-    tokens: Annotated[int | None, Field("Tokens in an epoch, for transformers.", AT_LEAST_1)] = None
+    tokens: Tokens = None
     max_steps: Annotated[int | None, Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1)] = None
     allow_global_batch: Annotated[bool, Field("Also look at multiples of the global batch.")] = False
     noise_scale: Annotated[
@@ -157,15 +183,17 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     for text in present.files.unread:
         progress.note(text)
     cluster = cluster_of(r, present)
-    schedule = schedule_of(r, present)
+    check_length(r, present)
     precision = present.precision(r, cluster.device)
     forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
     name = optimizer_called(optimizer) if optimizer else None
-    variant = Variant(name, schedule.sequence_length, r.image_size, adaptation=adaptation_of(r))
+    length = present.pick("sequence_length", r.sequence_length)
+    variant = Variant(name, length, r.image_size, adaptation=adaptation_of(r))
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
+    schedule = schedule_of(r, present, workload)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
     freedom = Freedom(keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits)
@@ -182,20 +210,34 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
         workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions(), software=software
     )
     runs = running_software(workload, software, cluster.device, start.precision)
-    known = [runs.words] if software != TODAY or ", " in runs.words else []
+    share_known = r.offline_share is not None or r.loader is not None
+    known = [] if share_known or len(paths) == 1 else [ALL_OFFLINE]
+    known += [runs.words] if software != TODAY or ", " in runs.words else []
     for text in runs.idle:
         progress.note(f"note: without effect: {text}")
     with consulted_journal(r.journal, r.no_journal, {cluster.device.name}, {workload.model}) as journal:
-        knowledge = known_of(workload, journal, schedule.sequence_length, r.image_size)
+        knowledge = known_of(workload, journal, length, r.image_size)
         setting = setting._replace(knowledge=knowledge)
         plan = plan_changes(setting, start, paths, freedom, to="fastest" if r.fastest else "best")
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
-        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected), setting=setting,
+        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected,
+                     cautions=(*plan.cautions, *(caveats(present.recording) if present.recording else ())),
+                     in_code=is_in_code(r, present, new, workload)), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
         evidence=evidence_for(r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]),
     )  # fmt: skip
+
+
+def is_in_code(request: PlanRequest, present: Present, new: Sequence[str], workload: Workload) -> bool:
+    """Whether the changes are for the training's own code to make: no settings file, no flag of a Trainer's states its batch,
+    and its model is no Trainer's, nor a configuration that one trains."""
+    if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
+        return False
+    if "accumulation" in workload.settings:  # what a task's own Trainer states
+        return False
+    return present.files.value("micro_batch") is None and not str(request.model).startswith("transformers:")
 
 
 class Present(NamedTuple):
@@ -357,60 +399,33 @@ def _fleet_file(path: str) -> dict[str, Any]:
     return fleet
 
 
-def schedule_of(request: PlanRequest, present: Present) -> Schedule:
-    """The job. Without one there are no seconds to save."""
-    r, samples, pick = request, request.samples, present.pick
-    if samples is None and r.tokens is None and present.rank is not None and present.rank.loader is not None:
-        samples = present.rank.loader.samples_in_dataset
-    schedule = Schedule(
-        samples=samples, tokens=r.tokens, sequence_length=pick("sequence_length", r.sequence_length),
-        epochs=pick("epochs", r.epochs), max_steps=pick("max_steps", r.max_steps),
-        drop_last=bool(pick("drop_last", None)),
-    )  # fmt: skip
-    if schedule.epochs is None and schedule.max_steps is None:
+def _samples(request: PlanRequest, present: Present) -> int | None:
+    """Samples of an epoch: the request's, else the recorded dataset's."""
+    rank = present.rank
+    if request.samples is None and request.tokens is None and rank is not None and rank.loader is not None:
+        return rank.loader.samples_in_dataset
+    return request.samples
+
+
+def check_length(request: PlanRequest, present: Present) -> None:
+    """Refuse a training of which nobody says how long it is, before anything is traced: there are no seconds to save."""
+    epochs = present.pick("epochs", request.epochs)
+    if epochs is None and present.pick("max_steps", request.max_steps) is None:
         raise TrainpaceError(
             "how long the job is is not known.",
             "Add `samples` and `epochs`, or `max_steps` (1000, to see what a thousand steps save).",
         )
-    if schedule.epochs is not None and schedule.samples_per_epoch is None:
+    if epochs is not None and request.tokens is None and _samples(request, present) is None:
         raise TrainpaceError("how many samples an epoch has is not known.", "Add `samples` or `tokens`.")
-    return schedule
 
 
-def data_paths(request: PlanRequest, present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
-    """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
-    from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
-    from trainpace.loader import LoaderCost, batch_ms, fewest_workers
-
-    r, rank = request, present.rank
-    now = present.pick("dataloader_workers", r.workers, rank.loader.workers if rank and rank.loader else None)
-    cost = None if rank is None else loader_cost(rank)
-    if r.sample_ms is not None:
-        cost = LoaderCost(sample_wall_ms=r.sample_ms, sample_cpu_ms=r.sample_ms, collate_ms=0.0,
-                          batch_size=start.micro_batch)  # fmt: skip
-    if cost is None or now is None:
-        if r.workers is not None or r.cores is not None:
-            raise Misuse("`workers` and `cores` need `sample_ms`, or a recording that has it.")
-        if cost is not None:
-            raise Misuse("Say with `workers` how many loader workers there are now.")
-        return (NO_WAIT,)
-    cores = r.cores or (rank.cpus if rank is not None else None)
-    if cores is None:
-        raise Misuse("`sample_ms` needs `cores`, the cores of a node that its loaders may use.")
-    cores_of_a_rank = max(1.0, cores / cluster.devices_per_node)
-    sent = replace(cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS)
-
-    def path(workers: int) -> DataPath:
-        ms = batch_ms(sent if workers else cost, workers, cores_of_a_rank)
-        return DataPath(workers=workers, ms_per_sample=ms / cost.batch_size, beside=workers > 0)
-
-    paths = {workers: path(workers) for workers in range(1, MOST_WORKERS + 1)}
-    enough = fewest_workers({workers: p.ms_per_sample for workers, p in paths.items()})
-    counts = dict.fromkeys(w for w in (1, 2, 4, 8, enough) if w <= enough and w != now)
-    offline = DataPath(
-        workers=max(1, now), ms_per_sample=cost.collate_ms / cost.batch_size / max(1, now), precomputed=True
-    )
-    return (path(now), *(paths[w] for w in counts if w > now), offline)
+def schedule_of(request: PlanRequest, present: Present, workload: Workload) -> Schedule:
+    r, pick = request, present.pick
+    return epoch_of(
+        _samples(r, present), r.tokens, pick("sequence_length", r.sequence_length), workload,
+        epochs=pick("epochs", r.epochs), max_steps=pick("max_steps", r.max_steps),
+        drop_last=bool(pick("drop_last", None)),
+    )  # fmt: skip
 
 
 def script_changes(present: Present, start: Execution, schedule: Schedule) -> list[tuple[Advice, float]]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
-from trainpace.journal import Journal, anonymous_entry
+from trainpace.journal import Journal, anonymous_entry, signed
 from trainpace.ladder import (
     NO_FORECAST,
     NO_MODEL,
@@ -270,7 +270,7 @@ def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Cal
         nonlocal device  # of a trial that failed: that of the latest one that did not
         device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)
-        journal.add(entry if request.keep_identity else anonymous_entry(entry))
+        journal.add(signed(entry if request.keep_identity else anonymous_entry(entry), request.keep_identity))
 
     return keep
 

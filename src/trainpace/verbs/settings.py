@@ -11,17 +11,20 @@ import msgspec
 
 from trainpace import configs
 from trainpace.errors import Contradiction
+from trainpace.execution import EXECUTION_FIELDS
 from trainpace.intake import read_text
 from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
-    from trainpace.plan import Plan
+    from trainpace.plan import Change, Plan
     from trainpace.verbs.plan import PlanRequest
 
 NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
 COMMAND = "command.sh"
 """The name under which a launch command given as text stands in the diff; it is shown and never saved."""
+PREPARED = "samples prepared offline"
+OFFLINE = "trainpace precompute makes them, and the training's code reads them"
 
 
 class SettingsSource(NamedTuple):
@@ -101,25 +104,45 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     if plan.best is None or not (plan.changes or new):
         return None
     limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a batch job may take a fifth longer than forecast
-    added = tuple(
-        configs.new_file(kind, plan.end, file, limit_s if kind == "sbatch" else None)
-        for file, kind in kinds_of(new).items()
-    )
+    texts = texts_of(request)
+    end = plan.changes[-1].data if plan.changes else plan.best.choice.data
+    now = plan.now.choice.data if plan.now is not None else end
+    workers = end.workers if end.workers != now.workers else None
+    prepared = {PREPARED: OFFLINE} if end.precomputed and not now.precomputed else {}
+    added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wanted = configs.settings_of(plan.end)
     for f in added:
         _refuse({name: f"{f.file}: {why}" for name, why in f.left.items() if configs.still_says(f, name, wanted)})
-    texts = texts_of(request)
     if not plan.changes or not texts:
         left = {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
         wrote = {name for f in added for name in f.wrote}
-        return configs.Rewritten(files=added, left={name: why for name, why in left.items() if name not in wrote})
-    last = plan.changes[-1].data
-    now = plan.now.choice.data if plan.now is not None else last
-    workers = last.workers if last.workers != now.workers else None
+        return configs.Rewritten(
+            files=added, left=prepared | {name: why for name, why in left.items() if name not in wrote}
+        )
     files = configs.rewrite(texts, configs.Changes(before=plan.start, after=plan.end, workers=workers))
     wrote = {name for f in added for name in f.wrote}
     _refuse({name: why for name, why in files.left.items() if name not in wrote})
-    return configs.Rewritten(files=(*files.files, *added), left={})
+    return configs.Rewritten(files=(*files.files, *added), left=prepared)
+
+
+def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Change]]:
+    """The changes, by their numbers, that the training's code has to make: all where no settings file takes any, else those of
+    which the written files leave something out."""
+    numbered = list(enumerate(plan.changes, 1))
+    if plan.in_code:
+        return numbered
+    left = {} if files is None else files.left
+    found, before, data = [], plan.start, plan.now.choice.data if plan.now is not None else None
+    for n, change in numbered:
+        differs = {name for name in EXECUTION_FIELDS if getattr(before, name) != getattr(change.execution, name)}
+        if data is not None and change.data.workers != data.workers:
+            differs |= {"dataloader_workers"}
+        if change.data.precomputed and not (data and data.precomputed):
+            differs |= {PREPARED}
+        if differs & left.keys():
+            found.append((n, change))
+        before, data = change.execution, change.data
+    return found
 
 
 def _refuse(left: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from trainpace.execution import (
 )
 from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
 from trainpace.job import JobConditions, stated_conditions
+from trainpace.schedule import Schedule, accumulation_for_global_batch
 from trainpace.tasks import stored_precision
 from trainpace.units import hours_from_s
 from trainpace.verbs.request import (
@@ -54,8 +55,15 @@ Network = Annotated[
     float | None,
     Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S),
 ]
+Tokens = Annotated[
+    int | None, Field("Tokens in an epoch, in place of `samples`, of a model of token sequences: 300B.", AT_LEAST_1)
+]
+GlobalBatch = Annotated[int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)]
 USUAL_BATCH = 32
 """Samples per GPU where nobody says."""
+USUAL_GLOBAL_BATCH = 8 * USUAL_BATCH
+"""Samples an update where nobody says and servers of several sizes take the same: `USUAL_BATCH` for each GPU of a server of
+eight."""
 
 
 class SoftwareRequest(TracedRequest):
@@ -113,6 +121,7 @@ class ExecutedRequest(TrainingRequest):
         int | None,
         Field("Micro-batches per update.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
     ] = None  # fmt: skip
+    global_batch: GlobalBatch = None
     precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
@@ -178,14 +187,48 @@ class ExecutedRequest(TrainingRequest):
     def settled(self, workload: Workload) -> Self:
         """The request with the task's own settings, or the defaults, where it leaves them open."""
         own: Mapping[str, Any] = workload.settings
+        batch, accumulate = self._batches(own.get("micro_batch", USUAL_BATCH), own.get("accumulation", 1))
         return replace(
-            self, batch=self.batch or (own.get("micro_batch", USUAL_BATCH),),
-            accumulate=self.accumulate or own.get("accumulation", 1),
+            self, batch=batch, accumulate=accumulate,
             precision=self.precision or own.get("precision"),
             checkpointing=self.checkpointing or own.get("activation_checkpointing", "none"),
             clip_gradients=self.clip_gradients or own.get("clip_gradients", False),
             compile=self.compile or own.get("compile", False),
         )  # fmt: skip
+
+    def _batches(self, own_batch: int, own_accumulation: int) -> tuple[tuple[int, ...], int]:
+        """(batch sizes of a GPU, micro-batches an update). Of a global batch each GPU takes its usual batch, or the largest below
+        it that divides its share. Raises Misuse where the numbers clash."""
+        if self.global_batch is None:
+            return self.batch or (own_batch,), self.accumulate or own_accumulation
+        ranks = self.num_gpus * self.nodes // (self.tp * self.pp * self.cp) or 1
+        share = self.global_batch // ranks
+        if self.batch is None and share and self.global_batch % ranks == 0:
+            usual = share // self.accumulate if self.accumulate else own_batch
+            batches: tuple[int, ...] = (max(n for n in range(1, max(1, min(usual, share)) + 1) if share % n == 0),)
+        else:
+            batches = self.batch or (own_batch,)
+        if len(batches) > 1:
+            raise Misuse("`global_batch` goes with one `batch`: several would each need another accumulation.")
+        needed = accumulation_for_global_batch(self.global_batch, batches[0], ranks)
+        if self.accumulate not in (None, needed):
+            raise Misuse(
+                f"`global_batch` {self.global_batch:,} is not `batch` {batches[0]:,} x `accumulate` {self.accumulate:,} x"
+                f" {ranks:,} data-parallel GPUs.",
+                "Leave one of them out.",
+            )
+        return batches, needed
+
+
+def epoch_of(
+    samples: int | None, tokens: int | None, length: int | None, workload: Workload, **more: Any
+) -> Schedule:  # fmt: skip
+    """The work, where an epoch may be told in tokens: `length` of a sample, else the workload's own. Raises Misuse for tokens of
+    a model whose samples are no sequences of them."""
+    length = length or workload.sequence_length
+    if tokens is not None and length is None:
+        raise Misuse(f"`tokens`: a sample of {workload.model} is no sequence of tokens.", "Give `samples`.")
+    return Schedule(samples=samples, tokens=tokens, sequence_length=length if tokens is not None else None, **more)
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def record(
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
     if (busy := busy_words()) and (task is None or task.reports):
         progress.note(f"note: {busy}")
-    code = watch(command, folder, trials, stdout, task)
+    code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
         own = Recording(command=tuple(command), seconds=None, exit_code=code, ranks=())
         return Watched(recording=own, folder=folder, exit_code=code, reports=False)

@@ -10,11 +10,12 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
 from trainpace.forecast import Forecaster, ForecastTable, Target
 from trainpace.hardware import Cluster, Device, catalogue
-from trainpace.offers import Offer
+from trainpace.offers import Offer, cheapest_offer
 from trainpace.outcome import Forecast, Jump
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.software import Attention
+from trainpace.units import format_usd
 from trainpace.verbs.places import named_host
 from trainpace.verbs.request import Field, Request
 from trainpace.verbs.software import software_of
@@ -88,18 +89,20 @@ class WhatIf(NamedTuple):
     reason: str = ""
 
 
-def cheapest(offers: Sequence[Offer]) -> dict[str, Price]:
-    """For every device the lowest price of a GPU and hour among the offers (not spot)."""
-    priced = [offer for offer in offers if offer.price_usd_per_hour > 0]
-    by_price = sorted(priced, key=lambda offer: offer.price_usd_per_hour / offer.count)
-    return {
-        offer.device: Price(
-            usd_per_device_hour=offer.price_usd_per_hour / offer.count,
-            source=f"the cheapest on-demand offer known: {offer.provider} {offer.instance_type}"
-            f"{f' in {offer.region}' if offer.region else ''}, {f'as of {offer.as_of}' if offer.as_of else 'undated'}",
-        )
-        for offer in reversed(by_price)  # the last of a device stays
-    }
+def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Price | None:
+    """What one GPU of so many nodes costs an hour on the cheapest servers known that can be joined so, as `match` counts it."""
+    offer = cheapest_offer(offers, device, gpus, nodes)
+    if offer is None:
+        return None
+    servers = f"{nodes} of the cheapest servers that can be joined" if nodes > 1 else "the cheapest server known"
+    region = f" in {offer.region}" if offer.region else ""
+    dated = f"as of {offer.as_of}" if offer.as_of else "undated"
+    idle = f", of whose {offer.count} GPUs {gpus} are used" if gpus < offer.count else ""
+    return Price(
+        usd_per_device_hour=offer.price_usd_per_hour / gpus,
+        source=f"{servers}, on demand: {offer.provider} {offer.instance_type}{region}, {format_usd(offer.price_usd_per_hour)}"
+        f" each an hour, {dated}{idle}",
+    )
 
 
 def forecaster_of(workload: Workload) -> Forecaster:

@@ -42,10 +42,11 @@ def environment(
 def watch(
     command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None,
     task: tasks.Task | None = None, output_file: Path | None = None, stop_after_s: float | None = None,
+    busy: str = "",
 ) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
     of several the first one waits for the others' ends, for a bounded time, and keeps how they ended. With `stop_after_s` its
-    training ends after so many seconds of steps.
+    training ends after so many seconds of steps. `busy`: what is kept in the recording of other programs, in words.
 
     The command keeps its input, its output (unless `output` is another file descriptor for what it prints, or `output_file` takes
     that and its errors) and its signals: an interrupt reaches it as usual, others are passed on, and the recording so far is
@@ -57,6 +58,7 @@ def watch(
         )
     begun = time.monotonic()
     note = {"command": list(command), "started": time.time(), "seconds": None, "exit_code": None, "trials": trials}
+    note |= {"busy": busy} if busy else {}
     make_folder(folder)
     keeps = task is None or task.reports
     if keeps:

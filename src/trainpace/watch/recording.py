@@ -128,17 +128,20 @@ class _Ended(msgspec.Struct):
     seconds: float | None
     exit_code: int | None
     unended: str = ""
+    busy: str = ""
 
 
 class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
-    out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun)."""
+    out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
+    that other programs kept the machine busy when it began, in words."""
 
     command: tuple[str, ...]
     seconds: float | None
     exit_code: int | None
     ranks: tuple[Rank, ...]
     seen: str = ""
+    busy: str = ""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -164,6 +167,7 @@ def read_recording(folder: Path) -> Recording:
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
         ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
+        busy=ended.busy,
     )  # fmt: skip
 
 

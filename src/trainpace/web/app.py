@@ -24,7 +24,7 @@ from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.software import ATTENTIONS, COMMON_SOFTWARE
 from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
+from trainpace.verbs.whatif import WhatIfRequest, price_of
 from trainpace.web import journal_pages as pages
 from trainpace.web import public_pages as public
 from trainpace.web.questions import BadQuestion, query_of, read_question
@@ -48,7 +48,7 @@ class State(NamedTuple):
     journal: Journal
     models: Models
     devices: tuple[Device, ...]
-    prices: dict[str, Price]
+    offers: tuple[Offer, ...]
 
 
 class Page(NamedTuple):
@@ -64,7 +64,8 @@ class Page(NamedTuple):
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     device = find_device(request.gpu, state.devices)
     request = replace(request, gpu=device.name)  # whichever of its names was given
-    return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
+    price = price_of(state.offers, device.name, request.gpus, request.nodes)
+    return page_of(whatif.run(request, state.models.get(request.model), device, price))
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
@@ -98,7 +99,7 @@ def application(
 ) -> Starlette:
     """The pages over a journal, without the policy of `security`."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
-    state = State(journal, models, devices, cheapest(offers))
+    state = State(journal, models, devices, offers)
     described = msgspec.json.encode(openapi(version("trainpace")))
     routes = [
         Route("/", lambda request: RedirectResponse("/runs", 303)),

@@ -1,0 +1,59 @@
+"""The page for a lab: what was asked, what an hour costs, and when each price held."""
+
+import datetime
+import re
+
+import pytest
+
+from nouns import workload
+from trainpace.report import match_page, ranking_json
+from trainpace.verbs.match import MatchRequest, run
+from trainpace.verbs.request import Silent
+
+TODAY = datetime.date(2026, 11, 24)
+MINE = """
+[[machine]]
+name = "lab"
+device = "A100 SXM 40GB"
+count = 2
+price_usd_per_hour = 2.5
+"""
+
+
+def page(tmp_path, **asked):
+    (tmp_path / "mine.toml").write_text(MINE)
+    request = MatchRequest(
+        model=workload(), samples=10_000_000, epochs=3, machines=str(tmp_path / "mine.toml"), gpu=("A100 SXM 40GB",),
+        no_journal=True, evidence="none", **asked,
+    )  # fmt: skip
+    answer = run(request, Silent())
+    text = match_page(answer, "cost", "", ranking_json(answer, TODAY), TODAY)
+    text = re.sub(r"(?s)<(script|style).*?</\1>", " ", text)
+    return answer, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+def test_it_shows_deadline_budget_and_the_price_of_an_hour(tmp_path):
+    answer, text = page(tmp_path, deadline=86_400.0, budget=50_000.0)
+    assert answer.ranking.matches
+    assert "deadline 24 h" in text or "deadline 1 day" in text
+    assert "budget $50,000" in text
+    assert re.search(r"an hour of the cheapest option \$\d", text)
+    assert "3 epochs of 10,000,000 samples" in text
+    assert "global batch 256 samples" in text
+
+
+@pytest.mark.parametrize("asked", [{"deadline": 1.0}, {"budget": 0.01}])
+def test_it_shows_them_where_nothing_meets_them_too(tmp_path, asked):
+    answer, text = page(tmp_path, **asked)
+    assert not answer.ranking.matches
+    assert re.search("deadline 1 s" if "deadline" in asked else r"budget \$0.01", text)
+    assert "leaves none of" in text
+
+
+def test_every_price_has_its_date(tmp_path):
+    answer, text = page(tmp_path)
+    assert any(m.offer.as_of is None for m in answer.ranking.matches)
+    assert " ? " not in text
+    assert "2026-11-20 or before" in text
+    assert "your own" in text
+    assert "deadline none" in text
