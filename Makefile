@@ -303,6 +303,7 @@ pictures: $(VENV)/installed
 docs-generate: $(VENV)/installed
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/api_stub.py
+	$(BIN)/python tools/man_page.py
 
 docs-refresh: docs-generate
 	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/sources.md docs/recipes/*.md docs/verbs/*.md

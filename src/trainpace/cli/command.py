@@ -145,6 +145,11 @@ class _Value(click.ParamType):
         except TrainpaceError as error:
             self.fail(str(error), param, ctx)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from trainpace.cli.completion import values
+
+        return values(self._field.name, self._field.about.metavar, incomplete)
+
 
 class _Choice(click.Choice):
     def __init__(self, field: ResolvedField) -> None:
