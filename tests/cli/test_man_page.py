@@ -1,5 +1,6 @@
 """The man page: as the commands are now, without a warning of roff's, and in the wheel."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def test_roff_reads_it_without_a_warning():
     done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", man_page.PAGE], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     for part in ("trainpace forecast", "--gpu", "TRAINPACE_JOURNAL", "TRAINPACE JOURNAL SHARE", "EXIT STATUS"):
-        assert part in done.stdout
+        assert part in re.sub(".\b", "", done.stdout)  # bold is a letter upon itself
 
 
 @pytest.mark.parametrize(
