@@ -27,7 +27,15 @@ class View(Request):
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
-class PicturedView(View):
+class SharedView(View):
+    share: Annotated[
+        str | None,
+        Field("Save the answer as a page to give away: numbers, settings and public names, and no path, name or script.",
+              NEW_FILE, metavar="FILE.html"),
+    ] = None  # fmt: skip
+
+
+class PicturedView(SharedView):
     html: Annotated[
         str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
     ] = None
@@ -119,6 +127,14 @@ def typed_words() -> list[str]:
 
 def echo_json(value: Any) -> None:
     tell(json.dumps(value, indent=1, allow_nan=False))
+
+
+def save_shared(view: SharedView, answer: object) -> None:
+    """Save what of the answer may leave, if it was asked for."""
+    if view.share:
+        verb = (click.get_current_context().info_name or "").capitalize()
+        write_whole(view.share, report.shared_page(answer, f"{verb}, to be shared"))
+        tell(f"Page to share: {view.share}", err=True)
 
 
 def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         print_ladder,
         table_of,
     )
+    from trainpace.report.leaving import shared_page
     from trainpace.report.loader import (
         comparison_verdict,
         loader_json,

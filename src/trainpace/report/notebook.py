@@ -43,10 +43,11 @@ FIRST: Mapping[str, Sequence[str]] = {
 Cell = Any
 
 
-def html_of(value: object) -> str:
-    """The value as HTML. It never raises: what cannot be shown so is shown as `repr` shows it."""
+def html_of(value: object, titled: bool = True) -> str:
+    """The value as HTML, under the name of its kind if `titled`. It never raises: what cannot be shown so is shown as `repr`
+    shows it."""
     try:
-        return "".join(_Writer().whole(value))
+        return "".join(_Writer().whole(value, titled))
     except Exception:  # a notebook would print a traceback in place of the answer
         try:
             text = repr(value)
@@ -59,20 +60,20 @@ class _Writer:
     def __init__(self) -> None:
         self._left = MOST_ELEMENTS
 
-    def whole(self, value: object) -> Iterator[str]:
+    def whole(self, value: object, titled: bool) -> Iterator[str]:
         name = f"{type(value[0]).__name__}s" if isinstance(value, list) and value else type(value).__name__
-        yield f"<div><p><strong>{_text(_words(name))}</strong></p>"
+        yield f"<div><p><strong>{_text(_words(name))}</strong></p>" if titled else "<div>"
         yield from self._list(value) if isinstance(value, list) else self._fields(value, 0)
         if self._left <= 0:
             yield "<p>More is left out; the record has it.</p>"
         yield "</div>"
 
     def _list(self, values: Sequence[object]) -> Iterator[str]:
-        yield from self._table([_row(v) for v in values[:MOST_ROWS]], len(values))
+        yield from self._table([row_of(v) for v in values[:MOST_ROWS]], len(values))
 
     def _fields(self, value: object, depth: int) -> Iterator[str]:
         """Rows first, then plain fields, then what is nested."""
-        fields = _fields_of(value)
+        fields = fields_of(value)
         if isinstance(value, Rows):
             yield from self._table(value.to_dicts()[:MOST_ROWS], len(value))
             fields = {name: v for name, v in fields.items() if v is not value.rows}
@@ -92,7 +93,7 @@ class _Writer:
                 yield "</details>"
 
     def _nested(self, value: Any, depth: int) -> Iterator[str]:
-        if _fields_of(value):
+        if fields_of(value):
             yield from self._fields(value, depth)
         elif isinstance(value, Mapping):
             if all(_is_plain(v) for v in value.values()):
@@ -100,7 +101,7 @@ class _Writer:
             else:
                 yield from self._fields({str(k): v for k, v in value.items()}, depth)
         else:
-            yield from self._table([_row(v) for v in value[:MOST_ROWS]], len(value))
+            yield from self._table([row_of(v) for v in value[:MOST_ROWS]], len(value))
 
     def _table(self, rows: Sequence[Mapping[str, Cell]], count: int) -> Iterator[str]:
         """What differs between rows as columns; what does not, above them."""
@@ -133,7 +134,8 @@ OPEN = frozenset(
 """Nested fields that stand open: the answer is in them."""
 
 
-def _fields_of(value: object) -> dict[str, Any]:
+def fields_of(value: object) -> dict[str, Any]:
+    """Fields of a record, a named tuple or a mapping by name, without those that are as usual; nothing of anything else."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, msgspec.Struct):
@@ -149,15 +151,15 @@ def _is_usual(value: object, default: object) -> bool:
     return isinstance(value, str | int | float | bool | None) and type(value) is type(default) and value == default
 
 
-def _row(value: object) -> dict[str, Cell]:
+def row_of(value: object) -> dict[str, Cell]:
     """A record's plain fields, then those of the records in it under its name; anything else as one value."""
-    fields = {} if isinstance(value, Mapping) else _fields_of(value)
+    fields = fields_of(value)
     if not fields:
-        return {"": value} if not isinstance(value, Mapping) else dict(value)
+        return {"": value}
     flat = {name: v for name, v in fields.items() if _is_plain(v)}
     for name, inner in fields.items():
         if not _is_plain(inner) and not isinstance(inner, Mapping):
-            flat |= {f"{name}.{n}": v for n, v in _fields_of(inner).items() if _is_plain(v)}
+            flat |= {f"{name}.{n}": v for n, v in fields_of(inner).items() if _is_plain(v)}
     leading = FIRST.get(type(value).__name__)
     return {name: flat[name] for name in leading if name in flat} if leading else flat
 
@@ -184,9 +186,9 @@ def _is_plain(value: object) -> bool:
 
 def _has_something(value: Any) -> bool:
     """Whether it is a record, a mapping or a row of records; arrays and other objects are for programs."""
-    if _fields_of(value):
+    if fields_of(value):
         return True
-    return isinstance(value, tuple | list) and len(value) > 0 and any(_fields_of(v) for v in value)
+    return isinstance(value, tuple | list) and len(value) > 0 and any(fields_of(v) for v in value)
 
 
 def _cell(value: Cell) -> str:
