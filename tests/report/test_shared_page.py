@@ -12,11 +12,13 @@ from diagnose.recordings import fetch, loader, rank, recording
 from nouns import every_noun, machine_profile, measurement
 from trainpace.diagnose import diagnose
 from trainpace.doctor import Check, Examination
+from trainpace.measure import analyse
 from trainpace.offers import Offer, Ranking, snapshot
 from trainpace.records import Record
-from trainpace.report import shared_page
+from trainpace.report import html_of, shared_page
 from trainpace.report.leaving import leaving
 from trainpace.verbs.forecast import Forecasts
+from trainpace.verbs.measure import MeasuredSweep
 
 SECRETS = (
     "alice-q7",
@@ -84,8 +86,14 @@ def test_a_measurement_and_its_environment():
         environment={"cpu": "alice-q7's PC", "hostname": "node17", "torch": "2.13.0"},
     )
     assert "2.13.0" in clean(own)
-    _, analysis, *_ = measured()
-    clean(analysis)
+    outcomes = measured(range(1, 9), jump_at=4)
+    sweep = MeasuredSweep(
+        measurements=tuple(outcomes), failed=(), analysis=analyse(outcomes), forecasts={}, causes={}, sweep=None
+    )
+    page = clean(sweep)
+    assert "samples per second" in page
+    assert answers.HOSTILE not in page
+    assert "are shown" not in html_of(sweep), "eight batch sizes, of two measurements each"
 
 
 def test_a_diagnosis_whose_script_has_a_name():

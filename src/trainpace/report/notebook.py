@@ -75,7 +75,8 @@ class _Writer:
         """Rows first, then plain fields, then what is nested."""
         fields = fields_of(value)
         if isinstance(value, Rows):
-            yield from self._table(value.to_dicts()[:MOST_ROWS], len(value))
+            rows = value.to_dicts()  # a sweep's are fewer than its measurements
+            yield from self._table(rows[:MOST_ROWS], len(rows))
             fields = {name: v for name, v in fields.items() if v is not value.rows}
         plain, nested = _merged({n: v for n, v in fields.items() if _is_plain(v)}), []
         for name, inner in fields.items():
