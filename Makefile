@@ -78,6 +78,11 @@ $(VENV)/installed: requirements.lock requirements-cuda.lock pyproject.toml tools
 	$(BIN)/python -m $(HASHED) --upgrade --target .docs -r requirements-docs.lock
 	@touch $@
 
+# A kernel for notebooks, and what runs them in tests.
+.notebook/installed: requirements-notebook.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --upgrade --target .notebook -r requirements-notebook.lock
+	@touch $@
+
 # TraceML, whose verdicts stand beside ours.
 .peers-watch/installed: requirements-peers-watch.lock | $(VENV)/installed
 	$(BIN)/python -m $(HASHED) --upgrade --target .peers-watch -r requirements-peers-watch.lock
@@ -94,7 +99,7 @@ run: $(VENV)/installed
 calculator: $(VENV)/installed
 	$(BIN)/python examples/calculator.py
 
-test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed lint
+test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed .notebook/installed lint
 	$(BIN)/python -m pytest
 
 test-long: $(VENV)/installed .zoo/installed
@@ -298,6 +303,7 @@ pictures: $(VENV)/installed
 docs-generate: $(VENV)/installed
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/api_stub.py
+	$(BIN)/python tools/man_page.py
 
 docs-refresh: docs-generate
 	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/sources.md docs/recipes/*.md docs/verbs/*.md
@@ -309,4 +315,4 @@ lock: .audit/installed
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) .zoo .fms .engines .docs .audit .fuzz .mutmut mutants .coverage-tools .lowest .pythons .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .fms .engines .docs .notebook .audit .fuzz .mutmut mutants .coverage-tools .lowest .pythons .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

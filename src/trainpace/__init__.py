@@ -66,3 +66,8 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     """A verb that was not used yet; nothing is imported before it is."""
     return importlib.import_module(f"trainpace.{name}") if name in _ROOMS else _export(name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext trainpace`: the magic %trainpace, and records as tables."""
+    importlib.import_module("trainpace.api.notebook").load_ipython_extension(shell)

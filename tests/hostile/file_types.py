@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import tempfile
@@ -51,6 +52,7 @@ TRAINER_STATE = {
 LAUNCH = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\n#SBATCH --time=2-00:00:00\nsrun torchrun --nproc-per-node 4 --nnodes 2 train.py --batch-size 32 --epochs 3\n"
 CODE = 'from transformers import TrainingArguments\nargs = TrainingArguments(output_dir="o", per_device_train_batch_size=8, gradient_accumulation_steps=4, bf16=True)\n'
 MACHINES = '[[machine]]\nname = "lab"\ndevice = "A100"\ncount = 4\nprice = 3.2\nnetwork_gb_per_s = 12.5\n'
+PROJECT = 'gpu = ["T4", "A100"]\nbatch = 8\nprecision = "amp_fp16"\nsamples = "50k"\nepochs = 3\njournal = "team.db"\n\n[forecast]\nprice = 1.2\n'
 GPU = """[sources]
 sheet = { kind = "datasheet", title = "a test" }
 
@@ -105,6 +107,14 @@ def _folder_of(command_: Callable[[Path], None]) -> Callable[[Path], None]:
     return lambda file: command_(file.parent)
 
 
+def _started_beside(command_: Callable[[Path], None]) -> Callable[[Path], None]:
+    def run(file: Path) -> None:
+        with contextlib.chdir(file.parent):
+            command_(file)
+
+    return run
+
+
 @cache
 def file_types() -> dict[str, FileType]:
     """By the name of the file type."""
@@ -148,6 +158,7 @@ def file_types() -> dict[str, FileType]:
         FileType("devices.toml", "toml", GPU.encode(), command("forecast", "resnet18", "--gpu", "Mine", "--batch", "8", "--hardware", "FILE")),
         FileType("fleet.toml", "toml", b'gpu = "A100"\nnum_gpus = 4\nnodes = 2\nnetwork_gb_per_s = 12.5\nprice = 1.5\n',
                  command("plan", "resnet18", "--batch", "32", "--cluster", "FILE", "--samples", "50000", "--epochs", "1")),
+        FileType("trainpace.toml", "toml", PROJECT.encode(), _started_beside(command("forecast", "resnet18"))),
         FileType("noise.json", "json", json.dumps([msgspec.json.decode(measured) | {"noise_scale": {"scale": {"samples": 300.0}}}]).encode(),
                  command("plan", "resnet18", "--batch", "32", "--gpu", "T4", "--samples", "50000", "--epochs", "1", "--allow-global-batch",
                          "--noise-scale", "FILE")),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from trainpace import verbs
+from trainpace.api.notebook import Listed, show_records, shown
 from trainpace.errors import TrainpaceError
 from trainpace.report import TerminalProgress
 from trainpace.verbs.request import Request, request_of
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="TracedRequest")
 
+show_records()
+
 
 def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any) -> Workload:
     """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
@@ -76,7 +79,7 @@ def match(model: Model, **options: Any) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    return _answer(_request_about(verbs.match.MatchRequest, model, options)).ranking
+    return shown(_answer(_request_about(verbs.match.MatchRequest, model, options)).ranking)
 
 
 def plan(model: Model, **options: Any) -> Plan:
@@ -177,12 +180,12 @@ def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
 
 def offers(**options: Any) -> list[Offer]:
     """Servers on offer, with their prices."""
-    return list(_answer(request_of(verbs.offers.OffersRequest, options)).offers)
+    return Listed(_answer(request_of(verbs.offers.OffersRequest, options)).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    return list(_answer(request_of(verbs.gpus.GpusRequest, {"hardware": hardware})))
+    return Listed(_answer(request_of(verbs.gpus.GpusRequest, {"hardware": hardware})))
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 import click
@@ -14,6 +14,7 @@ from trainpace import report
 from trainpace.errors import TrainpaceError
 from trainpace.records import write_whole
 from trainpace.report import tell
+from trainpace.verbs.defaults import Taken, defaults_for
 from trainpace.verbs.request import NEW_FILE, Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
 
 
@@ -26,7 +27,15 @@ class View(Request):
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
-class PicturedView(View):
+class SharedView(View):
+    share: Annotated[
+        str | None,
+        Field("Save the answer as a page to give away: numbers, settings and public names, and no path, name or script.",
+              NEW_FILE, metavar="FILE.html"),
+    ] = None  # fmt: skip
+
+
+class PicturedView(SharedView):
     html: Annotated[
         str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
     ] = None
@@ -43,9 +52,14 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
     kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
 
     def answered(**values: Any) -> int:
+        taken = _defaults(kinds)
         try:
+            values |= taken.values
+            _check_required(values)
             return function(*(kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds))
         except TrainpaceError as error:
+            if taken.told and isinstance(error, Misuse):
+                error.hint = f"{error.hint} {taken.told}.".strip()
             error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
             if isinstance(error, Misuse):
                 error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
@@ -58,6 +72,35 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
         help=function.__doc__,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False} if takes_rest else None,
     )  # fmt: skip
+
+
+def _defaults(kinds: tuple[type[Request], ...]) -> Taken:
+    """What the project's file sets that the command line does not, after a line that says so."""
+    context = click.get_current_context()
+    fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
+    given = {n for n in fields if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE}
+    try:
+        taken = defaults_for(context.command_path.split()[1:], fields, given)
+    except TrainpaceError as error:
+        error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
+        raise
+    if taken.told:
+        tell(taken.told, err=True)
+    return taken
+
+
+class _Option(click.Option):
+    """One that is required may come from the project's file, so that it is missed only after that was read."""
+
+    def value_is_missing(self, value: Any) -> bool:
+        return False
+
+
+def _check_required(values: Mapping[str, Any]) -> None:
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if isinstance(parameter, _Option) and parameter.required and values[parameter.name or ""] in (None, ()):
+            raise click.MissingParameter(ctx=context, param=parameter)
 
 
 def in_options(text: str, *kinds: type[Request]) -> str:
@@ -86,6 +129,14 @@ def echo_json(value: Any) -> None:
     tell(json.dumps(value, indent=1, allow_nan=False))
 
 
+def save_shared(view: SharedView, answer: object) -> None:
+    """Save what of the answer may leave, if it was asked for."""
+    if view.share:
+        verb = (click.get_current_context().info_name or "").capitalize()
+        write_whole(view.share, report.shared_page(answer, f"{verb}, to be shared"))
+        tell(f"Page to share: {view.share}", err=True)
+
+
 def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:
     """Save the page and the pictures that were asked for; both are made only then."""
     if view.html:
@@ -109,6 +160,11 @@ class _Value(click.ParamType):
             return self._field.read_one(value)
         except TrainpaceError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from trainpace.cli.completion import values
+
+        return values(self._field.name, self._field.about.metavar, incomplete)
 
 
 class _Choice(click.Choice):
@@ -140,4 +196,4 @@ def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.
         more["default"] = field.default_text if about.unit and field.default_text else field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}
-    return click.Option(names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more)
+    return _Option(names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec.structs import replace
 
 from trainpace import report, verbs
-from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, typed_words
+from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, save_shared, typed_words
 from trainpace.records import save, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
@@ -66,6 +66,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
             answer.evidence,
             answer.recorded,
         )
+    save_shared(view, answer)
     save_pictures(
         view,
         lambda: report.forecast_page(
@@ -113,6 +114,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     else:
         report.print_ranking(answer, request.by, view.top, today, request.model_name)
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
+    save_shared(view, ranking)
     save_pictures(
         view, lambda: report.match_page(answer, request.by, why, report.ranking_json(answer, today), today),
         lambda: report.match_pictures(ranking),
@@ -267,6 +269,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
             report.print_plan_next(_without_write(typed) if backups else typed, view.output, model)
+    save_shared(view, plan)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
         save_pictures(

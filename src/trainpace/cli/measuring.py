@@ -10,7 +10,16 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from trainpace import report, verbs
-from trainpace.cli.command import PicturedView, View, echo_json, json_stdout, save_pictures, typed_words
+from trainpace.cli.command import (
+    PicturedView,
+    SharedView,
+    View,
+    echo_json,
+    json_stdout,
+    save_pictures,
+    save_shared,
+    typed_words,
+)
 from trainpace.errors import TrainpaceError, ending_with
 from trainpace.records import save, to_jsonable, write_whole
 from trainpace.report import tell
@@ -64,6 +73,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     if view.output:
         write_whole(view.output, json.dumps([to_jsonable(m) for m in sweep], indent=1) + "\n")
     shown = (sweep.measurements, sweep.analysis, sweep.forecasts, sweep.causes)
+    save_shared(view, sweep)
     save_pictures(view, lambda: report.sweep_page(*shown), lambda: report.sweep_pictures(*shown))
     if view.json:
         echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
@@ -74,7 +84,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
 
 
 def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
-    for name in ("output", "html", "figure", "json"):
+    for name in ("output", "html", "figure", "share", "json"):
         if getattr(view, name):
             raise Misuse(f"--{name} is for one model here; trainpace journal export has the suite's runs.")
     answer = verbs.suite.run(request, report.TerminalProgress())
@@ -120,7 +130,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     return 0
 
 
-class DoctorView(View):
+class DoctorView(SharedView):
     trace: Annotated[
         str | None,
         Field("Where to write the traces of parts that failed, to send to us.", NEW_FILE, metavar="FILE.txt"),
@@ -146,6 +156,7 @@ def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
     if view.html:
         write_whole(view.html, report.examination_page(examination))
         tell(f"Page: {view.html}", err=True)
+    save_shared(view, examination)
     if view.json:
         echo_json(report.examination_json(examination))
     else:
@@ -257,8 +268,8 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
     """
     if view.dry_run:
-        if view.html or view.figure:
-            raise Misuse("--html and --figure show what was measured, and --dry-run measures nothing.")
+        if view.html or view.figure or view.share:
+            raise Misuse("--html, --figure and --share show what was measured, and --dry-run measures nothing.")
         preview = verbs.run.dry_run(request, report.TerminalProgress())
         echo_json(report.ahead_json(*preview)) if view.json else report.print_ahead(*preview)
         return 0
@@ -266,12 +277,13 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     table, answer = report.table_of(climbed), report.ladder_json(climbed)
     if view.markdown:
         write_whole(view.markdown, report.markdown(table))
+    save_shared(view, climbed)
     save_pictures(view, lambda: report.ladder_page(table, answer), lambda: report.ladder_pictures(table))
     echo_json(answer) if view.json else report.print_ladder(table)
     return 0 if any(rung.kept for rung in climbed.rungs) else 1
 
 
-class WatchView(View):
+class WatchView(SharedView):
     steps: Annotated[
         range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
     ] = None
@@ -335,6 +347,7 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
                 report.print_timeline(timeline_of(folder, view.steps))
             if comparison is not None:
                 report.print_guarded(comparison)
+        save_shared(view, recording)
         if view.trace:
             write_trace(folder, Path(view.trace))
         if view.html:
@@ -382,6 +395,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     stopped = watched.exit_code > 128
     code = watched.exit_code if stopped or not diagnosis.proofs else 0
     with ending_with(code or TrainpaceError.exit_code):
+        save_shared(view, diagnosis)
         save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
     return code
 

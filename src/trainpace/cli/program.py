@@ -48,6 +48,12 @@ class _Verbs(click.Group):
             args = meant(args, tuple(VERBS))
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from trainpace.cli.completion import verbs_and_scripts
+
+        options = click.Command.shell_complete(self, ctx, incomplete)  # the group's own would import every verb
+        return [*options, *verbs_and_scripts(VERBS, incomplete)]
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -80,6 +86,10 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(GARBAGE_EVERY)
     try:
         words = sys.argv[1:] if arguments is None else arguments
+        if os.environ.get("_TRAINPACE_COMPLETE"):
+            from trainpace.cli.completion import run
+
+            run(_cli)
         if not words:
             from trainpace.cli.greeting import greet
 

@@ -46,7 +46,17 @@ if TYPE_CHECKING:
     from trainpace.journal.query import MOST_COUNTED, ORDERS, Page, Query, names_of, page
     from trainpace.journal.receiving import ODD, Lesson, Lessons, Odd, Received, receive
     from trainpace.journal.recorder import Circumstances, RecordedSweep, program_command, record_sweep
-    from trainpace.journal.shared import SharedRun, SharedRuns, Sharing, schema, share, text_of
+    from trainpace.journal.shared import (
+        OWN_MODEL,
+        SHARED_LIBRARIES,
+        SharedRun,
+        SharedRuns,
+        Sharing,
+        public_name,
+        schema,
+        share,
+        text_of,
+    )
     from trainpace.journal.store import Journal
     from trainpace.journal.trackers import export_mlflow, export_wandb
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,7 @@ OTHER_OPTIMIZER, NO_OPTIMIZER = "other", "none"
 OPTIMIZER_NAMES = (*OPTIMIZERS, NO_OPTIMIZER, OTHER_OPTIMIZER)
 MOST_SAMPLES, MOST_OF_A_KIND = 10**9, 10**6
 Library = Literal["torch", "cuda", "cudnn", "rocm", "oneapi", "python"]
+SHARED_LIBRARIES = get_args(Library)
 SharedOutcome = Literal["ok", "out_of_memory"]
 SharedMode = Literal["train", "forward_backward", "inference"]
 _ALWAYS = ("micro_batch", "precision", "optimizer")

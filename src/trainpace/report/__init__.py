@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         print_ladder,
         table_of,
     )
+    from trainpace.report.leaving import shared_page
     from trainpace.report.loader import (
         comparison_verdict,
         loader_json,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from trainpace.report.machine import print_catalogue, print_device, print_host_links, print_machine, print_profile
     from trainpace.report.match import match_page, match_pictures, print_offers, print_ranking, ranking_json
     from trainpace.report.measurement import print_sweep, sweep_json, sweep_page, sweep_pictures, sweep_verdict
+    from trainpace.report.notebook import html_of
     from trainpace.report.packing import padded_json
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
     from trainpace.report.phrases import stated

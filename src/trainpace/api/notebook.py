@@ -1,0 +1,105 @@
+"""Where people work in notebooks: records show themselves as tables there, and `%trainpace` is the command line in a cell.
+
+%load_ext trainpace
+%trainpace forecast resnet50 --gpu T4 --batch {batch}
+answer = %trainpace forecast resnet50 --gpu T4 --json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from typing import IO, Any, Generic, TypeVar
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+from trainpace.report import html_of
+
+T = TypeVar("T")
+WIDTH = "100"
+"""Columns of a notebook's cell, about."""
+OUR_SENTENCE = "trainpace: "
+
+
+class Listed(list[T], Generic[T]):
+    """A list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+def show_records() -> None:
+    """Have a notebook show every record as `html_of` does. Records themselves know of no notebook."""
+    setattr(Record, "_repr_html_", html_of)  # noqa: B010
+
+
+def shown(answer: T) -> T:
+    """The answer, of a type that is no record, shown as records are."""
+    setattr(type(answer), "_repr_html_", html_of)  # noqa: B010
+    return answer
+
+
+def magic(line: str) -> Any:
+    """The command line in a cell, in a process of its own: what it prints appears as it comes. With --json the answer is returned
+    as plain Python values. Exit code 1 is an answer, a "no"; 2 ends the cell with one sentence.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise _usage_error(f"{error}: {line}") from None
+    command = [sys.executable, "-P", "-m", "trainpace", *words]
+    environment = {"COLUMNS": WIDTH, **os.environ, "PYTHONIOENCODING": "utf-8"}
+    refused: list[str] = []
+    as_values = "--json" in words
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        errors="replace",
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        assert running.stderr is not None
+        beside = threading.Thread(target=_pass_on, args=(running.stderr, refused))
+        beside.start()
+        try:
+            if as_values:
+                text = running.stdout.read()
+            else:
+                for out in running.stdout:
+                    print(out, end="", flush=True)
+            running.wait()
+        except KeyboardInterrupt:  # the kernel alone was interrupted
+            running.terminate()
+            raise
+        finally:
+            beside.join()
+    if running.returncode not in (0, 1):
+        raise _usage_error("".join(refused) or f"trainpace ended with exit code {running.returncode}.")
+    for sentence in refused:
+        print(sentence, end="", file=sys.stderr)
+    return json.loads(text) if as_values and text.strip() else None
+
+
+def _pass_on(errors: IO[str], refused: list[str]) -> None:
+    """Notes and progress go on to the cell; why nothing could be answered is kept for the end."""
+    for line in errors:
+        if line.startswith(OUR_SENTENCE):
+            refused.append(line)
+        else:
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _usage_error(sentence: str) -> Exception:
+    """IPython shows this error without a traceback."""
+    try:
+        from IPython.core.error import UsageError
+    except ImportError:
+        return TrainpaceError(sentence)
+    return UsageError(sentence.strip())
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext trainpace` calls."""
+    shell.register_magic_function(magic, "line", "trainpace")

@@ -1,0 +1,229 @@
+"""A project's trainpace.toml: found, told, set aside by the command line, and never trusted with more than values."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from hostile.commands import Ended, attempt, command
+from trainpace.cli.program import _cli, main
+from trainpace.verbs import SUMMARIES
+from trainpace.verbs.defaults import NEEDS, ONLY_JOURNAL, REFUSED, RIVALS, SETTABLE
+
+TASK = "open('ran', 'w')\ndef task(): raise RuntimeError\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository; commands are started in a folder of it."""
+    monkeypatch.delenv("TRAINPACE_JOURNAL", raising=False)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "evil.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path / "inside")
+    return tmp_path
+
+
+@pytest.fixture
+def ask(project, capsys):
+    """A command's exit code, output and errors, after the file was written."""
+
+    def asked(text, *words, name="trainpace.toml"):
+        (project / name).write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out = capsys.readouterr()
+        return ended.value.code, out.out, out.err
+
+    return asked
+
+
+def rows(out):
+    return json.loads(out)["rows"]
+
+
+FORECAST = ("forecast", "resnet18", "--json")
+
+
+def test_defaults_are_taken_and_told_in_one_line(ask):
+    code, out, err = ask('gpu = ["T4", "A100"]\nbatch = 8\n', *FORECAST)
+    assert code == 0
+    assert [(row["gpu"][:4], row["batch"]) for row in rows(out)] == [("T4", 8), ("A100", 8)]
+    assert err.splitlines()[0] == "Defaults from ../trainpace.toml: --gpu T4 --gpu A100 --batch 8"
+
+
+def test_the_command_line_wins(ask):
+    _, out, err = ask('gpu = ["T4", "A100"]\nbatch = 8\n', *FORECAST, "--gpu", "V100")
+    assert {row["batch"] for row in rows(out)} == {8}
+    assert len(rows(out)) == 1
+    assert "V100" in rows(out)[0]["gpu"]
+    assert err.splitlines()[0] == "Defaults from ../trainpace.toml: --batch 8"
+
+
+def test_where_nothing_is_taken_nothing_is_said(ask):
+    assert "Defaults" not in ask('gpu = "T4"\n', "schedule", "--samples", "9", "--epochs", "1", "--micro-batch", "1",
+                                 "--step-time", "1s")[2]  # fmt: skip
+
+
+def test_a_rival_on_the_command_line_sets_a_default_aside(ask):
+    run = ("schedule", "--micro-batch", "8", "--step-time", "10ms", "--json")
+    assert json.loads(ask("samples = 800\nepochs = 3\n", *run)[1])["time"]["steps"] == 300
+    code, out, err = ask("samples = 800\nepochs = 3\n", *run, "--max-steps", "7")
+    assert (code, json.loads(out)["time"]["steps"]) == (0, 7)
+    assert "--epochs" not in err
+
+
+def test_what_means_nothing_alone_waits_for_the_rest(ask):
+    code, _, err = ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4")
+    assert (code, err) == (0, "")
+    assert (
+        "--epochs 30 --price 2.5" in ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4", "--samples", "9000")[2]
+    )
+
+
+def test_a_required_option_may_come_from_the_file(ask):
+    code, _, err = ask('samples = "50k"\nepochs = 1\n', "match", "resnet18", "--gpu", "T4", "--json")
+    assert (code, err.splitlines()[0]) == (0, "Defaults from ../trainpace.toml: --samples 50k --epochs 1")
+    code, _, err = ask("epochs = 1\n", "match", "resnet18")
+    assert (code, "Missing option '--samples'" in err) == (2, True)
+
+
+def test_a_table_is_for_one_verb_and_comes_before_the_rest(ask):
+    text = 'gpu = "T4"\n[forecast]\ngpu = "V100"\n[plan]\nnum_gpus = 4\n'
+    assert "--gpu V100" in ask(text, *FORECAST)[2]
+    assert ask(text, "offers", "--json")[2] == "Defaults from ../trainpace.toml: --gpu T4\n"
+
+
+def test_pyproject(ask, project):
+    text = '[project]\nname = "x"\n[tool.trainpace]\ngpu = "T4"\n'
+    assert (
+        ask(text, *FORECAST, name="pyproject.toml")[2]
+        == "Defaults from ../pyproject.toml, [tool.trainpace]: --gpu T4\n"
+    )
+    assert "--gpu V100" in ask('gpu = "V100"\n', *FORECAST)[2], "trainpace.toml comes first"
+    (project / "trainpace.toml").unlink()
+    assert ask("= no TOML, and no business of ours", *FORECAST, name="pyproject.toml")[2] == ""
+
+
+def test_it_is_not_searched_above_the_repository(ask, project):
+    (project / "inside" / ".git").write_text("gitdir: elsewhere\n")
+    assert ask('gpu = "T4"\n', *FORECAST)[2] == ""
+
+
+def test_without_a_repository_only_the_current_folder_counts(ask, project):
+    (project / ".git").rmdir()
+    assert ask('gpu = "T4"\n', *FORECAST)[2] == ""
+
+
+def test_the_journal_lies_beside_the_file_wherever_the_command_is_started(ask, project, monkeypatch):
+    text = 'journal = "team.db"\n'
+    assert str(project / "team.db") in os.path.realpath(ask(text, "journal", "path")[2].split()[-1].rstrip("."))
+    assert ask(text, *FORECAST, "--gpu", "T4")[2] == "", "a journal that is not there yet has no runs to consult"
+    monkeypatch.setenv("TRAINPACE_JOURNAL", str(project / "own.db"))
+    assert "own.db" in "".join(ask(text, "journal", "path")[1:]), "the user's own word comes first"
+
+
+def test_filters_of_the_journal_are_not_preset(ask):
+    code, _, err = ask('precision = "fp32"\nbatch = 8\n', "journal", "list", "--public", "--limit", "1")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "part"),
+    [
+        ("epoch = 3", "forecast", "unknown key 'epoch'. Nearest: epochs."),
+        ("[forcast]\nbatch = 3", "forecast", "unknown table 'forcast'. Nearest: forecast"),
+        ("[forecast]\nmax_steps = 3", "forecast", "unknown key 'max_steps'."),
+        ("[plan]\nbatches = 3", "forecast", "unknown key 'batches'. Nearest: batch"),
+        ("gpu = 3090", "forecast", "--gpu takes text in quotation marks."),
+        ("batch = [[1]]", "forecast", "--batch takes plain values."),
+        ("batch = true", "forecast", "is no value of --batch"),
+        ("batch = 'many'", "forecast", "../trainpace.toml, batch: 'many' is not a"),
+        ("gpu = ['T4', 'A100']", "plan", "takes one --gpu, not a list. Give plan one of its own below [plan]."),
+        ("gpu = [" + "'T4'," * 101 + "]", "forecast", "has more than 100 values"),
+        ("batch = ", "forecast", "is not valid TOML"),
+        ("model = 'evil.py:task'", "forecast", "must not set"),
+        ("[forecast]\nmodel = '../evil.py:task'", "forecast", "must not set"),
+        ("[run]\ntask = 'evil.py:task'", "forecast", "must not set"),
+        ("[watch]\ncommand = 'rm -r .'", "forecast", "must not set"),
+        ("[validate]\nrun_code = true", "forecast", "must not set"),
+        ("html = '../.bashrc'", "forecast", "must not set"),
+        ("[serve]\nhost = '0.0.0.0'", "serve", "unknown key 'host'"),
+        ("journal = 'postgresql://u:p@evil.example/db'", "journal", "must not name a server"),
+        ("journal = '../../x.db'", "journal", "lies outside of the folder of ../trainpace.toml"),
+        ("journal = '/etc/passwd'", "journal", "lies outside of the folder"),
+        ("hardware = '/etc/shadow'", "forecast", "lies outside of the folder"),
+        ('journal = "a\\u0000b"', "journal", "is no path"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_sentence(ask, project, text, verb, part):
+    words = {"journal": ("journal", "list"), "serve": ("serve",)}.get(verb, (verb, "resnet18"))
+    code, out, err = ask(text + "\n", *words)
+    assert (code, out, part in err, err.count("\n")) == (2, "", True, 1), err
+    assert not list(project.rglob("ran"))
+
+
+def test_a_link_out_of_the_project_is_refused(ask, project, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "devices.toml"
+    secret.write_text("secret = 1\n")
+    (project / "devices.toml").symlink_to(secret)
+    code, _, err = ask('hardware = "devices.toml"\n', *FORECAST)
+    assert (code, "lies outside" in err, "secret" in err) == (2, True, False)
+
+
+def test_a_pipe_is_not_waited_for(project):
+    os.mkfifo(project / "trainpace.toml")
+    ended: Ended = attempt(command("forecast", "resnet18"), project / "evil.py")
+    assert ended.problem is None
+    assert "a device or a pipe" in ended.said
+
+
+def test_help_is_there_whatever_the_file_holds(ask):
+    assert ask("= broken\n", "forecast", "--help")[0] == 0
+
+
+def test_a_misuse_with_a_default_says_where_it_comes_from(ask):
+    code, _, err = ask("nodes = 4\n", *FORECAST, "--gpu", "T4")
+    assert (code, err.count("Defaults from ../trainpace.toml: --nodes 4")) == (2, 2)
+
+
+def every_option():
+    import click
+
+    for verb in SUMMARIES:
+        made = _cli.get_command(click.Context(_cli), verb)
+        for one in made.commands.values() if isinstance(made, click.Group) else [made]:
+            yield from ((verb, option) for option in one.params if isinstance(option, click.Option))
+
+
+def test_the_lists_name_options_that_there_are():
+    options = {option.name for _, option in every_option()}
+    assert options >= SETTABLE
+    assert {name for pair in RIVALS for name in pair} <= options
+    assert {name for needs in NEEDS.values() for name in needs} <= SETTABLE
+    assert not SETTABLE & REFUSED
+
+
+def test_nothing_that_names_code_a_new_file_or_a_flag_can_be_set():
+    """By what the options say of themselves, not by the list."""
+    for verb, option in every_option():
+        if option.name in SETTABLE and verb not in ONLY_JOURNAL:
+            assert not option.is_flag, (verb, option.name)
+            assert "FILE.py" not in f"{option.metavar} {option.help}", (verb, option.name)
+            assert not re.match("Save|Write|Keep|Where to (write|record|put)", option.help or ""), (verb, option.name)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text()
+
+
+def test_the_page_lists_what_a_file_may_set():
+    assert set(re.findall(r"`(\w+)`", PAGE.rpartition("|---|---|")[2])) == SETTABLE
+
+
+def test_the_pages_example_is_right(ask):
+    example = re.search("```toml\n(.*?)```", PAGE, re.DOTALL)[1]
+    assert "--gpu A100 --gpu H100 --samples 1.28M --epochs 90 --precision amp_bf16" in ask(example, *FORECAST)[2]
+    code, _, err = ask(example, "plan", "resnet18", "--json")
+    assert (code, "--gpu A100 --samples 1.28M" in err, "--num-gpus 4" in err) == (0, True, True)

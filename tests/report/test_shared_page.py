@@ -1,0 +1,140 @@
+"""Pages to give away: secrets are planted in answers of every kind, and none is on the page."""
+
+import json
+import re
+
+import pytest
+from msgspec.structs import replace
+
+import answers
+from answers import asked, measured
+from diagnose.recordings import fetch, loader, rank, recording
+from nouns import every_noun, machine_profile, measurement
+from trainpace.diagnose import diagnose
+from trainpace.doctor import Check, Examination
+from trainpace.measure import analyse
+from trainpace.offers import Offer, Ranking, snapshot
+from trainpace.records import Record
+from trainpace.report import html_of, shared_page
+from trainpace.report.leaving import leaving
+from trainpace.verbs.forecast import Forecasts
+from trainpace.verbs.measure import MeasuredSweep
+
+SECRETS = (
+    "alice-q7",
+    "/home/alice-q7/thesis/train_gan.py",
+    "train_gan.py",
+    "node17.lab-q7.example",
+    "10.1.2.3",
+    "hunter2-q7",
+    "s3://bucket-q7",
+)
+SECRET = re.compile("q7|train_gan|node17|hunter2|10\\.1\\.2\\.3|thesis")
+
+
+def clean(answer):
+    """The page, after it was searched for the secrets."""
+    page = shared_page(answer, "Forecast, to be shared")
+    assert not (found := SECRET.search(page)), page[max(0, found.start() - 200) : found.end() + 50]
+    return page
+
+
+class Anything(Record):
+    text: str
+    model: str
+    name: str
+    several: tuple[str, ...]
+    named: dict[str, str]
+    environment: dict[str, str]
+    step_ms: float
+    inner: object = None
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_text_leaves_that_is_not_known(secret):
+    own = Anything(text=secret, model=secret, name=secret, several=(secret, "T4"), named={secret: "T4", "T4": secret},
+                   environment={"torch": secret, "cpu": secret, secret: "2.13.0"}, step_ms=12.25)  # fmt: skip
+    outer = replace(own, inner=(own, {secret: own, "T4": own}))
+    page = clean(outer)
+    assert secret not in page
+    assert "12.25" in json.dumps(leaving(outer))
+    assert leaving(own)["several"] == ["T4"]
+    assert leaving(own)["model"] == "own model"
+
+
+def test_what_everybody_knows_leaves():
+    known = Anything(text="adamw", model="resnet50", name="RTX 3090", several=("amp_bf16", "fitted"), named={"T4": "V100 SXM2 16GB"},
+                     environment={"torch": "2.13.0+cpu", "python": "3.11.7", "host": "3.11"}, step_ms=12.25)  # fmt: skip
+    assert leaving(known) == {
+        "text": "adamw", "model": "resnet50", "name": "RTX 3090", "several": ["amp_bf16", "fitted"], "named": {"T4": "V100 SXM2 16GB"},
+        "environment": {"torch": "2.13.0", "python": "3.11.7"}, "step_ms": 12.25,
+    }  # fmt: skip
+
+
+def test_a_forecast_of_an_own_model():
+    model = replace(answers.traced(), model="/home/alice-q7/train_gan.py:task", notes=("seen on node17",))
+    one = asked(model)
+    page = clean(Forecasts(rows=tuple(one.rows), jumps={}, notes=("10.1.2.3 says so",), sweeps=(one,)))
+    assert "own model" in page
+    assert f"{one.rows[0].step.total_ms:.3g}" in page
+
+
+def test_a_measurement_and_its_environment():
+    own = replace(
+        measurement(),
+        model="train_gan.py:task",
+        environment={"cpu": "alice-q7's PC", "hostname": "node17", "torch": "2.13.0"},
+    )
+    assert "2.13.0" in clean(own)
+    outcomes = measured(range(1, 9), jump_at=4)
+    sweep = MeasuredSweep(
+        measurements=tuple(outcomes), failed=(), analysis=analyse(outcomes), forecasts={}, causes={}, sweep=None
+    )
+    page = clean(sweep)
+    assert "samples per second" in page
+    assert answers.HOSTILE not in page
+    assert "are shown" not in html_of(sweep), "eight batch sizes, of two measurements each"
+
+
+def test_a_diagnosis_whose_script_has_a_name():
+    data = replace(loader(), dataset="/home/alice-q7/train_gan.py")
+    seen = recording(replace(rank(data=16, forward=2, backward=3, loader=data, fetch=fetch()), host="node17"))
+    seen = replace(seen, command=("python", "/home/alice-q7/train_gan.py", "--token", "hunter2-q7"), seen="on node17")
+    found = diagnose(seen)
+    page = clean(replace(found, why=("look at train_gan.py line 8",), warnings=("node17 is busy",)))
+    assert "waiting for data" in page
+    clean(seen)
+
+
+def test_own_machines_have_no_names():
+    offer = Offer(
+        provider="lab-q7",
+        instance_type="node17",
+        device="RTX 3090",
+        count=2,
+        price_usd_per_hour=1.5,
+        source="alice-q7",
+        as_of="2026-11-24",
+    )
+    page = clean({"T4": offer, "A100": snapshot()[0]})
+    assert "RTX 3090" in page
+    clean(Ranking(matches=(), missed=(), rejected=()))
+
+
+def test_an_examination():
+    check = Check(part="disk", status="problem", finding="/home/alice-q7 is full", advice="ask hunter2-q7")
+    assert "problem" in clean(
+        Examination(kind="cpu", device="node17", checks=(check,), traces={"disk": "File train_gan.py"})
+    )
+
+
+@pytest.mark.parametrize("noun", [*every_noun(), machine_profile()], ids=lambda noun: type(noun).__name__)
+def test_every_noun_becomes_a_page(noun):
+    page = clean(noun)
+    assert page.startswith("<!doctype html>")
+    assert "default-src 'none'" in page
+    assert len(page) < 300_000
+
+
+def test_a_value_that_is_hostile_is_left_out():
+    assert "<script>document" not in shared_page({"T4": answers.HOSTILE, answers.HOSTILE: "T4"}, "x")
