@@ -251,7 +251,7 @@ def _print_sweeps(
             continue
         here = jumps.get(name, ())
         title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
-        print_chart(points, {jump.batch for jump in here}, title)
+        print_chart((), {jump.batch for jump in here}, title, points)
         if here:
             print_lines(*jumps_in_words(here, {f.execution.micro_batch: f.samples_per_second for f in swept}))
         elif name in jumps:
