@@ -13,16 +13,17 @@ from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.hardware import Cluster, find_device
 from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
 from trainpace.outcome import STEP_PARTS, Interval
-from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
+from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
-from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
+from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.ladder import LadderTable, rung_times, speedups
-from trainpace.report.plan import plan_ladder
+from trainpace.report.plan import SHARDING, layout_map, plan_ladder
 from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
@@ -230,3 +231,33 @@ def test_a_diagnosis_adds_up_to_the_step():
     plain, without = proofs_chart(d).groups[0].bars
     assert plain.total - without.total == pytest.approx(d.proofs[0].saved_ms)
     assert proofs_chart(replace(d, proofs=())) is None
+
+
+def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
+    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
+    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    start = Execution(micro_batch=2, accumulation=6, nproc_per_node=2, optimizer="sgd_momentum")
+    plan = plan_changes(setting, start, (NO_WAIT,))
+    layouts = layouts_of(setting, plan.end)
+    shown = layout_map(plan, layouts)
+    by_name = {
+        (row, column): cell for row, cells in shown.rows for column, cell in zip(shown.columns, cells, strict=True)
+    }
+    assert len([c for c in by_name.values() if c is not None]) == len(layouts)
+    for at in layouts:
+        e = at.execution
+        cell = by_name[SHARDING[e.zero_stage], f"{e.micro_batch} x {e.accumulation}"]
+        assert cell.value == (at.step_ms if at.fits else None)
+        assert (cell.mark == "recommended") == (e == plan.end)
+    ranked = sorted((c.value, shown.shade(c)) for c in by_name.values() if c is not None and c.value is not None)
+    assert [shade for _, shade in ranked] == sorted((shade for _, shade in ranked), reverse=True)
+    assert {ranked[0][1], ranked[-1][1]} == {SHADES - 1, 0}
+    assert layout_map(plan, layouts[:1]) is None
+
+
+def test_what_does_not_fit_has_no_shade():
+    cell = Cell(value=None, said="96 GiB")
+    of = HeatMap(title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),))
+    assert of.shade(cell) == -1
+    with pytest.raises(TrainpaceError, match="1 cells in 2 columns"):
+        replace(of, columns=("1", "2"))

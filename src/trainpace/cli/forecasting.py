@@ -231,7 +231,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from trainpace.plan import forecast_of
+    from trainpace.plan import forecast_of, layouts_of
 
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
@@ -255,12 +255,13 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             report.print_plan_next(typed, view.output, model)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
+        layouts = layouts_of(setting, plan.end) if plan.best is not None else ()
         save_pictures(
             view,
             lambda: report.plan_page(
-                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence
+                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence, layouts
             ),
-            lambda: report.plan_pictures(plan, before, after),
+            lambda: report.plan_pictures(plan, before, after, layouts),
         )
     return 0 if plan.best is not None else 1
 

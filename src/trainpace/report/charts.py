@@ -181,10 +181,50 @@ class BarChart(Record):
         return max(most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most))
 
 
+class Cell(Record):
+    """One of a heat map's: a value that gives its shade, None where there is none and the reason is `said`. `mark`: a name for
+    the cell that the answer is about."""
+
+    value: float | None
+    said: str
+    mark: str = ""
+
+
+class HeatMap(Record):
+    """Values over two lists of choices, the least the darkest. Rows may have no cell (None) in a column."""
+
+    title: str
+    finding: str
+    across: str
+    down: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    unit: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, cells in self.rows:
+            if len(cells) != len(self.columns):
+                raise TrainpaceError(
+                    f"row {name!r} of a heat map has {len(cells)} cells in {len(self.columns)} columns."
+                )
+
+    def shade(self, cell: Cell) -> int:
+        """0 to SHADES - 1, by the logarithm of the value between the least and the greatest; -1 without a value."""
+        if cell.value is None:
+            return -1
+        values = [c.value for _, cells in self.rows for c in cells if c is not None and c.value is not None]
+        low, high = min(values), max(values)
+        if not 0 < low < high:
+            return SHADES - 1
+        return round((SHADES - 1) * math.log(high / cell.value) / math.log(high / low))
+
+
+SHADES = 6
 MOST_INTERVAL = 2.5
 """Times the longest bar, or the highest curve, to which an interval or a limit is drawn."""
 
-Picture = Chart | BarChart
+Picture = Chart | BarChart | HeatMap
 
 
 def series(
@@ -229,7 +269,17 @@ def css_variables() -> str:
     pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
     pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
     light, dark = (";".join(f"{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
+    shades = "".join(f".shade{i}{{background:{_mixed(i)}}}" for i in range(SHADES))
     return (
-        f":root{{color-scheme:light dark;{light}}}\n"
+        f":root{{color-scheme:light dark;{light}}}\n{shades}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not(.paper){{{dark}}}}}\n"
     )
+
+
+def _mixed(shade: int) -> str:
+    return f"color-mix(in srgb, var(--tone-first) {round(100 * shade_share(shade))}%, var(--page))"
+
+
+def shade_share(shade: int) -> float:
+    """How much of its colour a shade has; the rest is the page's. Text in the page's ink stays readable on all of them."""
+    return 0.08 * shade

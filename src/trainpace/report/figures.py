@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts import INK, LINE, SOFT, TONES, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.report.charts import (
+    INK,
+    LINE,
+    PAGE,
+    SOFT,
+    TONES,
+    Bar,
+    BarChart,
+    Chart,
+    HeatMap,
+    Mark,
+    Picture,
+    Series,
+    shade_share,
+)  # fmt: skip
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
@@ -21,6 +35,7 @@ WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
 """Height of a row of bars."""
+CELL_IN = 0.42
 NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """The same chart gives the same file."""
 
@@ -46,9 +61,14 @@ def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
     for picture, file in zip(pictures, files, strict=True):
         with written_aside(file) as aside, _settings():
             suffix = file.suffix.lower()
-            figure = chart_figure(picture) if isinstance(picture, Chart) else bars_figure(picture)
-            figure.savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
+            _figure_of(picture).savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
     return files
+
+
+def _figure_of(picture: Picture) -> Figure:
+    if isinstance(picture, Chart):
+        return chart_figure(picture)
+    return heat_figure(picture) if isinstance(picture, HeatMap) else bars_figure(picture)
 
 
 def _settings() -> Any:
@@ -201,3 +221,39 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[s
                       capsize=2)  # fmt: skip
         end = max(left, high)
     axes.annotate(bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
+
+
+def heat_figure(chart: HeatMap) -> Figure:
+    """Shaded cells with their words; hatched where there is no value."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    figure = _figure(1.0 + CELL_IN * len(chart.rows))
+    axes = figure.add_subplot()
+    page, ink = to_rgb(PAGE[0]), to_rgb(TONES["first"][0])
+    for y, (_, cells) in enumerate(chart.rows):
+        for x, cell in enumerate(cells):
+            if cell is None:
+                continue
+            share = shade_share(max(chart.shade(cell), 0))
+            colour = tuple((1 - share) * p + share * i for p, i in zip(page, ink, strict=True))
+            hatch, edge = ("///", LINE[0]) if cell.value is None else (None, PAGE[0])
+            axes.add_patch(
+                Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=1, hatch=hatch, edgecolor=edge)
+            )
+            if cell.mark:
+                axes.add_patch(
+                    Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=TONES["best"][0], linewidth=1.5)
+                )
+            text = "\n".join(filter(None, (cell.said, cell.mark)))
+            axes.annotate(
+                text, (x, y), ha="center", va="center", fontsize=6, color=SOFT[0] if cell.value is None else INK[0]
+            )
+    axes.set_xlim(-0.5, len(chart.columns) - 0.5)
+    axes.set_ylim(len(chart.rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(chart.columns)), chart.columns, fontsize=7)
+    axes.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(f"{chart.across}{f'; {chart.unit}' if chart.unit else ''}", fontsize=7)
+    return figure

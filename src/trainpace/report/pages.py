@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, HeatMap, Picture, css_variables
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
 from trainpace.report.streams import visible
 
@@ -114,6 +114,8 @@ def tables_of(picture: Picture) -> Iterator[Table]:
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
         return
+    if isinstance(picture, HeatMap):
+        return  # is one
     x, y = picture.x, picture.y
     for s in picture.series:
         values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
