@@ -2,29 +2,33 @@
 
 import itertools
 import math
+import re
 
 import pytest
 from msgspec.structs import replace
 
-from answers import asked, jumps, measured
+from answers import asked, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
+from trainpace.evidence import Nearness, nearest
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
-from trainpace.outcome import STEP_PARTS, Interval
+from trainpace.outcome import STEP_PARTS, Interval, StepTime
 from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
 from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
+from trainpace.report.forecast import forecast_pictures
 from trainpace.report.ladder import LadderTable, rung_times, speedups
+from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
-from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown
+from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown, step_gantt
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -261,3 +265,73 @@ def test_what_does_not_fit_has_no_shade():
     assert of.shade(cell) == -1
     with pytest.raises(TrainpaceError, match="1 cells in 2 columns"):
         replace(of, columns=("1", "2"))
+
+
+def test_a_gantt_chart_has_every_part_of_a_step_in_turn():
+    model = stacked()
+    e = Execution(micro_batch=4, accumulation=3, nproc_per_node=4, nnodes=2, optimizer=model.optimizer)
+    cluster = Cluster(device=find_device("A100"), devices_per_node=4, nodes=2, network_gb_per_s_per_device=3.0)
+    f = Forecaster(model, Target(cluster)).forecast(e)
+    made = step_gantt(f, "two nodes")
+    rows = {bar.label: bar for bar in made.groups[0].bars}
+    assert {"links", "host", "device"} <= set(rows)
+    assert math.fsum(bar.total for bar in rows.values()) == pytest.approx(f.step.total_ms)
+    assert max(bar.end for bar in rows.values()) == pytest.approx(f.step.total_ms)
+    assert [s.name for s in rows["device"].segments].count("backward") == 3
+    spans = sorted((start, start + s.value) for bar in rows.values() for s, start in bar.placed)
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans)), "one after the other"
+    assert made.longest(made.groups[0]) == pytest.approx(f.step.total_ms)
+    (_, _, table, _), *_ = tables_of(made)
+    assert [row[0] for row in table] == list(rows)
+
+
+def test_a_device_alone_needs_no_gantt_chart():
+    f = asked(workload()).rows[0]
+    alone = replace(f, step=StepTime(forward_ms=1.0, backward_ms=2.0))
+    assert step_gantt(alone, "T4") is None
+    assert step_gantt(replace(f, step=None, reason="no figure is known."), "T4") is None
+
+
+def test_points_of_a_scaling_curve_say_their_efficiency():
+    one = asked(stacked(), "A100", devices_per_node=4, nodes=2, network_gb_per_s_per_device=0.5)
+    made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
+    points = made.series[-1]
+    first = points.y[0] / points.x[0]
+    for n, rate, label, mark in zip(points.x[1:], points.y[1:], points.labels[1:], made.marks, strict=True):
+        assert mark.text == f"{rate / first / n:.0%}"
+        assert label.endswith(mark.text)
+    assert points.y[-1] / points.x[-1] < 0.99 * first
+
+
+def test_a_curve_does_not_go_far_beyond_the_memory():
+    one = asked(workload(), batches=[1, 2, 4, 8, *(10**6 * i for i in range(1, 20))])
+    made = forecast_sweep(one.rows, {})
+    fitting = [f.execution.micro_batch for f in one.rows if f.fits]
+    assert set(fitting) <= set(made.series[0].x)
+    assert len(made.series[0].x) <= 1.25 * len(fitting) + 1
+
+
+def test_what_others_measured_of_the_same_stands_over_the_curve():
+    one = asked(workload(), batches=range(1, 65))
+    closest = nearest(one.forecaster.workload, one.rows[0].execution, find_device("T4")).closest
+    run = replace(closest.run, micro_batch=32, global_batch=32, gpus=1, step_time_ms=123.0)
+    same = replace(
+        closest, run=run, alike=("the same operators", "the same card"), unlike=("batch 32 instead of 1", "Keras")
+    )
+
+    def points(*near, rows=one.rows):
+        made = forecast_sweep(rows, {}, [Nearness(model="m", device=rows[0].device, batch=1, runs=near, closest=None)])
+        return [(x, y) for s in made.series if s.tone == "measured" for x, y in zip(s.x, s.y, strict=True)]
+
+    assert points(same) == [(32.0, 123.0)]
+    assert points(same, rows=one.rows[:20]) == []
+    assert points(replace(same, unlike=("fp32 instead of amp_fp16",))) == []
+    assert points(replace(same, alike=("operators of the same kinds", "the same card"))) == []
+
+
+def test_the_peak_of_memory_names_its_owners():
+    one = asked(traced(), batches=(8,))
+    (made,) = [c for c in forecast_pictures([one], {}) if c is not None and c.title == "Memory over the step"]
+    whole = one.rows[0].memory.allocated_gib
+    said = re.findall(r"([\d.]+) GiB \(\d+%\)", made.finding.partition("At the peak: ")[2])
+    assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)

@@ -58,7 +58,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
         )
     save_pictures(
         view, lambda: report.forecast_page(sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence),
-        lambda: report.forecast_pictures(sweeps, jumps),
+        lambda: report.forecast_pictures(sweeps, jumps, answer.evidence),
     )  # fmt: skip
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):

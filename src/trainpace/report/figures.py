@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from trainpace.report.charts import (
     LINE,
     PAGE,
     SOFT,
+    TEXTURES,
     TONES,
     Bar,
     BarChart,
@@ -36,6 +38,12 @@ DOTS_PER_INCH = 200
 BAR_IN = 0.27
 """Height of a row of bars."""
 CELL_IN = 0.42
+ONE_POWER = 16.0
+"""An axis over less than this ratio has more than powers of ten for ticks."""
+BETWEEN = 24
+"""Places along a line between two points that names keep free of."""
+HATCHES = {"stripes": "////", "dots": "...."}
+"""Of matplotlib, by texture."""
 NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """The same chart gives the same file."""
 
@@ -80,7 +88,7 @@ def _settings() -> Any:
     return mpl.rc_context({
         "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
         "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
-        "grid.color": LINE[0], "text.parse_math": False,
+        "grid.color": LINE[0], "text.parse_math": False, "hatch.linewidth": 0.5, "hatch.color": "white",
     })  # fmt: skip
 
 
@@ -91,7 +99,7 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
@@ -109,6 +117,9 @@ def chart_figure(chart: Chart) -> Figure:
     if chart.y.scale == "linear":  # room for the names of upright marks
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low))
+    for drawn, axis, (low, high) in ((axes.xaxis, chart.x, axes.get_xlim()), (axes.yaxis, chart.y, axes.get_ylim())):
+        if axis.scale == "log10" and high < ONE_POWER * low:
+            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
     axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
     axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
@@ -116,15 +127,21 @@ def chart_figure(chart: Chart) -> Figure:
     taken: list[Any] = []
     points = _point_boxes(axes, chart)
     for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
-        _mark(axes, mark, taken, points)
+        _mark(axes, mark, taken, points, ringed=not any(s.sizes for s in chart.series))
     return figure
 
 
 def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
-    """Where points of several sizes lie, which names should leave free."""
+    """Where points of several sizes lie, and lines between points, which names should leave free."""
     from matplotlib.transforms import Bbox
 
     boxes = []
+    for s in (s for s in chart.series if s.kind == "line" and chart.nearest == "point"):
+        ends = [axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None]
+        for (x0, y0), (x1, y1) in itertools.pairwise(ends):
+            for i in range(BETWEEN + 1):
+                x, y = x0 + (x1 - x0) * i / BETWEEN, y0 + (y1 - y0) * i / BETWEEN
+                boxes.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
     for s in (s for s in chart.series if s.sizes):
         for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
             if y is not None:
@@ -136,7 +153,9 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
 def _draw(axes: Any, s: Series) -> None:
     colour = TONES[s.tone][0]
     if s.kind == "area":
-        axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.92, linewidth=0, label=s.name)
+        hatch = HATCHES.get(TEXTURES.get(s.tone, ""))
+        look = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "alpha": 0.92, "linewidth": 0}
+        axes.fill_between(s.x, s.low, s.high, label=s.name, **look)
         return
     known = [i for i, y in enumerate(s.y) if y is not None]
     x, y = [s.x[i] for i in known], [s.y[i] for i in known]
@@ -152,8 +171,9 @@ def _draw(axes: Any, s: Series) -> None:
     axes.scatter(x, y, s=sizes, color=colour, alpha=0.75 if s.sizes else 1.0, linewidth=0, label=s.name, zorder=3)
 
 
-def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
-    """The place, and its name where there is room: not over another name nor, if it can be, over points; inside of the axes."""
+def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
+    """The place, and its name where there is room: not over another name nor, if it can be, over points and lines; inside of the
+    axes."""
     from matplotlib.patheffects import withStroke
 
     colour = TONES[mark.tone][0]
@@ -167,7 +187,7 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
         at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
     else:
         at, over = (mark.at, mark.y or 0.0), axes.transData
-        if not points:
+        if ringed:
             axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
         places = [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56) for side in (1, -1)]
     for right, up, others in [(*place, [*taken, *points]) for place in places] + [(*place, taken) for place in places]:
@@ -212,9 +232,10 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[s
     for s, start in bar.placed:
         if s.value > 0:
             look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5, "height": 0.7}
+            look |= {"hatch": HATCHES.get(TEXTURES.get(s.tone, ""))}
             axes.barh(at, s.value * scale, left=start * scale, label=None if s.name in seen else s.name, **look)
             seen.add(s.name)
-    left = end = bar.total * scale
+    left = end = bar.end * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trainpace.verbs.match import Matches
 
 FEWEST_SHOWN = 3
-MOST_POINTS = 400
+MOST_POINTS = 300
 """Points of the chart beside the front: the cheapest of the rest."""
 MOST_ROWS = 60
 FIRST_ROWS = 15
