@@ -167,7 +167,9 @@ def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]
         table.add_column(Text(name), justify=justify, width=width, overflow="fold")
     longest = {i: max(cell_len(row[i]) for row in rows) for i in chosen.widths} if rows else {}
     for row in rows:
-        table.add_row(*(_cell(row[i], min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items()))
+        table.add_row(
+            *(_cell(broken(row[i], width), min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items())
+        )
     return table
 
 
@@ -224,6 +226,19 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
         tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False
     )
     return "\n".join(lines).replace(_TIED, " ")
+
+
+def broken(text: str, width: int) -> str:
+    """Words that are longer than a line, broken behind a dot, a slash, a colon or a hyphen: `self_attn.` and then `v_proj`."""
+    words = []
+    for word in text.split(" "):
+        lines = [""]
+        for part in re.split(r"(?<=[-./:])", word) if cell_len(word) > width else [word]:
+            if lines[-1] and cell_len(lines[-1] + part) > width:
+                lines.append("")
+            lines[-1] += part
+        words.append("\n".join(lines))
+    return " ".join(words)
 
 
 def _continued(command: str, width: int) -> str:
