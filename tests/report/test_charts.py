@@ -335,3 +335,15 @@ def test_the_peak_of_memory_names_its_owners():
     whole = one.rows[0].memory.allocated_gib
     said = re.findall(r"([\d.]+) GiB \(\d+%\)", made.finding.partition("At the peak: ")[2])
     assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)
+
+
+def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something():
+    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
+    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    plan = plan_changes(setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,))
+    own, other = layouts_of(setting, plan.end)[:2]
+    own = replace(own, execution=plan.end, step_ms=100.0)
+    assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
+        "; no other takes as much as 1 % less."
+    )
+    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less.")

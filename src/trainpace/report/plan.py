@@ -317,6 +317,7 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
     )  # fmt: skip
 
 
+WORTH_NAMING = 0.01
 SHARDING = ("not sharded", "ZeRO-1: optimizer states", "ZeRO-2: and gradients", "ZeRO-3: and parameters")
 
 
@@ -331,13 +332,13 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     fastest = min(able, key=lambda at: at.step_ms or 0.0)
     shown = next((at for at in able if at.execution == plan.end), fastest)
     e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
-    other = ""
-    if faster > 0:
-        other = f"; the fastest, {_layout_in_words(fastest.execution)}, {percent(faster)} less by forecast"
+    other = "no other takes as much as 1 % less"
+    if faster >= WORTH_NAMING:
+        other = f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less"
     return HeatMap(
         title="Micro-batch, accumulation and sharding",
         finding=f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit in memory."
-        f" {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step{other}.",
+        f" {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step; {other}.",
         across="micro-batch x accumulation steps on each data-parallel rank", down="sharding",
         columns=tuple(f"{size} x {accumulation}" for size, accumulation in sizes),
         rows=tuple(
@@ -350,8 +351,8 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
 
 
 def _layout_in_words(e: Execution) -> str:
-    sharded = f"ZeRO-{e.zero_stage}" if e.zero_stage else "not sharded"
-    return f"micro-batch {e.micro_batch} x {e.accumulation}, {sharded},"
+    sharded = f"with ZeRO-{e.zero_stage}" if e.zero_stage else "without sharding"
+    return f"micro-batch {e.micro_batch} x {e.accumulation} {sharded}"
 
 
 def _layout_cell(at: Layout | None, now: Execution, chosen: Execution) -> Cell | None:
