@@ -18,6 +18,9 @@ from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
+from trainpace.offers import Offer, picks
+from trainpace.offers.match import Job
+from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import STEP_PARTS, Interval, StepTime
 from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Outlook
@@ -26,6 +29,7 @@ from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Se
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
 from trainpace.report.ladder import LadderTable, rung_times, speedups
+from trainpace.report.match import match_pictures
 from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
 from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown, step_gantt
@@ -347,3 +351,16 @@ def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something()
         "; no other takes as much as 1 % less."
     )
     assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less.")
+
+
+def test_the_three_picks_are_named_on_the_front():
+    offers = [
+        Offer(provider="p", instance_type=f"{gpu} {n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
+        for gpu, price in (("T4", 0.5), ("A100", 2.0), ("H100", 4.0)) for n in (1, 4, 8)
+    ]  # fmt: skip
+    job = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64)
+    ranking = rank_servers(workload(), offers, {o.device: find_device(o.device) for o in offers}, job)
+    three = picks(ranking.matches)
+    made, *_ = match_pictures(ranking, three)
+    assert {(m.at, m.y) for m in made.marks} == {(p.match.mean_hours, p.match.mean_usd) for p in three}
+    assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][: len(three)]

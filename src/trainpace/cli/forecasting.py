@@ -102,7 +102,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_pictures(
         view, lambda: report.match_page(answer, request.by, why, report.ranking_json(answer, today), today),
-        lambda: report.match_pictures(ranking),
+        lambda: report.match_pictures(ranking, answer.picks),
     )  # fmt: skip
     return 0 if ranking.matches else 1
 
