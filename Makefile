@@ -295,6 +295,7 @@ docs-check: $(VENV)/installed .docs/installed
 
 pictures: $(VENV)/installed
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/chart_gallery.py
 
 session: $(VENV)/installed
 	$(BIN)/python tools/session.py --keep

@@ -350,7 +350,7 @@ def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something()
     assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
         "; no other takes as much as 1 % less."
     )
-    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less.")
+    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less by forecast.")
 
 
 def test_the_three_picks_are_named_on_the_front():

@@ -42,8 +42,8 @@ ONE_POWER = 16.0
 """An axis over less than this ratio has more than powers of ten for ticks."""
 BETWEEN = 24
 """Places along a line between two points that names keep free of."""
-HATCHES = {"stripes": "////", "dots": "...."}
-"""Of matplotlib, by texture."""
+HATCHES = {"stripes": "////", "dots": "xxxx"}
+"""Of matplotlib, by texture; its dots make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """The same chart gives the same file."""
 
@@ -194,6 +194,7 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bo
         text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
                              ha="left" if right > 0 else "right", color=colour)  # fmt: skip
         text.set_in_layout(False)
+        text.set_zorder(5)  # above points
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
         if inside and not box.count_overlaps(others):
@@ -252,6 +253,7 @@ def heat_figure(chart: HeatMap) -> Figure:
     figure = _figure(1.0 + CELL_IN * len(chart.rows))
     axes = figure.add_subplot()
     page, ink = to_rgb(PAGE[0]), to_rgb(TONES["first"][0])
+    size = min(6.0, 42.0 / len(chart.columns))
     for y, (_, cells) in enumerate(chart.rows):
         for x, cell in enumerate(cells):
             if cell is None:
@@ -263,12 +265,11 @@ def heat_figure(chart: HeatMap) -> Figure:
                 Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=1, hatch=hatch, edgecolor=edge)
             )
             if cell.mark:
-                axes.add_patch(
-                    Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=TONES["best"][0], linewidth=1.5)
-                )
+                edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
+                axes.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5))
             text = "\n".join(filter(None, (cell.said, cell.mark)))
             axes.annotate(
-                text, (x, y), ha="center", va="center", fontsize=6, color=SOFT[0] if cell.value is None else INK[0]
+                text, (x, y), ha="center", va="center", fontsize=size, color=SOFT[0] if cell.value is None else INK[0]
             )
     axes.set_xlim(-0.5, len(chart.columns) - 0.5)
     axes.set_ylim(len(chart.rows) - 0.5, -0.5)

@@ -334,7 +334,7 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
     other = "no other takes as much as 1 % less"
     if faster >= WORTH_NAMING:
-        other = f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less"
+        other = f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by forecast"
     return HeatMap(
         title="Micro-batch, accumulation and sharding",
         finding=f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit in memory."
