@@ -6,7 +6,7 @@ DATA ?= ../shared/data
 # Nothing is fetched that a lock does not name, and nothing is installed that has not one of the hashes there.
 HASHED := pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 
-.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures session zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -47,6 +47,7 @@ help:
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
 	@echo "make pictures    the pages of docs/pictures, made anew (a quarter of an hour, on a machine that does nothing else)"
+	@echo "make session     the README's terminal picture and the recorded session, from real commands (two minutes)"
 	@echo "make zoo-workloads  the packaged traces of the built-in models, made anew after a change of the tracer or of torch (a few minutes)"
 	@echo "make lock        the lock files anew: versions from .venv or the files themselves, hashes from PyPI"
 	@echo "make docs-refresh   run everything that docs/ show, and put the real output there (a quarter of an hour, on a machine that does nothing else)"
@@ -299,6 +300,10 @@ docs-check: $(VENV)/installed .docs/installed
 
 pictures: $(VENV)/installed
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/chart_gallery.py
+
+session: $(VENV)/installed
+	$(BIN)/python tools/session.py --keep
 
 docs-generate: $(VENV)/installed
 	$(BIN)/python tools/generate.py

@@ -24,7 +24,7 @@ COLOURS = 200
 JOB = ["--samples", "1281167", "--epochs", "90"]
 Scheme = Literal["light", "dark"]
 COMMANDS: dict[str, tuple[Scheme, list[str]]] = {
-    "forecast": ("light", ["forecast", "vgg16", "--gpu", "T4", "--batch", "1:70", "--no-journal"]),
+    "forecast": ("light", ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:64", "--no-journal"]),
     "forecast_cluster": (
         "dark",
         ["forecast", "resnet50", "--gpu", "T4", "--gpu", "A100", "--gpu", "H100", "--num-gpus", "4", "--nodes", "4",

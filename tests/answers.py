@@ -23,7 +23,7 @@ from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import Interval, StepTime
-from trainpace.plan import DataPath, Setting, plan_changes
+from trainpace.plan import DataPath, Setting, layouts_of, plan_changes
 from trainpace.plan.evaluate import forecast_of
 from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.forecast import forecast_page
@@ -137,7 +137,8 @@ def a_plan():
     start = Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")
     plan = plan_changes(setting, start, paths)
     before, after = (forecast_of(setting, e) for e in (plan.start, plan.end))
-    return plan_page(plan, setting.workload, cluster, {"record": "Plan"}, before, after)
+    layouts = layouts_of(setting, plan.end)
+    return plan_page(plan, setting.workload, cluster, {"record": "Plan"}, before, after, layouts=layouts)
 
 
 def ms_of(setup):

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SPHINX = ROOT / ".docs"
 CHROMIUM = shutil.which("chromium")
-LOOKED_AT = ("index", "tutorial", "glossary", "how_forecasts_work", "extending", "verbs/index", "verbs/forecast", "recipes/old_pcs",
+LOOKED_AT = ("index", "tour", "charts", "tutorial", "glossary", "how_forecasts_work", "extending", "verbs/index", "verbs/forecast", "recipes/old_pcs",
              "jumps", "results/cluster_accuracy", "search")  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (SPHINX / "installed").exists(), reason="make .docs/installed")]
 

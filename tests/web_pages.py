@@ -19,7 +19,7 @@ def PATHS(sweeps, run):
     """Path -> selectors of what it must show."""
     return {
         "/runs": ["#answer tbody tr", "#next"],
-        "/runs?model=no+such": [".verdict.no"],
+        "/runs?model=no+such": [".verdict.empty"],
         f"/run?id={run.id}": [".verdict", "figure.chart canvas", ".bars", ".facts"],
         "/compare": ["form"],
         f"/compare?a={sweeps[0].id}&b={sweeps[1].id}": [".verdict", "figure.chart canvas", "table"],
@@ -27,7 +27,7 @@ def PATHS(sweeps, run):
         f"/sweep?id={sweeps[0].id}": [".verdict", "figure.chart canvas", "tr.hit"],
         "/score": [".verdict", "figure.chart canvas", "tbody tr"],
         "/public": ["#answer tbody tr", "#next", ".switch a[aria-current]"],
-        "/public?model=no+such": [".verdict.no"],
+        "/public?model=no+such": [".verdict.empty"],
         "/accuracy": [".verdict", "figure.chart canvas", "tbody tr"],
         "/whatif?model=little+transformer&precision=bf16": [".cards", "figure.chart canvas", ".bars"],
     }

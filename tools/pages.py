@@ -38,7 +38,7 @@ _UNITS = (
     (re.compile(r"# ?(?:bytes|B|kB|KiB|MB|MiB|GB|GiB|TB)\b(?!/)"), "#bytes"),
     (re.compile(r"#time(?: #time)+"), "#time"),
 )
-_DRAWN = re.compile(r"[\u2500-\u25ff]+")
+_DRAWN = re.compile(r"[\u2500-\u25ff\u2800-\u28ff]+")
 
 
 class Step(NamedTuple):

@@ -13,6 +13,7 @@ try:
     import accuracy_chart  # noqa: F401
     import architecture_list  # noqa: F401
     import architectures  # noqa: F401
+    import chart_gallery  # noqa: F401
 finally:
     for folder in FOLDERS:
         sys.path.remove(folder)

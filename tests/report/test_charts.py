@@ -2,28 +2,37 @@
 
 import itertools
 import math
+import re
 
 import pytest
 from msgspec.structs import replace
 
-from answers import asked, jumps, measured
+from answers import asked, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
+from trainpace.evidence import Nearness, nearest
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.hardware import Cluster, find_device
 from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
-from trainpace.outcome import STEP_PARTS, Interval
-from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
+from trainpace.offers import Offer, picks
+from trainpace.offers.match import Job
+from trainpace.offers.match import rank as rank_servers
+from trainpace.outcome import STEP_PARTS, Interval, StepTime
+from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
-from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
+from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
+from trainpace.report.forecast import forecast_pictures
 from trainpace.report.ladder import LadderTable, rung_times, speedups
-from trainpace.report.plan import plan_ladder
-from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown
+from trainpace.report.match import match_pictures
+from trainpace.report.pages import tables_of
+from trainpace.report.plan import SHARDING, layout_map, plan_ladder
+from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown, step_gantt
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -230,3 +239,128 @@ def test_a_diagnosis_adds_up_to_the_step():
     plain, without = proofs_chart(d).groups[0].bars
     assert plain.total - without.total == pytest.approx(d.proofs[0].saved_ms)
     assert proofs_chart(replace(d, proofs=())) is None
+
+
+def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
+    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
+    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    start = Execution(micro_batch=2, accumulation=6, nproc_per_node=2, optimizer="sgd_momentum")
+    plan = plan_changes(setting, start, (NO_WAIT,))
+    layouts = layouts_of(setting, plan.end)
+    shown = layout_map(plan, layouts)
+    by_name = {
+        (row, column): cell for row, cells in shown.rows for column, cell in zip(shown.columns, cells, strict=True)
+    }
+    assert len([c for c in by_name.values() if c is not None]) == len(layouts)
+    for at in layouts:
+        e = at.execution
+        cell = by_name[SHARDING[e.zero_stage], f"{e.micro_batch} x {e.accumulation}"]
+        assert cell.value == (at.step_ms if at.fits else None)
+        assert (cell.mark == "recommended") == (e == plan.end)
+    ranked = sorted((c.value, shown.shade(c)) for c in by_name.values() if c is not None and c.value is not None)
+    assert [shade for _, shade in ranked] == sorted((shade for _, shade in ranked), reverse=True)
+    assert {ranked[0][1], ranked[-1][1]} == {SHADES - 1, 0}
+    assert layout_map(plan, layouts[:1]) is None
+
+
+def test_what_does_not_fit_has_no_shade():
+    cell = Cell(value=None, said="96 GiB")
+    of = HeatMap(title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),))
+    assert of.shade(cell) == -1
+    with pytest.raises(TrainpaceError, match="1 cells in 2 columns"):
+        replace(of, columns=("1", "2"))
+
+
+def test_a_gantt_chart_has_every_part_of_a_step_in_turn():
+    model = stacked()
+    e = Execution(micro_batch=4, accumulation=3, nproc_per_node=4, nnodes=2, optimizer=model.optimizer)
+    cluster = Cluster(device=find_device("A100"), devices_per_node=4, nodes=2, network_gb_per_s_per_device=3.0)
+    f = Forecaster(model, Target(cluster)).forecast(e)
+    made = step_gantt(f, "two nodes")
+    rows = {bar.label: bar for bar in made.groups[0].bars}
+    assert {"links", "host", "device"} <= set(rows)
+    assert math.fsum(bar.total for bar in rows.values()) == pytest.approx(f.step.total_ms)
+    assert max(bar.end for bar in rows.values()) == pytest.approx(f.step.total_ms)
+    assert [s.name for s in rows["device"].segments].count("backward") == 3
+    spans = sorted((start, start + s.value) for bar in rows.values() for s, start in bar.placed)
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans)), "one after the other"
+    assert made.longest(made.groups[0]) == pytest.approx(f.step.total_ms)
+    (_, _, table, _), *_ = tables_of(made)
+    assert [row[0] for row in table] == list(rows)
+
+
+def test_a_device_alone_needs_no_gantt_chart():
+    f = asked(workload()).rows[0]
+    alone = replace(f, step=StepTime(forward_ms=1.0, backward_ms=2.0))
+    assert step_gantt(alone, "T4") is None
+    assert step_gantt(replace(f, step=None, reason="no figure is known."), "T4") is None
+
+
+def test_points_of_a_scaling_curve_say_their_efficiency():
+    one = asked(stacked(), "A100", devices_per_node=4, nodes=2, network_gb_per_s_per_device=0.5)
+    made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
+    points = made.series[-1]
+    first = points.y[0] / points.x[0]
+    for n, rate, label, mark in zip(points.x[1:], points.y[1:], points.labels[1:], made.marks, strict=True):
+        assert mark.text == f"{rate / first / n:.0%}"
+        assert label.endswith(mark.text)
+    assert points.y[-1] / points.x[-1] < 0.99 * first
+
+
+def test_a_curve_does_not_go_far_beyond_the_memory():
+    one = asked(workload(), batches=[1, 2, 4, 8, *(10**6 * i for i in range(1, 20))])
+    made = forecast_sweep(one.rows, {})
+    fitting = [f.execution.micro_batch for f in one.rows if f.fits]
+    assert set(fitting) <= set(made.series[0].x)
+    assert len(made.series[0].x) <= 1.25 * len(fitting) + 1
+
+
+def test_what_others_measured_of_the_same_stands_over_the_curve():
+    one = asked(workload(), batches=range(1, 65))
+    closest = nearest(one.forecaster.workload, one.rows[0].execution, find_device("T4")).closest
+    run = replace(closest.run, micro_batch=32, global_batch=32, gpus=1, step_time_ms=123.0)
+    same = replace(
+        closest, run=run, alike=("the same operators", "the same card"), unlike=("batch 32 instead of 1", "Keras")
+    )
+
+    def points(*near, rows=one.rows):
+        made = forecast_sweep(rows, {}, [Nearness(model="m", device=rows[0].device, batch=1, runs=near, closest=None)])
+        return [(x, y) for s in made.series if s.tone == "measured" for x, y in zip(s.x, s.y, strict=True)]
+
+    assert points(same) == [(32.0, 123.0)]
+    assert points(same, rows=one.rows[:20]) == []
+    assert points(replace(same, unlike=("fp32 instead of amp_fp16",))) == []
+    assert points(replace(same, alike=("operators of the same kinds", "the same card"))) == []
+
+
+def test_the_peak_of_memory_names_its_owners():
+    one = asked(traced(), batches=(8,))
+    (made,) = [c for c in forecast_pictures([one], {}) if c is not None and c.title == "Memory over the step"]
+    whole = one.rows[0].memory.allocated_gib
+    said = re.findall(r"([\d.]+) GiB \(\d+%\)", made.finding.partition("At the peak: ")[2])
+    assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)
+
+
+def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something():
+    cluster = Cluster(device=find_device("A100"), devices_per_node=2)
+    setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
+    plan = plan_changes(setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,))
+    own, other = layouts_of(setting, plan.end)[:2]
+    own = replace(own, execution=plan.end, step_ms=100.0)
+    assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
+        "; no other takes as much as 1 % less."
+    )
+    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less by forecast.")
+
+
+def test_the_three_picks_are_named_on_the_front():
+    offers = [
+        Offer(provider="p", instance_type=f"{gpu} {n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
+        for gpu, price in (("T4", 0.5), ("A100", 2.0), ("H100", 4.0)) for n in (1, 4, 8)
+    ]  # fmt: skip
+    job = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64)
+    ranking = rank_servers(workload(), offers, {o.device: find_device(o.device) for o in offers}, job)
+    three = picks(ranking.matches)
+    made, *_ = match_pictures(ranking, three)
+    assert {(m.at, m.y) for m in made.marks} == {(p.match.mean_hours, p.match.mean_usd) for p in three}
+    assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][: len(three)]

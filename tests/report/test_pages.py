@@ -130,7 +130,7 @@ def test_the_kept_ranks_are_those_shown(monkeypatch):
     monkeypatch.setattr("trainpace.report.match.MOST_ROWS", 2)
     text = PAGES["match"]()
     kept = next(data["rows"] for data in map(json.loads, read(text).texts["application/json"]) if "rows" in data)
-    shown = re.findall(r"<tr[^>]*><td[^>]*>(\d+)(?: \*)?</td>", text)
+    shown = re.findall(r"<tr[^>]*><td[^>]*>(\d+)(?:&nbsp;\*)?</td>", text)
     assert [row["rank"] for row in kept] == list(map(int, shown))
     assert any(row["rank"] > 2 and row["pareto"] for row in kept)
 
@@ -138,3 +138,8 @@ def test_the_kept_ranks_are_those_shown(monkeypatch):
 def test_error_is_against_the_measurement():
     first, second = pairs("m")
     assert [row[HEAD.index("error")] for row in cells_of_pairs([first, second])] == ["", "-50 %"]
+
+
+def test_a_page_is_light(page):
+    _, text = page
+    assert len(text.encode()) < 300_000

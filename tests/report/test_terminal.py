@@ -176,3 +176,11 @@ def test_every_encoding_gets_something_it_has(encoding):
 def test_plain_keeps_the_length(text):
     assert plain(text).isascii()
     assert len(plain(text)) == len(text)
+
+
+def test_a_long_name_is_broken_behind_a_dot():
+    name = "model.layers.31.self_attn.v_proj"
+    assert terminal.broken(name, 20) == "model.layers.31.\nself_attn.v_proj"
+    assert terminal.broken(f"the {name}", 14) == "the model.layers.\n31.self_attn.\nv_proj"
+    assert terminal.broken(name, 40) == name
+    assert terminal.broken("a" * 30, 20) == "a" * 30  # there is no place for it

@@ -72,7 +72,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
         lambda: report.forecast_page(
             sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence, answer.recorded
         ),
-        lambda: report.forecast_pictures(sweeps, jumps),
+        lambda: report.forecast_pictures(sweeps, jumps, answer.evidence),
     )  # fmt: skip
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
@@ -117,7 +117,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     save_shared(view, ranking)
     save_pictures(
         view, lambda: report.match_page(answer, request.by, why, report.ranking_json(answer, today), today),
-        lambda: report.match_pictures(ranking),
+        lambda: report.match_pictures(ranking, answer.picks),
     )  # fmt: skip
     return 0 if ranking.matches else 1
 
@@ -246,7 +246,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from trainpace.plan import forecast_of
+    from trainpace.plan import forecast_of, layouts_of
 
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress(), view.write, view.new)
@@ -272,12 +272,13 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     save_shared(view, plan)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
+        layouts = layouts_of(setting, plan.end) if plan.best is not None else ()
         save_pictures(
             view,
             lambda: report.plan_page(
-                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence
+                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence, layouts
             ),
-            lambda: report.plan_pictures(plan, before, after),
+            lambda: report.plan_pictures(plan, before, after, layouts),
         )
     return 0 if plan.best is not None else 1
 

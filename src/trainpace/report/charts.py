@@ -5,7 +5,6 @@ Colours stand for meanings, for light and dark pages, and are told apart by eyes
 tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -34,6 +33,8 @@ _HUES = (
     ("host_to_device", ("#35748a", "#7cc6dc")),
     ("idle reserve", ("#808b97", "#6f7b87")),
 )
+TEXTURES = {"activations": "stripes", "communication": "stripes", "states": "dots", "host_overhead": "dots"}
+"""What is drawn over a tone whose neighbour in a stack looks alike to an eye without green, or on grey paper."""
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
 """Colour (on a light page, on a dark page) by what it stands for."""
 SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -120,9 +121,12 @@ class Chart(Record):
 
 
 class Segment(Record):
+    """A part of a bar; `at`: where it begins, if not where the one before it ends."""
+
     name: str
     tone: str
     value: float
+    at: float | None = None
 
     def __post_init__(self) -> None:
         _check_tone(self.tone)
@@ -131,7 +135,8 @@ class Segment(Record):
 
 
 class Bar(Record):
-    """A level bar made of segments, which add up to what it shows; `low` to `high` is its interval. `said` stands at its end."""
+    """A level bar made of segments, which add up to what it shows; `low` to `high` is its interval. `said` stands at its end.
+    With gaps between its segments it is a row of a Gantt chart."""
 
     label: str
     segments: tuple[Segment, ...]
@@ -142,12 +147,20 @@ class Bar(Record):
     @property
     def placed(self) -> list[tuple[Segment, float]]:
         """(segment, where it begins), in the chart's unit."""
-        starts = itertools.accumulate((s.value for s in self.segments), initial=0.0)
-        return list(zip(self.segments, starts, strict=False))
+        placed, end = [], 0.0
+        for segment in self.segments:
+            start = end if segment.at is None else segment.at
+            placed.append((segment, start))
+            end = start + segment.value
+        return placed
 
     @property
     def total(self) -> float:
         return math.fsum(segment.value for segment in self.segments)
+
+    @property
+    def end(self) -> float:
+        return max((start + segment.value for segment, start in self.placed), default=0.0)
 
 
 class BarGroup(Record):
@@ -177,14 +190,54 @@ class BarChart(Record):
     def longest(self, group: BarGroup) -> float:
         """The length that fills the width. An interval that reaches far beyond the bars is cut, or it would flatten them."""
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
-        most = max((bar.total for bar in bars), default=0.0) or 1.0
+        most = max((bar.end for bar in bars), default=0.0) or 1.0
         return max(most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most))
 
 
+class Cell(Record):
+    """One of a heat map's: a value that gives its shade, None where there is none and the reason is `said`. `mark`: a name for
+    the cell that the answer is about."""
+
+    value: float | None
+    said: str
+    mark: str = ""
+
+
+class HeatMap(Record):
+    """Values over two lists of choices, the least the darkest. Rows may have no cell (None) in a column."""
+
+    title: str
+    finding: str
+    across: str
+    down: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    unit: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, cells in self.rows:
+            if len(cells) != len(self.columns):
+                raise TrainpaceError(
+                    f"row {name!r} of a heat map has {len(cells)} cells in {len(self.columns)} columns."
+                )
+
+    def shade(self, cell: Cell) -> int:
+        """0 to SHADES - 1, by the logarithm of the value between the least and the greatest; -1 without a value."""
+        if cell.value is None:
+            return -1
+        values = [c.value for _, cells in self.rows for c in cells if c is not None and c.value is not None]
+        low, high = min(values), max(values)
+        if not 0 < low < high:
+            return SHADES - 1
+        return round((SHADES - 1) * math.log(high / cell.value) / math.log(high / low))
+
+
+SHADES = 6
 MOST_INTERVAL = 2.5
 """Times the longest bar, or the highest curve, to which an interval or a limit is drawn."""
 
-Picture = Chart | BarChart
+Picture = Chart | BarChart | HeatMap
 
 
 def series(
@@ -228,8 +281,19 @@ def css_variables() -> str:
     """`--ink`, `--page`, ..., `--tone-NAME` for both schemes; on paper, and with class `paper`, the light ones hold."""
     pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
     pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
+    textures = "".join(f";--texture-{tone}:{texture}" for tone, texture in TEXTURES.items())
     light, dark = (";".join(f"{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
+    shades = "".join(f".shade{i}{{background:{_mixed(i)}}}" for i in range(SHADES))
     return (
-        f":root{{color-scheme:light dark;{light}}}\n"
+        f":root{{color-scheme:light dark;{light}{textures}}}\n{shades}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not(.paper){{{dark}}}}}\n"
     )
+
+
+def _mixed(shade: int) -> str:
+    return f"color-mix(in srgb, var(--tone-first) {round(100 * shade_share(shade))}%, var(--page))"
+
+
+def shade_share(shade: int) -> float:
+    """How much of its colour a shade has; the rest is the page's. Text in the page's ink stays readable on all of them."""
+    return 0.08 * shade

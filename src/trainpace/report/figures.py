@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -10,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts import INK, LINE, SOFT, TONES, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.report.charts import (
+    INK,
+    LINE,
+    PAGE,
+    SOFT,
+    TEXTURES,
+    TONES,
+    Bar,
+    BarChart,
+    Chart,
+    HeatMap,
+    Mark,
+    Picture,
+    Series,
+    shade_share,
+)  # fmt: skip
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
@@ -21,6 +37,13 @@ WIDTH_IN, HEIGHT_IN = 6.4, 3.7
 DOTS_PER_INCH = 200
 BAR_IN = 0.27
 """Height of a row of bars."""
+CELL_IN = 0.42
+ONE_POWER = 16.0
+"""An axis over less than this ratio has more than powers of ten for ticks."""
+BETWEEN = 24
+"""Places along a line between two points that names keep free of."""
+HATCHES = {"stripes": "////", "dots": "xxxx"}
+"""Of matplotlib, by texture; its dots make an SVG of 250 KB."""
 NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 """The same chart gives the same file."""
 
@@ -46,9 +69,14 @@ def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
     for picture, file in zip(pictures, files, strict=True):
         with written_aside(file) as aside, _settings():
             suffix = file.suffix.lower()
-            figure = chart_figure(picture) if isinstance(picture, Chart) else bars_figure(picture)
-            figure.savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
+            _figure_of(picture).savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
     return files
+
+
+def _figure_of(picture: Picture) -> Figure:
+    if isinstance(picture, Chart):
+        return chart_figure(picture)
+    return heat_figure(picture) if isinstance(picture, HeatMap) else bars_figure(picture)
 
 
 def _settings() -> Any:
@@ -60,7 +88,7 @@ def _settings() -> Any:
     return mpl.rc_context({
         "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
         "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
-        "grid.color": LINE[0], "text.parse_math": False,
+        "grid.color": LINE[0], "text.parse_math": False, "hatch.linewidth": 0.5, "hatch.color": "white",
     })  # fmt: skip
 
 
@@ -71,7 +99,7 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
@@ -89,6 +117,9 @@ def chart_figure(chart: Chart) -> Figure:
     if chart.y.scale == "linear":  # room for the names of upright marks
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low))
+    for drawn, axis, (low, high) in ((axes.xaxis, chart.x, axes.get_xlim()), (axes.yaxis, chart.y, axes.get_ylim())):
+        if axis.scale == "log10" and high < ONE_POWER * low:
+            drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
     axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
     axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
@@ -96,15 +127,21 @@ def chart_figure(chart: Chart) -> Figure:
     taken: list[Any] = []
     points = _point_boxes(axes, chart)
     for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
-        _mark(axes, mark, taken, points)
+        _mark(axes, mark, taken, points, ringed=not any(s.sizes for s in chart.series))
     return figure
 
 
 def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
-    """Where points of several sizes lie, which names should leave free."""
+    """Where points of several sizes lie, and lines between points, which names should leave free."""
     from matplotlib.transforms import Bbox
 
     boxes = []
+    for s in (s for s in chart.series if s.kind == "line" and chart.nearest == "point"):
+        ends = [axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None]
+        for (x0, y0), (x1, y1) in itertools.pairwise(ends):
+            for i in range(BETWEEN + 1):
+                x, y = x0 + (x1 - x0) * i / BETWEEN, y0 + (y1 - y0) * i / BETWEEN
+                boxes.append(Bbox([[x - 1, y - 1], [x + 1, y + 1]]))
     for s in (s for s in chart.series if s.sizes):
         for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
             if y is not None:
@@ -116,7 +153,9 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
 def _draw(axes: Any, s: Series) -> None:
     colour = TONES[s.tone][0]
     if s.kind == "area":
-        axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.92, linewidth=0, label=s.name)
+        hatch = HATCHES.get(TEXTURES.get(s.tone, ""))
+        look = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "alpha": 0.92, "linewidth": 0}
+        axes.fill_between(s.x, s.low, s.high, label=s.name, **look)
         return
     known = [i for i, y in enumerate(s.y) if y is not None]
     x, y = [s.x[i] for i in known], [s.y[i] for i in known]
@@ -132,8 +171,9 @@ def _draw(axes: Any, s: Series) -> None:
     axes.scatter(x, y, s=sizes, color=colour, alpha=0.75 if s.sizes else 1.0, linewidth=0, label=s.name, zorder=3)
 
 
-def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
-    """The place, and its name where there is room: not over another name nor, if it can be, over points; inside of the axes."""
+def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
+    """The place, and its name where there is room: not over another name nor, if it can be, over points and lines; inside of the
+    axes."""
     from matplotlib.patheffects import withStroke
 
     colour = TONES[mark.tone][0]
@@ -147,13 +187,14 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
         at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
     else:
         at, over = (mark.at, mark.y or 0.0), axes.transData
-        if not points:
+        if ringed:
             axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
         places = [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56) for side in (1, -1)]
     for right, up, others in [(*place, [*taken, *points]) for place in places] + [(*place, taken) for place in places]:
         text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
                              ha="left" if right > 0 else "right", color=colour)  # fmt: skip
         text.set_in_layout(False)
+        text.set_zorder(5)  # above points
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
         if inside and not box.count_overlaps(others):
@@ -192,12 +233,49 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[s
     for s, start in bar.placed:
         if s.value > 0:
             look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5, "height": 0.7}
+            look |= {"hatch": HATCHES.get(TEXTURES.get(s.tone, ""))}
             axes.barh(at, s.value * scale, left=start * scale, label=None if s.name in seen else s.name, **look)
             seen.add(s.name)
-    left = end = bar.total * scale
+    left = end = bar.end * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,
                       capsize=2)  # fmt: skip
         end = max(left, high)
     axes.annotate(bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
+
+
+def heat_figure(chart: HeatMap) -> Figure:
+    """Shaded cells with their words; hatched where there is no value."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    figure = _figure(1.0 + CELL_IN * len(chart.rows))
+    axes = figure.add_subplot()
+    page, ink = to_rgb(PAGE[0]), to_rgb(TONES["first"][0])
+    size = min(6.0, 42.0 / len(chart.columns))
+    for y, (_, cells) in enumerate(chart.rows):
+        for x, cell in enumerate(cells):
+            if cell is None:
+                continue
+            share = shade_share(max(chart.shade(cell), 0))
+            colour = tuple((1 - share) * p + share * i for p, i in zip(page, ink, strict=True))
+            hatch, edge = ("///", LINE[0]) if cell.value is None else (None, PAGE[0])
+            axes.add_patch(
+                Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=1, hatch=hatch, edgecolor=edge)
+            )
+            if cell.mark:
+                edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
+                axes.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5))
+            text = "\n".join(filter(None, (cell.said, cell.mark)))
+            axes.annotate(
+                text, (x, y), ha="center", va="center", fontsize=size, color=SOFT[0] if cell.value is None else INK[0]
+            )
+    axes.set_xlim(-0.5, len(chart.columns) - 0.5)
+    axes.set_ylim(len(chart.rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(chart.columns)), chart.columns, fontsize=7)
+    axes.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(f"{chart.across}{f'; {chart.unit}' if chart.unit else ''}", fontsize=7)
+    return figure

@@ -266,7 +266,7 @@ def _print_sweeps(
             continue
         here = jumps.get(name, ())
         title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
-        print_chart(points, {jump.batch for jump in here}, title)
+        print_chart((), {jump.batch for jump in here}, title, points)
         if here:
             print_lines(*jumps_in_words(here, {f.execution.micro_batch: f.samples_per_second for f in swept}))
         elif name in jumps:
@@ -382,7 +382,7 @@ def forecast_page(
         "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
         [verdict(rows, trends)[0], *recorded, *_trust(best), *_swept(best, jumps, trends or {}), *packing_in_words(padded),
          *journal_notes],
-        forecast_pictures(groups, jumps), data, best is not None,
+        forecast_pictures(groups, jumps, evidence), data, best is not None,
         f"{format_count(workload.parameters)} parameters, {samples_of(rows, workload.sample)}, {e.precision},"
         f" {optimizer}{accumulated}.",
         several=bool(lengths_of(rows)), rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first),
@@ -391,11 +391,13 @@ def forecast_page(
     )  # fmt: skip
 
 
-def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture | None]:
+def forecast_pictures(
+    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], evidence: Sequence[Nearness] = ()
+) -> list[Picture | None]:
     """The most telling first."""
     rows = [row for group in groups for row in group.rows]
     over_lengths = lengths_chart(rows)
-    pictures: list[Picture | None] = [over_lengths or sweep_charts.forecast_sweep(rows, jumps)]
+    pictures: list[Picture | None] = [over_lengths or sweep_charts.forecast_sweep(rows, jumps, evidence)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
     shown = [(group, f) for group, f in bests if f is not None]
     if shown:
@@ -412,7 +414,7 @@ def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     """On the best cluster alone: what happens within a step, and on fewer devices."""
     assert best.step is not None
-    pictures: list[Picture | None] = []
+    pictures: list[Picture | None] = [step_charts.step_gantt(best, device_and_batch(best))]
     form = group.forecaster.workload.form(best.execution.precision)
     memory = None if best.memory is None else memory_over_step(form, best.execution, best.step, best.memory)
     if memory is not None:

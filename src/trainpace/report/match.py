@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainpace.verbs.match import Matches
 
 FEWEST_SHOWN = 3
-MOST_POINTS = 400
+MOST_POINTS = 300
 """Points of the chart beside the front: the cheapest of the rest."""
 MOST_ROWS = 60
 FIRST_ROWS = 15
@@ -271,14 +271,15 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
     )
 
 
-def cost_against_time(matches: Sequence[Match]) -> Chart | None:
-    """None where nothing finishes."""
+def cost_against_time(matches: Sequence[Match], picks: Sequence[Pick] = ()) -> Chart | None:
+    """The three `picks` are named, without them the ends of the front. None where nothing finishes."""
     able = [m for m in matches if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd) and m.mean_usd > 0]
     front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
     if not front:
         return None
     rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
     ends = {"fastest": front[0], "cheapest": front[-1]} if len(front) > 1 else {"cheapest": front[0]}
+    ends = {_NAMES[pick.name].lower(): pick.match for pick in picks} or ends
     shown = f"all {len(able)}"
     if len(able) > len(front) + len(rest):
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
@@ -405,18 +406,18 @@ def match_page(answer: Matches, by: str, why_none: str, data: dict[str, Any], to
     if len(reasons) > MOST_REJECTED:
         left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
     return page(
-        "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
+        "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking, answer.picks), data, bool(matches),
         asked(answer, by), shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown), left_out=left_out,
         server=server, hourly=_hourly, price_date=price_date, evidence=evidence_rows(answer.evidence),
         demands=demands(answer, by, _hourly(answer.picks[0].match) if answer.picks else None),
     )  # fmt: skip
 
 
-def match_pictures(ranking: Ranking) -> list[Picture | None]:
+def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture | None]:
     front = [m for m in ranking.matches if m.on_front]
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
-    return [cost_against_time(ranking.matches), step_breakdown(steps)]
+    return [cost_against_time(ranking.matches, picks), step_breakdown(steps)]
 
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:

@@ -55,7 +55,7 @@ def print_sweep(
     if len(a.points) >= FEWEST_FOR_A_PLOT:
         behind = [(float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None]
         jumped = ", ▲ after a jump" if a.curve.jumps else ""
-        title = f"Step time in ms over the batch size: ● measured{jumped}{', ○ forecast' if behind else ''}"
+        title = f"Step time in ms over the batch size: ● measured{jumped}{', line: forecast' if behind else ''}"
         dots = [(float(p.batch), p.step_ms) for p in a.points]
         print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
     print_lines(*others, *_runs_in_words(measured, a))

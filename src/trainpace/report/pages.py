@@ -7,11 +7,12 @@ A server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inl
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables
+from trainpace.report.charts import TEXTURES, Axis, Bar, BarChart, BarGroup, Chart, HeatMap, Picture, css_variables
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
 from trainpace.report.streams import visible
 
@@ -44,7 +45,7 @@ def environment(*packages: str) -> jinja2.Environment:
     }  # fmt: skip
     env.filters.update({name: functools.partial(function, none=NONE) for name, function in formats.items()})
     env.filters.update(percent=_percent, share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence)
-    env.globals.update(tables_of=tables_of, duration=duration, usd=usd)
+    env.globals.update(tables_of=tables_of, duration=duration, usd=usd, textures=TEXTURES)
     return env
 
 
@@ -114,6 +115,8 @@ def tables_of(picture: Picture) -> Iterator[Table]:
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
         return
+    if isinstance(picture, HeatMap):
+        return  # is one
     x, y = picture.x, picture.y
     for s in picture.series:
         values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
@@ -126,7 +129,7 @@ def tables_of(picture: Picture) -> Iterator[Table]:
 
 
 def _bars_table(group: BarGroup, chart: BarChart) -> Table:
-    values = [{s.name: s.value for s in bar.segments} for bar in group.bars]
+    values = [_by_name(bar) for bar in group.bars]
     columns = [(name, [bar.get(name) for bar in values]) for name, _ in chart.key]
     if len(columns) > 1:
         columns.append(("together", [bar.total for bar in group.bars]))
@@ -136,6 +139,11 @@ def _bars_table(group: BarGroup, chart: BarChart) -> Table:
     title = f"{chart.label} ({chart.unit})" if chart.unit else chart.label
     labels = [bar.label for bar in group.bars]
     return _table(f"{group.title}: {title}" if group.title else title, [("", labels), *shown], 1)
+
+
+def _by_name(bar: Bar) -> dict[str, float]:
+    """What each part takes in all, of a bar in which it may come several times."""
+    return {name: math.fsum(s.value for s in bar.segments if s.name == name) for name in {s.name for s in bar.segments}}
 
 
 def _table(title: str, columns: Sequence[tuple[str, Sequence[str]]], left: int) -> Table:

@@ -7,11 +7,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.diagnose import Advice
+from trainpace.execution import Execution
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast
-from trainpace.plan import Change, Outlook, Plan, config_line
-from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
+from trainpace.plan import Change, Layout, Outlook, Plan, config_line
+from trainpace.report.charts import (
+    Axis,
+    Bar,
+    BarChart,
+    BarGroup,
+    Cell,
+    Chart,
+    HeatMap,
+    Mark,
+    Picture,
+    bar,
+    ideal_line,
+    series,
+)  # fmt: skip
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
@@ -254,24 +268,28 @@ def _print_sensitivity(plan: Plan) -> None:
 
 def plan_page(
     plan: Plan, workload: Workload, cluster: Cluster, data: dict[str, Any], before: Forecast | None, after: Forecast | None,
-    evidence: Sequence[Nearness] = (),
+    evidence: Sequence[Nearness] = (), layouts: Sequence[Layout] = (),
 ) -> str:  # fmt: skip
-    """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end. `data`: `plan --json`."""
+    """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end, `layouts` the ways to divide
+    its global batch. `data`: `plan --json`."""
     choices = [("now", plan.now), ("recommended", plan.best), ("fastest by forecast", plan.fastest)]
     choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
     return page(
         "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
-        plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
-        choices=[(name, outlook) for name, outlook in choices if outlook is not None], evidence=evidence_rows(evidence),
-        maybes=maybes(plan) if plan.best is not None else [], at_least=at_least,
+        plan_pictures(plan, before, after, layouts), data, plan.best is not None, plan=plan, settings=settings_of,
+        config=config_line, choices=[(name, outlook) for name, outlook in choices if outlook is not None],
+        evidence=evidence_rows(evidence), maybes=maybes(plan) if plan.best is not None else [], at_least=at_least,
     )  # fmt: skip
 
 
-def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture | None]:
+def plan_pictures(
+    plan: Plan, before: Forecast | None, after: Forecast | None, layouts: Sequence[Layout] = ()
+) -> list[Picture | None]:
     if plan.target is None:
         return []
     both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
-    return [plan_ladder(plan) if plan.changes else None, *step_and_memory(both), fleet_chart(plan.pareto)]
+    ladder = plan_ladder(plan) if plan.changes else None
+    return [ladder, layout_map(plan, layouts), *step_and_memory(both), fleet_chart(plan.pareto)]
 
 
 def _sentences(plan: Plan) -> list[str]:
@@ -335,3 +353,50 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
         marks=(Mark(axis="point", at=last.num_devices, y=hours[-1][1], text=shortest, tone="best"),),
         nearest="point", note="Forecasts, not measurements.",
     )  # fmt: skip
+
+
+WORTH_NAMING = 0.01
+SHARDING = ("not sharded", "ZeRO-1: optimizer states", "ZeRO-2: and gradients", "ZeRO-3: and parameters")
+
+
+def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
+    """Step time over micro-batch and accumulation, by stage of ZeRO. None where there is nothing to choose."""
+    able = [at for at in layouts if at.fits]
+    if len(layouts) < 2 or not able:
+        return None
+    cells = {(at.execution.zero_stage, at.execution.micro_batch): at for at in layouts}
+    sizes = sorted({(at.execution.micro_batch, at.execution.accumulation) for at in layouts})
+    stages = sorted({at.execution.zero_stage for at in layouts})
+    fastest = min(able, key=lambda at: at.step_ms or 0.0)
+    shown = next((at for at in able if at.execution == plan.end), fastest)
+    e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
+    other = "no other takes as much as 1 % less"
+    if faster >= WORTH_NAMING:
+        other = f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by forecast"
+    return HeatMap(
+        title="Micro-batch, accumulation and sharding",
+        finding=f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit in memory."
+        f" {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step; {other}.",
+        across="micro-batch x accumulation steps on each data-parallel rank", down="sharding",
+        columns=tuple(f"{size} x {accumulation}" for size, accumulation in sizes),
+        rows=tuple(
+            (SHARDING[stage], tuple(_layout_cell(cells.get((stage, size)), plan.start, plan.end) for size, _ in sizes))
+            for stage in stages
+        ),
+        unit="ms a step, without waiting for data",
+        note=f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}.",
+    )  # fmt: skip
+
+
+def _layout_in_words(e: Execution) -> str:
+    sharded = f"with ZeRO-{e.zero_stage}" if e.zero_stage else "without sharding"
+    return f"micro-batch {e.micro_batch} x {e.accumulation} {sharded}"
+
+
+def _layout_cell(at: Layout | None, now: Execution, chosen: Execution) -> Cell | None:
+    if at is None:
+        return None
+    mark = "recommended" if at.execution == chosen else "now" if at.execution == now else ""
+    if at.fits:
+        return Cell(value=at.step_ms, said=number(at.step_ms), mark=mark)
+    return Cell(value=None, said="?" if at.needed_gib is None else f"{number(at.needed_gib)} GiB", mark=mark)

@@ -5,7 +5,19 @@ from typing import NamedTuple
 
 from trainpace.forecast import MemoryOverStep, Roofline
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
-from trainpace.report.charts import MOST_INTERVAL, Axis, Bar, BarChart, BarGroup, Chart, Mark, Series, bar, series
+from trainpace.report.charts import (
+    MOST_INTERVAL,
+    Axis,
+    Bar,
+    BarChart,
+    BarGroup,
+    Chart,
+    Mark,
+    Segment,
+    Series,
+    bar,
+    series,
+)
 from trainpace.report.phrases import bracketed, number, sentence
 
 MOST_NAMED = 4
@@ -43,6 +55,52 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
         label="step time", unit="ms",
         groups=tuple(BarGroup(title=name, bars=tuple(bars)) for name, bars in groups.items()),
         one_scale=len(groups) == 1, note=note,
+    )  # fmt: skip
+
+
+LEAST_WAIT = 0.01
+MOST_DRAWN = 8
+"""Micro-steps that a Gantt chart draws one by one; of more it draws all passes as one."""
+
+
+def step_gantt(f: Forecast, where: str) -> BarChart | None:
+    """When data, host, device and links work in a step. None where the device hardly waits for any of them."""
+    if f.step is None:
+        return None
+    step, m = f.step, f.execution.accumulation if f.execution.accumulation <= MOST_DRAWN else 1
+    rows: dict[str, list[Segment]] = {"data": [], "links": [], "host": [], "device": []}
+    at = 0.0
+
+    def then(row: str, part: str, ms: float) -> None:
+        nonlocal at
+        if ms > 0:
+            tone = _TONES.get(part, part.removesuffix("_ms"))
+            rows[row].append(Segment(name=part_words(part), tone=tone, value=ms, at=at))
+            at += ms
+
+    then("data", "data_wait_ms", step.data_wait_ms)
+    for _ in range(m):
+        then("links", "host_to_device_ms", step.host_to_device_ms / m)
+        then("host", "host_overhead_ms", step.host_overhead_ms / m)
+        then("device", "forward_ms", step.forward_ms / m)
+        then("device", "backward_ms", step.backward_ms / m)
+    then("links", "communication_ms", step.communication_ms)
+    then("device", "optimizer_ms", step.optimizer_ms)
+    then("device", "idle_ms", step.idle_ms)
+    shown = {row: parts for row, parts in rows.items() if parts}
+    busy = {row: sum(s.value for s in parts if s.tone != "idle") for row, parts in shown.items()}
+    waits = 1 - busy.get("device", 0.0) / step.total_ms
+    if len(shown) < 2 or waits < LEAST_WAIT:
+        return None
+    return BarChart(
+        title="A step over data, host, device and links",
+        finding=sentence(f"on {where} the device computes {1 - waits:.0%} of the step and waits {waits:.0%}."),
+        label="time in the step", unit="ms", groups=(BarGroup(bars=tuple(
+            Bar(label=row, segments=tuple(parts), said=f"{number(busy[row])} ms ({busy[row] / step.total_ms:.0%})")
+            for row, parts in shown.items()
+        )),),
+        note="What nothing else hides: transfers, launches and loading that run beside the device's work are not drawn. The"
+        " forecast knows how long each part takes; where in the step the host holds up the device is drawn schematically.",
     )  # fmt: skip
 
 
@@ -113,11 +171,18 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
         marks.append(Mark(axis="y", at=capacity_gib, text=f"{device_has} GiB", tone="limit"))
     return Chart(
         title="Memory over the step",
-        finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}.",
+        finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}."
+        f" At the peak: {_owners([(name, values[peak]) for name, _, values in kinds], below[peak])}.",
         x=Axis(label="time in the step", unit="ms", low=0), y=Axis(label="memory allocated", unit="GiB", low=0),
         series=tuple(areas), marks=tuple(marks),
         note="From the trace: live tensors at each operator. Times within a phase are estimated from the bytes moved.",
     )  # fmt: skip
+
+
+def _owners(kinds: Sequence[tuple[str, float]], whole: float) -> str:
+    """What holds the memory, most first, with shares."""
+    held = sorted(((gib, name) for name, gib in kinds if gib > 0.005 * whole), reverse=True)
+    return ", ".join(f"{name} {number(gib)} GiB ({gib / whole:.0%})" for gib, name in held)
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:

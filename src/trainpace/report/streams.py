@@ -28,7 +28,16 @@ WAIT_S = 1.0
 
 def plain(text: str) -> str:
     """The same number of characters, all of them ASCII."""
-    return "".join(c if c.isascii() else PLAIN.get(c, "?") for c in text)
+    return "".join(c if c.isascii() else PLAIN.get(c) or _dots(c) for c in text)
+
+
+def _dots(c: str) -> str:
+    """The place of a braille character's dots: above, below, or both; a question mark for what is none."""
+    bits = ord(c) - 0x2800
+    if not 0 < bits < 256:
+        return "?"
+    above, below = bits & 0b0001_1011, bits & 0b1110_0100
+    return ":" if above and below else "'" if above else "."
 
 
 _VISIBLE = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,9 +14,12 @@ from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Ma
 from trainpace.report.phrases import number, sentence
 
 if TYPE_CHECKING:
+    from trainpace.evidence import Nearness
     from trainpace.measure import SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
+BEYOND = 1.25
+"""Times the number of batch sizes that fit, which a curve shows."""
 FEWEST, FEWEST_FOR_A_PLOT = 3, 8
 """Batch sizes that make a curve, and a plot in characters."""
 PROVENANCE = {
@@ -26,10 +31,13 @@ PROVENANCE = {
 }
 
 
-def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> Chart | None:
-    """A line a GPU with its band, jumps named where there is one GPU; None with fewer than three batch sizes."""
+def forecast_sweep(
+    rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]], evidence: Sequence[Nearness] = ()
+) -> Chart | None:
+    """A line a GPU with its band; where there is one GPU, jumps are named, and what others measured of the same model on it
+    (`evidence`) stands over the line. None with fewer than three batch sizes."""
     groups = list(by_device(rows).items())[: len(SERIES_TONES)]
-    curves = {name: sorted(some, key=lambda f: f.execution.micro_batch) for name, some in groups if len(some) >= FEWEST}
+    curves = {name: _near_what_fits(some) for name, some in groups if len(some) >= FEWEST}
     if not curves:
         return None
     alone = len(curves) == 1
@@ -50,12 +58,40 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
         if alone:
             marks += [_jump(jump) for jump in jumps.get(name, ())]
             jumped = [jump.before for jump in jumps.get(name, ())]
+            lines += _measured_by_others(some, evidence)
     return Chart(
         title="Step time against the batch size",
         finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"),
         x=BATCH, y=_step_axis(lines), series=tuple(lines), marks=tuple(marks),
         note=provenance([row for some in curves.values() for row in some]),
     )  # fmt: skip
+
+
+SAME = {"the same operators", "the same card"}
+_SAME_BUT_FOR = re.compile("Keras|batch [\\d,]+ instead of [\\d,]+")
+
+
+def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) -> list[Series]:
+    """Public measurements of the same operators on the same card under the same conditions, at their own batch sizes."""
+    sizes = [f.execution.micro_batch for f in rows]
+    runs = [
+        near.run for nearness in evidence for near in nearness.runs
+        if nearness.device == rows[0].device and set(near.alike) >= SAME and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
+        and near.run.global_batch == (near.run.micro_batch or 0) * near.run.gpus
+        and sizes[0] <= (near.run.micro_batch or 0) <= sizes[-1]
+    ]  # fmt: skip
+    if not runs or any(f.execution.accumulation > 1 for f in rows):
+        return []
+    points = [(run.micro_batch or 0, run.step_time_ms) for run in runs]
+    labels = tuple(f"measured by others ({run.model}, {run.source})" for run in runs)
+    return [series("measured by others: the same model on this GPU", "points", "measured", points, labels=labels)]
+
+
+def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
+    """By batch size, without those far beyond the memory, whose long steps would flatten all that can be trained."""
+    ordered = sorted(rows, key=lambda f: f.execution.micro_batch)
+    fitting = sum(f.fits is not False for f in ordered)
+    return ordered[: max(FEWEST, math.ceil(BEYOND * fitting))] if fitting else ordered
 
 
 def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
@@ -112,7 +148,14 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
         i, samples = f.step_time_interval_ms, 1e3 * f.execution.global_batch
         bounds.append(None if i is None else replace(i, low=samples / i.high, high=samples / i.low))
     (fewest, slowest), (most, fastest) = points[0], points[-1]
-    efficiency = fastest / (slowest / fewest * most)
+
+    def share(n: int, rate: float) -> float:
+        return rate / (slowest / fewest * n)
+
+    def said(point: tuple[int, float]) -> str:
+        return f"forecast, efficiency {share(*point):.0%}"
+
+    efficiency = share(most, fastest)
     return Chart(
         title="Scaling over devices",
         finding=f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
@@ -121,8 +164,9 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
         series=(
             ideal_line((n, slowest / fewest * n) for n, _ in points),
             series("forecast, 90 % interval", "line", "forecast", points, bounds),
-            series("forecast", "points", "forecast", points),
+            series("forecast, with its efficiency", "points", "forecast", points, labels=tuple(map(said, points))),
         ),
+        marks=tuple(Mark(axis="point", at=n, y=rate, text=f"{share(n, rate):.0%}", tone="forecast") for n, rate in points[1:]),
         note=f"The same micro-batch on every device, so that the global batch grows with them. {provenance(done)}",
     )  # fmt: skip
 

@@ -1,12 +1,11 @@
 """One look for every verb: what it is about, a line of verdict, a table, plots in characters, notes, and what comes next."""
 
-import math
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich.box import Box
@@ -16,9 +15,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from trainpace.report.charts import tick_step
+from trainpace.report.plots import WIDEST, Points, chart
 from trainpace.report.streams import visible
-from trainpace.units import format_number
 
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
@@ -38,10 +36,6 @@ _TIED = "\u00a0"  # textwrap does not break a line there
 GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
 """A longer word (a path, the name of a server) may be broken."""
-HEIGHT, WIDEST, LEAST = 13, 92, 24
-"""Rows, about: as many as give every tick of the scale the same distance."""
-MOST_TICKS = 6
-Points = Sequence[tuple[float, float]]
 
 
 class Column(NamedTuple):
@@ -173,7 +167,9 @@ def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]
         table.add_column(Text(name), justify=justify, width=width, overflow="fold")
     longest = {i: max(cell_len(row[i]) for row in rows) for i in chosen.widths} if rows else {}
     for row in rows:
-        table.add_row(*(_cell(row[i], min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items()))
+        table.add_row(
+            *(_cell(broken(row[i], width), min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items())
+        )
     return table
 
 
@@ -191,8 +187,8 @@ def print_lines(*lines: str) -> None:
         out.print(Text(wrapped(line, out.width)), soft_wrap=True)
 
 
-def print_chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> None:
-    _print_plot(chart(points, marked, title, behind, console().width))
+def print_chart(points: Points, marked: Collection[float], title: str, line: Points = ()) -> None:
+    _print_plot(chart(points, marked, title, line, console().width))
 
 
 def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
@@ -204,7 +200,7 @@ def _print_plot(lines: Iterable[str]) -> None:
     out = console()
     for line in (*lines, ""):
         text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
-        text.highlight_regex("[█●▲]+", BAR)
+        text.highlight_regex("[█●▲\u2801-\u28ff]+", BAR)
         out.print(text, soft_wrap=True)
 
 
@@ -230,6 +226,19 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
         tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False
     )
     return "\n".join(lines).replace(_TIED, " ")
+
+
+def broken(text: str, width: int) -> str:
+    """Words that are longer than a line, broken behind a dot, a slash, a colon or a hyphen: `self_attn.` and then `v_proj`."""
+    words = []
+    for word in text.split(" "):
+        lines = [""]
+        for part in re.split(r"(?<=[-./:])", word) if cell_len(word) > width else [word]:
+            if lines[-1] and cell_len(lines[-1] + part) > width:
+                lines.append("")
+            lines[-1] += part
+        words.append("\n".join(lines))
+    return " ".join(words)
 
 
 def _continued(command: str, width: int) -> str:
@@ -294,41 +303,6 @@ def _longest_word(text: str) -> int:
     return max(map(cell_len, text.split()), default=0)
 
 
-def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:
-    """Lines of a plot from zero, `width` columns wide at most: dots, a triangle where x is marked (and x below the axis), and
-    rings for a second series behind them."""
-    every = [*points, *behind]
-    left, right = min(x for x, _ in every), max(x for x, _ in every)
-    step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
-    ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
-    top = ticks * step
-    rows = ticks * max(1, round((HEIGHT - 1) / ticks))
-    labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
-    margin = max(map(len, labels.values()))
-    columns = max(LEAST, min(WIDEST, width) - margin - 2)
-    cells = [[" "] * columns for _ in range(rows + 1)]
-
-    def column(x: float) -> int:
-        return round((x - left) / max(right - left, 1e-9) * (columns - 1))
-
-    def put(x: float, y: float, sign: str) -> None:
-        cells[round(y / top * rows)][column(x)] = sign
-
-    for x, y in behind:
-        put(x, y, "○")
-    for x, y in sorted(points, key=lambda point: point[0] in marked):
-        put(x, y, "▲" if x in marked else "●")
-    lines = [title]
-    for i in reversed(range(rows + 1)):
-        edge = "└" if i == 0 else "┤" if i in labels else "│"
-        body = "".join(cells[i])
-        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
-    named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + along(named, columns, 0.5))
-    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + along(jumps, columns, 0.0)] if jumps else lines
-
-
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
     """A bar each for (label, value, what is said of it, whether it counts); light where it does not. Lengths are from zero."""
     label = min(max(len(row[0]) for row in rows), max(8, width // 3))
@@ -339,27 +313,3 @@ def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[
         f" {('█' if counts else '░') * max(1, round(room * value / longest))} {end}"
         for name, value, end, counts in rows
     ]
-
-
-def _ticks(left: float, right: float) -> Iterator[float]:
-    """The ends, and round numbers between them."""
-    yield left
-    if right > left:
-        step = max(1.0, tick_step(right - left, MOST_TICKS))
-        x = math.ceil(left / step + 0.5) * step
-        while x < right - step / 2:
-            yield x
-            x += step
-        yield right
-
-
-def along(named: dict[int, str], columns: int, anchor: float) -> str:
-    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
-    touch another are left out."""
-    line, at = [" "] * columns, sorted(named)
-    for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
-        text = named[i]
-        start = max(0, min(i - int(anchor * (len(text) - 1)), columns - len(text)))
-        if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
-            line[start : start + len(text)] = text
-    return "".join(line).rstrip()

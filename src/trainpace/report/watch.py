@@ -14,7 +14,8 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
-from trainpace.report.terminal import Column, along, console, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.plots import along
+from trainpace.report.terminal import Column, console, print_lines, print_next, print_table, print_verdict, words
 from trainpace.watch import PARTS, STEP_IN_WORDS, Lane, Rank, Recording, Timeline, batches_per_step, coarsened
 
 if TYPE_CHECKING:

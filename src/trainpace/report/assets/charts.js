@@ -4,7 +4,7 @@
 // what-if) as soon as they are in the page. To change one in place: trainpaceCharts.draw(figure, record).
 (() => {
   "use strict";
-  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_HEIGHT = 250, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16;
+  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_HEIGHT = 250, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16, BETWEEN = 24;
   const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power));
   const figures = new Map(); // figure -> {chart, plot, width}
   let paper = false;
@@ -102,8 +102,25 @@
           s.x.forEach((x, i) => c[i ? "lineTo" : "moveTo"](X(u, x), Y(u, s.high[i])));
           for (let i = s.x.length - 1; i >= 0; i--) c.lineTo(X(u, s.x[i]), Y(u, s.low[i]));
           c.fill();
+          if (s.kind === "area" && css("--texture-" + s.tone)) textured(u, c, css("--texture-" + s.tone));
         }
       });
+    }
+
+    // over the area that is the path now: stripes, or dots
+    function textured(u, c, kind) {
+      const b = u.bbox, step = px(7);
+      c.save();
+      c.clip();
+      c.globalAlpha = 0.45;
+      c.strokeStyle = c.fillStyle = css("--page");
+      c.lineWidth = px(1.2);
+      c.beginPath();
+      if (kind === "stripes") for (let x = b.left - b.height; x < b.left + b.width; x += step) { c.moveTo(x, b.top + b.height); c.lineTo(x + b.height, b.top); }
+      else for (let x = b.left; x < b.left + b.width; x += step) for (let y = b.top; y < b.top + b.height; y += step) c.rect(x, y, px(1.6), px(1.6));
+      if (kind === "stripes") c.stroke();
+      else c.fill();
+      c.restore();
     }
 
     function over(u) {
@@ -114,6 +131,7 @@
     }
 
     function points(u, c, s) {
+      c.setLineDash([]);
       c.strokeStyle = c.fillStyle = tone(s.tone);
       c.lineWidth = px(1.5);
       s.x.forEach((x, i) => {
@@ -137,7 +155,8 @@
       const taken = [], b = u.bbox, crowded = pointBoxes(u);
       c.save();
       c.font = font("600");
-      c.textAlign = "left"; // uPlot leaves its axes' alignment behind
+      c.textAlign = "left"; // uPlot leaves its axes' alignment behind, and a line's dashes
+      c.setLineDash([]);
       c.textBaseline = "alphabetic";
       c.lineWidth = px(1.5);
       const ordered = [...chart.marks].sort((m, n) => (m.axis < n.axis ? -1 : m.axis > n.axis ? 1 : m.at - n.at));
@@ -147,7 +166,7 @@
           const x = X(u, m.at), y = Y(u, m.y);
           c.beginPath();
           c.arc(x, y, px(7), 0, 7);
-          if (!crowded.length) c.stroke();
+          if (!chart.series.some((s) => s.sizes.length)) c.stroke();
           label(c, m, taken, crowded, b, [[x + px(10), y + px(4)], [x + px(10), y - px(10)], [x + px(10), y + px(18)],
             [x - px(10), y - px(10), 1], [x - px(10), y + px(18), 1], [x - px(10), y + px(4), 1],
             [x + px(10), y - px(26)], [x - px(10), y - px(26), 1], [x + px(10), y + px(34)], [x - px(10), y + px(34), 1],
@@ -169,7 +188,19 @@
       c.restore();
     }
 
+    function lineBoxes(u) {
+      if (chart.nearest !== "point") return [];
+      return chart.series.filter((s) => s.kind === "line").flatMap((s) => s.x.slice(1).flatMap((_, i) => {
+        const [x0, y0, x1, y1] = [X(u, s.x[i]), Y(u, s.y[i]), X(u, s.x[i + 1]), Y(u, s.y[i + 1])];
+        return Array.from({ length: BETWEEN + 1 }, (_, k) => [x0 + (x1 - x0) * k / BETWEEN, y0 + (y1 - y0) * k / BETWEEN]).map(([x, y]) => [x - 1, y - 1, x + 1, y + 1]);
+      }));
+    }
+
     function pointBoxes(u) {
+      return [...lineBoxes(u), ...sizedBoxes(u)];
+    }
+
+    function sizedBoxes(u) {
       return chart.series.filter((s) => s.sizes.length).flatMap((s) => s.x.map((x, i) => {
         const at = X(u, x), y = Y(u, s.y[i]), r = px(3 + 11 * Math.sqrt(s.sizes[i]));
         return [at - r, y - r, at + r, y + r];
@@ -279,11 +310,11 @@
 
   // ---- one figure
 
-  // 1, 2 and 5 of every power of ten, or powers alone where these are many; powers of two on such an axis
+  // 1, 2 and 5 of every power of ten, more where there is one power, powers alone where these are many; powers of two on such an axis
   function logSplits(kind, min, max) {
     const base = kind === "log2" ? 2 : 10, first = Math.floor(Math.log(min) / Math.log(base) + 1e-9), splits = [];
     const powers = Math.log(max / min) / Math.log(base);
-    const within = base === 10 && powers <= 4 ? [1, 2, 5] : [1], every = Math.ceil(powers / 12);
+    const within = base !== 10 || powers > 4 ? [1] : powers > 1.2 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 8], every = Math.ceil(powers / 12);
     for (let power = first; base ** power <= max * 1.000001; power += every)
       for (const times of within) {
         const at = times * base ** power;
