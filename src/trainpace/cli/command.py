@@ -24,6 +24,7 @@ def _picture(path: str) -> str:
 
 class View(Request):
     json: Annotated[bool, Field("Print JSON.")] = False
+    details: Annotated[bool, Field("Print everything, not only what fits on one screen.")] = False
 
 
 class PicturedView(View):
@@ -44,7 +45,9 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
 
     def answered(**values: Any) -> int:
         try:
-            return function(*(kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds))
+            request, view = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+            with report.one_screen(not isinstance(view, View) or view.details or view.json):
+                return function(request, view)
         except TrainpaceError as error:
             error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
             if isinstance(error, Misuse):

@@ -68,7 +68,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     if view.json:
         echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
     else:
-        report.print_sweep(*shown, sweep.sweep, request.model)
+        report.print_sweep(*shown, sweep.sweep, request)
     crashed = any(failed.failure == "crashed" for failed in sweep.failed)
     return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
@@ -106,7 +106,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     if view.hosts:
         links = verbs.calibrate.run_hosts(request, view.network)
         if links is not None:
-            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file)
+            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file, request)
         return 0
     machine = verbs.calibrate.machine_of(request, progress)
     if not view.json:
@@ -116,7 +116,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     if view.detect_only:
         return 0
     profile = verbs.calibrate.run(request, progress, machine)
-    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file)
+    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file, request)
     return 0
 
 
@@ -234,7 +234,7 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     equivalence = verbs.verify.run(request, report.TerminalProgress())
-    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence)
+    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence, request)
     return 0 if equivalence.equal else 1
 
 
@@ -400,5 +400,5 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     trainpace look --for 60s torchrun --nproc-per-node 2 train.py
     """
     looked = verbs.look.run(request, report.TerminalProgress())
-    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked)
+    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked, request)
     return 0

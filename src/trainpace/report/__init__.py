@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from trainpace.report.step_charts import Timed, memory_at_peak, step_breakdown
     from trainpace.report.streams import Bar, TerminalProgress, never_fail_to_encode, open_closed_streams, tell, visible
     from trainpace.report.sweep_charts import BATCH, FEWEST, measured_sweep
-    from trainpace.report.terminal import print_lines, print_named, print_table, print_verdict
+    from trainpace.report.terminal import one_screen, print_lines, print_named, print_table, print_verdict
     from trainpace.report.verify import WAY_IN_WORDS, equivalence_json, print_equivalence
     from trainpace.report.watch import print_guarded, print_recording, print_timeline, timeline_page, timeline_svg
 

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from trainpace.report.screen import screen
 from trainpace.units import format_duration, format_number
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def visible(text: str) -> str:
 
 def tell(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a line, made `visible`."""
-    print(visible(str(text)), file=sys.stderr if err else sys.stdout, end="\n" if nl else "", flush=True)
+    held = None if err else screen()
+    out = held.end if held is not None else sys.stderr if err else sys.stdout
+    print(visible(str(text)), file=out, end="\n" if nl else "", flush=True)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

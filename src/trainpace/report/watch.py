@@ -14,7 +14,17 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
-from trainpace.report.terminal import Column, along, console, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    along,
+    console,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
 
 if TYPE_CHECKING:
@@ -62,7 +72,7 @@ def print_recording(recording: Recording, folder: str) -> None:
     each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
-    print_lines(*_remarks(recording, step_ms))
+    print_notes(*_remarks(recording, step_ms))
     diagnose = ["trainpace", "diagnose", "--", *recording.command]
     print_next(diagnose, "proves what slows it down, and says what to change")
 
