@@ -252,7 +252,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             _print_files(files, backups, view.yes)
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
-            report.print_plan_next(typed, view.output, model)
+            report.print_plan_next(typed, view.output, model, request)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
         save_pictures(

@@ -46,7 +46,7 @@ def print_next_after_forecast(done: Sequence[Forecast], workload: Workload, aske
         if row.largest_micro_batch:
             reason = "the largest batch that fits; --accumulate keeps the global batch"
             print_next(again("--batch", str(row.largest_micro_batch)), reason)
-        elif e.activation_checkpointing == "none":
+        elif e.activation_checkpointing == "none" and _has_switch(spec):
             reason = "recomputes activations, which needs less memory"
             print_next(again("--checkpointing", "full", *_batch_words(asked), but=["checkpointing"]), reason)
     elif best.num_devices > 1:
@@ -110,6 +110,11 @@ def print_next_after_match(first: Match, workload: Workload, asked: MatchRequest
     same = carried(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
     same += ["--checkpointing", e.activation_checkpointing] if e.activation_checkpointing != "none" else []
     print_next(["trainpace", "forecast", spec, *fleet, *steps, *same], "option 1: where the time of its step goes")
+
+
+def _has_switch(spec: str) -> bool:
+    """Whether activation checkpointing can be asked for: built-in models have no switch, files of one's own need not."""
+    return _is_saved(spec) or spec.startswith(("transformers:", "timm:", "diffusers:"))
 
 
 def _is_saved(spec: str) -> bool:

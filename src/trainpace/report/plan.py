@@ -27,10 +27,13 @@ from trainpace.report.terminal import (
     words,
 )
 from trainpace.units import format_count, hours_from_s
+from trainpace.verbs.carried import carried
+from trainpace.verbs.run import RunRequest
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
+    from trainpace.verbs.plan import PlanRequest
 
 COMPARED = (
     "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
@@ -82,13 +85,17 @@ def print_plan(
         print_evidence(evidence)
 
 
-def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
+def print_plan_next(
+    command: Sequence[str], file: str | None, task: str | None, asked: PlanRequest | None = None
+) -> None:  # fmt: skip
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
         saving = "saves the plan; `trainpace run plan.json` then measures every change"
         print_next([*command, "--output", "plan.json"], saving)
     else:
-        run = ["trainpace", "run", file, *(["--task", task] if task else [])]
+        # dollars are a node's there, and the script's command is another way to climb
+        same = carried(asked, RunRequest, ["price", "command", "config"])
+        run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
         print_next(run, "makes the changes one by one, and measures each")
 
 
