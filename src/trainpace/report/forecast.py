@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
-from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
+from trainpace.outcome import STEP_PARTS, Forecast, Jump, OperatorShare, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report import step_charts, sweep_charts
 from trainpace.report.assumptions import assumed_hosts, software_lines, taken_for_granted
@@ -43,6 +44,8 @@ JOB_WORDS = {
 MOST_KEPT = 6
 """Devices of which the best batch stays in a table that is cut."""
 MOST_KEPT_PARTS = 3
+SHOWN_ROLE = 0.01
+"""Share of the device's time from which a role is named."""
 SURE = 0.99
 """From here on the probability to fit is not worth a word."""
 SHOWN_SHARE = 0.005
@@ -304,19 +307,38 @@ def _print_breakdown(f: Forecast) -> None:
     with in_details("the parts of the training"):
         _print_training(f)
     heavy = [
-        (o.module or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
+        (_all_alike(o) or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
         for o in f.heaviest[:10]
     ]  # fmt: skip
     columns = (
         words("heaviest operators"), words("kind"), words("phase", 1), Column("count", 3), Column("ms"), Column("share", 2),
         words("bound by", 4, 7),
     )  # fmt: skip
-    with in_details("the heaviest operators"):
+    by_role = roles_in_words(f)
+    if is_brief():
+        print_lines(*[f"Most device time: {'; '.join(by_role[:MOST_KEPT_PARTS])}."] * bool(by_role))
+    with in_details("all operators"):
+        print_lines(*[f"Device time by what layers do: {'; '.join(by_role)}.", ""] * bool(by_role))
         if heavy:
             print_table(columns, heavy, spaced=False)
     _print_scaling(f)
     with in_details("the memory at its peak"):
         _print_memory(f)
+
+
+def _all_alike(o: OperatorShare) -> str:
+    """A row of several layers' operators names one of them; a star stands for their numbers."""
+    return re.sub(r"\.\d+\.(?=[\w.]*[a-zA-Z_])", ".*.", o.module) if o.count > 1 else o.module
+
+
+def roles_in_words(f: Forecast) -> list[str]:
+    """What layers of each role take of the device's time, the longest first, as far as it counts."""
+    whole = sum(role.time_ms for role in f.roles)
+    return [
+        f"{role.role}{f', {role.layers} layers' if role.layers else ''}: {percent(role.time_ms / whole)}"
+        for role in f.roles
+        if role.time_ms >= SHOWN_ROLE * whole
+    ]
 
 
 def _print_memory(f: Forecast) -> None:

@@ -69,8 +69,10 @@ class Screen:
             parts = (b.getvalue() if isinstance(b, Held) else drawn[i, sizes[i]] for i, b in enumerate(self.blocks))
             text = _tidy("".join(parts))
             shrinkable = [i for i, n in sizes.items() if n > min(rows[i].least, rows[i].total)]
-            if text.count("\n") <= LINES or not shrinkable:
+            if text.count("\n") <= LINES:
                 return text
+            if not shrinkable:
+                return _tight(text)
             sizes[max(shrinkable, key=lambda i: drawn[i, sizes[i]].count("\n"))] -= 1
 
 
@@ -125,6 +127,14 @@ def _written(rows: Rows, shown: Sequence[int]) -> str:
     finally:
         _SCREEN.reset(token)
     return made.end.getvalue()
+
+
+def _tight(text: str) -> str:
+    """Without as many of the empty lines as are too many, the last ones first."""
+    while text.count("\n") > LINES and "\n\n" in text:
+        before, _, after = text.rpartition("\n\n")
+        text = f"{before}\n{after}"
+    return text
 
 
 def _tidy(text: str) -> str:
