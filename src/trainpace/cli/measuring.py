@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -315,6 +316,8 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     if view.tolerance is not None and view.baseline is None:
         raise Misuse("--tolerance belongs to --baseline RUN.")
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
+    if request.command and sys.stderr.isatty():  # a bar would stand in the way of what the command prints
+        tell("Recording; what the command prints follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not watched.reports:

@@ -9,6 +9,7 @@ from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.watch import trained_on
 from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
@@ -92,7 +93,7 @@ def _conditions(looked: Looked) -> list[str]:
     """What the answer rests on, and what it leaves out."""
     recording, length = looked.watched.recording, looked.length
     first = recording.ranks[0]
-    on = "on the GPU" if first.reserved_gib else f"on the CPU ({plural(first.threads, 'thread')})"
+    on = trained_on(first)
     samples = sum(rank.samples_per_step for rank in recording.ranks)
     rate = f", {number(1000 * samples / looked.diagnosis.step_ms)} samples/s" if samples else ""
     who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""

@@ -23,7 +23,7 @@ REFRESHES_PER_S = 1.0
 """Few, since what runs meanwhile is often being timed on the same cores."""
 LEAST_RATE = 1.0
 """Fewer a second are better said by the time left."""
-WAIT_S = 1.0
+WAIT_S = 0.5
 """What ends sooner needs no bar."""
 
 

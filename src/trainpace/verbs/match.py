@@ -143,11 +143,12 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         )  # fmt: skip
     with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
-        ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
-        chosen = picks(ranking.matches)
-        mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
-            workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
-        )  # fmt: skip
+        with progress.work("comparing servers"):
+            ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
+            chosen = picks(ranking.matches)
+            mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
+                workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
+            )  # fmt: skip
     first = ranking.matches[:1]
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
