@@ -29,6 +29,7 @@ from trainpace.report import (
     loader,
     machine,
     match,
+    offers,
     plan,
     public,
     schedule,
@@ -242,7 +243,7 @@ def planned():
 
 
 def offered():
-    match.print_offers(
+    offers.print_offers(
         [Offer(provider="p", instance_type="gpu_8x", region="eu", device="H100 SXM", count=8, price_usd_per_hour=20.0)],
         TODAY,
     )

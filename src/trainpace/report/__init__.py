@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     )
     from trainpace.report.look import look_json, print_looked
     from trainpace.report.machine import print_catalogue, print_device, print_host_links, print_machine, print_profile
-    from trainpace.report.match import match_page, match_pictures, print_offers, print_ranking, ranking_json
+    from trainpace.report.match import match_page, match_pictures, print_ranking, ranking_json
     from trainpace.report.measurement import print_sweep, sweep_json, sweep_page, sweep_pictures, sweep_verdict
+    from trainpace.report.offers import print_offers
     from trainpace.report.packing import padded_json
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
     from trainpace.report.phrases import stated

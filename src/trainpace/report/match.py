@@ -11,18 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
-from trainpace.offers import (
-    SNAPSHOT_KNOWN_ON,
-    Binding,
-    Job,
-    Match,
-    Offer,
-    Pick,
-    Ranking,
-    Rejected,
-    is_stale,
-    near_misses,
-)
+from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Pick, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
@@ -37,18 +26,15 @@ from trainpace.report.terminal import (
     print_bars,
     print_lines,
     print_named,
-    print_next,
     print_notes,
     print_table,
     print_verdict,
     words,
 )
-from trainpace.verbs.carried import carried
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.verbs.match import Matches, MatchRequest
-    from trainpace.verbs.offers import OffersRequest
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 400
@@ -445,30 +431,3 @@ def match_pictures(ranking: Ranking) -> list[Picture | None]:
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
     return [cost_against_time(ranking.matches), step_breakdown(steps)]
-
-
-def print_offers(offers: Sequence[Offer], today: datetime.date, asked: OffersRequest | None = None) -> None:
-    offers = sorted(offers, key=lambda o: o.price_usd_per_hour)
-    rows = [
-        (o.provider, o.instance_type, o.region, devices(o.count, o.device), usd(o.price_usd_per_hour),
-         usd(o.spot_price_usd_per_hour), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
-        for o in offers
-    ]  # fmt: skip
-    least = ""
-    if offers:
-        cheapest = offers[0]
-        least = f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
-    print_verdict(f"{plural(len(offers), 'offer')}{least}.")
-    columns = (
-        words("provider"), words("server", least=16), words("region", 3), words("GPUs"), Column("$/h"), Column("spot $/h", 1),
-        Column("Gbit/s", 4), words("as of", 2, 7),
-    )  # fmt: skip
-    print_table(columns, rows)
-    stale = sum(is_stale(offer, today) for offer in offers)
-    print_lines("Gbit/s: bandwidth between servers of one kind, where several can be joined.")
-    if stale:
-        undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
-        are = "price is" if stale == 1 else "prices are"
-        print_lines(f"{stale} {are} old: {undated}. --json shows every source.")
-        filters = [] if asked is None else carried(asked, type(asked), ["refresh"])
-        print_next(["trainpace", "offers", *filters, "--refresh"], "fetches today's prices")
