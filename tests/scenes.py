@@ -29,6 +29,7 @@ from trainpace.report import (
     loader,
     machine,
     match,
+    offers,
     plan,
     public,
     schedule,
@@ -42,12 +43,15 @@ from trainpace.report.measurement import print_sweep
 from trainpace.schedule import Schedule
 from trainpace.trend import trend_of
 from trainpace.validation import Row, by, summarise
-from trainpace.verbs.match import Matches
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.match import Matches, MatchRequest
+from trainpace.verbs.suite import SuiteRequest
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)
+FORECAST = ForecastRequest(model="resnet50")
 
 
 def foreseen(gpu, batch, ms, gib=None, fits=True, **more):
@@ -74,11 +78,11 @@ def step_ms(batch):
 
 def forecast_of_cards():
     rows = [foreseen("T4", 64, 632.0), foreseen("RTX 3090", 64, 182.4), foreseen("A100 SXM 40GB", 64, 148.0)]
-    forecast.print_forecasts(workload(), rows, spec="resnet50")
+    forecast.print_forecasts(workload(), rows, asked=FORECAST)
 
 
 def forecast_of_one_that_does_not_fit():
-    forecast.print_forecasts(workload(), [foreseen("T4", 640, 6185.0, gib=51.3, fits=False)], spec="resnet50")
+    forecast.print_forecasts(workload(), [foreseen("T4", 640, 6185.0, gib=51.3, fits=False)], asked=FORECAST)
 
 
 def forecast_of_batches():
@@ -87,7 +91,7 @@ def forecast_of_batches():
     jump = Jump(before=16, batch=17, before_ms=37.0, after_ms=69.0, excess_ms=30.0, causes=(cause,), next_good=32)
     steps = [step_ms(b) for b in range(1, 33)]
     trend = trend_of(range(1, 33), steps, [1e3 * b / ms for b, ms in enumerate(steps, 1)])
-    forecast.print_forecasts(workload(), rows, {"T4": [jump]}, (), "resnet50", {"T4": trend})
+    forecast.print_forecasts(workload(), rows, {"T4": [jump]}, (), FORECAST, {"T4": trend})
 
 
 def measured_sweep():
@@ -99,7 +103,7 @@ def measured_sweep():
     failed = FailedProbe(model="resnet50", device="made-up CPU", execution=Execution(micro_batch=64), failure="out_of_memory",
                          reason="it asked for 7.1 GiB, and 6 GiB are allowed.", environment={})  # fmt: skip
     beside = {b: foreseen("made-up CPU", b, 1.1 * step_ms(b)) for b in range(2, 33, 2)}
-    print_sweep(seen, analyse([*seen, failed]), beside, (), "0123456789abcdef", "resnet50")
+    print_sweep(seen, analyse([*seen, failed]), beside, (), "0123456789abcdef", SuiteRequest(model="resnet50"))
 
 
 def climbed_ladder():
@@ -226,7 +230,7 @@ def matched(deadline_s=None):
     ranking = rank(workload(), own, {o.device: find_device(o.device) for o in own}, job, "usd")
     close = None if ranking.matches else nearest(ranking, job)
     answer = Matches(workload=workload(), job=job, ranking=ranking, nearest=close, picks=picks(ranking.matches))
-    match.print_ranking(answer, "cost", 12, TODAY, "resnet50")
+    match.print_ranking(answer, "cost", 12, TODAY, MatchRequest(model="resnet50", samples=100_000, epochs=90))
 
 
 def planned():
@@ -239,7 +243,7 @@ def planned():
 
 
 def offered():
-    match.print_offers(
+    offers.print_offers(
         [Offer(provider="p", instance_type="gpu_8x", region="eu", device="H100 SXM", count=8, price_usd_per_hour=20.0)],
         TODAY,
     )

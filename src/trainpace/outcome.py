@@ -166,6 +166,14 @@ class OperatorShare(Record):
     share_of_roof: float
 
 
+class RoleShare(Record):
+    """Device time of a step in what layers of one role compute. layers: how many there are; 0 where that is not known."""
+
+    role: str
+    layers: int
+    time_ms: float
+
+
 class Jump(Record):
     """Where one more sample costs far more than usual, between two batch sizes (neighbours, where all are asked for).
 
@@ -207,6 +215,7 @@ class Forecast(Record):
     provenance: Provenance
     reason: str = ""
     heaviest: tuple[OperatorShare, ...] = ()
+    roles: tuple[RoleShare, ...] = ()
     largest_micro_batch: int | None = None
     training_time: JobTime | None = None
     training_time_interval_s: Interval | None = None

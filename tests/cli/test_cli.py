@@ -173,7 +173,7 @@ def test_forecast_of_the_whole_training():
 def test_what_does_not_fit_is_exit_1():
     done = trainpace("forecast", "vgg16", "--gpu", "T4", "--batch", "1024")
     assert done.returncode == 1
-    assert "NO" in done.stdout
+    assert "No: it does not fit in memory." in done.stdout
 
 
 def test_a_card_without_bf16_is_exit_1_with_the_reason():

@@ -74,7 +74,7 @@ def test_a_plan(model, tmp_path):
     )
     assert answer["best"]["choice"]["execution"]["optimizer"] == "sgd_momentum"
     assert load(kept, Plan).saved_s == pytest.approx(answer["saved_s"])
-    done = plan(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB)
+    done = plan(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB, "--details")
     assert done.returncode == 0, done.stderr
     for word in (
         "What to change, in this order",

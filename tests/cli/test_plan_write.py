@@ -155,7 +155,7 @@ def test_a_command_as_text_is_shown_and_not_saved(folder):
 
 def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
     done = plan(folder, "--command", "torchrun --nproc-per-node 4 t.py", "--epochs", "3", "--batch", "4", "--num-gpus", "8",
-                "--global-batch", "256", "--write", "--yes")  # fmt: skip
+                "--global-batch", "256", "--write", "--yes", "--details")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "torchrun --nproc-per-node 8" not in done.stdout
     assert "not looked at: command.sh: the launch command has no flag for it" in " ".join(done.stdout.split())

@@ -10,35 +10,68 @@ import pytest
 from rich.cells import cell_len
 
 from scenes import GOLDEN, OTHERS
+from trainpace.report import one_screen
+from trainpace.report.screen import LINES
 
 FOLDER = Path(__file__).parent / "golden"
 
 
-def shown(scene, width):
+def shown(scene, width, details=False):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", str(width))
         patch.delenv("FORCE_COLOR", raising=False)
-        scene()
+        with one_screen(details):
+            scene()
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+FORMS = [(60, False), (80, False), (120, False), (80, True)]
+
+
+def golden(name, width, details):
+    return FOLDER / f"{name}-{'details-' if details else ''}{width}.txt"
+
+
+@pytest.mark.parametrize(("width", "details"), FORMS)
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden(name, width):
-    out, file = shown(GOLDEN[name], width), FOLDER / f"{name}-{width}.txt"
+def test_golden(name, width, details):
+    out, file = shown(GOLDEN[name], width, details), golden(name, width, details)
     if os.environ.get("TRAINPACE_WRITE_GOLDEN"):
         file.write_text(out, encoding="utf-8")
     assert out == file.read_text(encoding="utf-8")
 
 
 def test_no_golden_file_is_left_over():
-    assert {f.name for f in FOLDER.iterdir()} == {f"{name}-{width}.txt" for name in GOLDEN for width in (60, 80, 120)}
+    assert set(FOLDER.iterdir()) == {golden(name, *form) for name in GOLDEN for form in FORMS}
 
 
-@pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
-def test_every_verb_keeps_to_the_width(name, width):
-    out = shown((GOLDEN | OTHERS)[name], width)
+def test_an_answer_is_one_screen(name):
+    out = shown((GOLDEN | OTHERS)[name], 80)
+    assert out.count("\n") <= LINES
+    assert not out.startswith("\n")
+    assert not out.endswith("\n\n")
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
+def test_details_have_all_that_a_screen_has(name):
+    """Every number of the screen, but for how many rows it leaves out; and what it leaves out is named, as it is there."""
+    scene = (GOLDEN | OTHERS)[name]
+    brief, whole = shown(scene, 80), shown(scene, 80, details=True)
+    number = r"\d[\d,.]*\d|\d"
+    told = re.sub(r"\.\.\. .* \(--details\)", "", brief)
+    assert set(re.findall(number, told)) <= set(re.findall(number, whole))
+    assert "--details" not in whole
+    assert ("--details" in brief) == (brief.split() != whole.split())
+
+
+@pytest.mark.parametrize(
+    ("width", "details"),
+    [*((width, True) for width in (60, 72, 80, 100, 120, 200)), (60, False), (80, False), (120, False)],
+)
+@pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
+def test_every_verb_keeps_to_the_width(name, width, details):
+    out = shown((GOLDEN | OTHERS)[name], width, details)
     assert all(cell_len(line) <= width for line in out.splitlines())
     assert all(line == line.rstrip() for line in out.splitlines())
     assert "\n\n\n" not in out
@@ -50,6 +83,6 @@ def test_numbers_do_not_depend_on_the_width(name):
     """Every number of the verdict and the notes stands in a narrow terminal as in a wide one; of tables, what is left out is named."""
     scene = (GOLDEN | OTHERS)[name]
     number = r"\d[\d,.]*"
-    narrow, wide = (shown(scene, width) for width in (60, 200))
+    narrow, wide = (shown(scene, width, details=True) for width in (60, 200))
     if "Columns hidden" not in narrow and "└" not in narrow:
         assert sorted(re.findall(number, narrow)) == sorted(re.findall(number, wide))

@@ -25,6 +25,7 @@ def _picture(path: str) -> str:
 
 class View(Request):
     json: Annotated[bool, Field("Print JSON.")] = False
+    details: Annotated[bool, Field("Print everything, not only what fits on one screen.")] = False
 
 
 class SharedView(View):
@@ -56,7 +57,9 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
         try:
             values |= taken.values
             _check_required(values)
-            return function(*(kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds))
+            request, view = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+            with report.one_screen(not isinstance(view, View) or view.details or view.json):
+                return function(request, view)
         except TrainpaceError as error:
             if taken.told and isinstance(error, Misuse):
                 error.hint = f"{error.hint} {taken.told}.".strip()

@@ -56,15 +56,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     else:
         workload = sweeps[0].forecaster.workload
         report.print_forecasts(
-            workload,
-            rows,
-            jumps,
-            answer.notes,
-            request.model_name,
-            answer.trends,
-            answer.padded,
-            answer.evidence,
-            answer.recorded,
+            workload, rows, jumps, answer.notes, request, answer.trends, answer.padded, answer.evidence, answer.recorded
         )
     save_shared(view, answer)
     save_pictures(
@@ -81,7 +73,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
 
 
 class MatchView(TracedView):
-    top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 6
+    top: Annotated[int, Field("Rows of the ranking that --details prints, besides the Pareto front.", COUNT)] = 6
 
 
 def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
@@ -112,7 +104,7 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     if view.json:
         echo_json(report.ranking_json(answer, today))
     else:
-        report.print_ranking(answer, request.by, view.top, today, request.model_name)
+        report.print_ranking(answer, request.by, view.top, today, request)
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_shared(view, ranking)
     save_pictures(
@@ -133,7 +125,7 @@ def offers(request: verbs.offers.OffersRequest, view: View) -> int:
     if view.json:
         echo_json({"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()})
     else:
-        report.print_offers(list(answer.offers), datetime.date.today())
+        report.print_offers(list(answer.offers), datetime.date.today(), request)
     return 0
 
 
@@ -149,9 +141,9 @@ def gpus(request: verbs.gpus.GpusRequest, view: View) -> int:
         rows = [to_jsonable(device) for device in devices]
         echo_json(rows if request.name is None else rows[0])
     elif request.name is None:
-        report.print_catalogue(devices)
+        report.print_catalogue(devices, request)
     else:
-        report.print_device(devices[0])
+        report.print_device(devices[0], request)
     return 0
 
 
@@ -177,7 +169,7 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
         echo_json({**to_jsonable(answer), "total_s": total_s, **files.as_json()})
     else:
         _print_settings(files.combined)
-        report.print_answer(answer)
+        report.print_answer(answer, request)
     return 1 if answer.meets_limit is False else 0
 
 
@@ -268,7 +260,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
         report.print_code(verbs.settings.changes_in_code(plan, files))
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
-            report.print_plan_next(_without_write(typed) if backups else typed, view.output, model)
+            report.print_plan_next(_without_write(typed) if backups else typed, view.output, model, request)
     save_shared(view, plan)
     if view.html or view.figure:
         before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))

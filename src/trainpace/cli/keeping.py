@@ -41,9 +41,9 @@ def _list(request: verb.ListRequest, view: View) -> int:
     elif request.public:
         report.print_public_runs(listing.public, listing.total)
     elif request.sweeps:
-        report.print_sweeps(listing.sweeps)
+        report.print_sweeps(listing.sweeps, request)
     else:
-        report.print_entries(listing.runs, listing.total, listing.place)
+        report.print_entries(listing.runs, listing.total, listing.place, request)
     return 0
 
 
@@ -53,9 +53,9 @@ def show(request: verb.ShowRequest, view: View) -> int:
     if view.json:
         echo_json(to_jsonable(run))
     elif isinstance(run, Entry):
-        report.print_entry(run)
+        report.print_entry(run, request)
     else:
-        report.print_public_run(run)
+        report.print_public_run(run, request)
     return 0
 
 
@@ -84,7 +84,7 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     if view.json:
         echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
     else:
-        report.print_imported(list(imports.files), place)
+        report.print_imported(list(imports.files), place, request)
         for refused in imports.refused:
             tell(f"trainpace: nothing imported: {refused.reason}", err=True)
     if imports.refused:
@@ -166,7 +166,7 @@ def score(request: verb.ScoreRequest, view: View) -> int:
     if view.json:
         echo_json(to_jsonable(scores))
     elif isinstance(scores, Scores):
-        report.print_scores(scores)
+        report.print_scores(scores, request)
     else:
         report.print_public_score(scores)
     return 0 if scores.overall.n else 1

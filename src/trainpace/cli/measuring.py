@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +79,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     if view.json:
         echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
     else:
-        report.print_sweep(*shown, sweep.sweep, request.model)
+        report.print_sweep(*shown, sweep.sweep, request)
     crashed = any(failed.failure == "crashed" for failed in sweep.failed)
     return 1 if crashed and len(sweep.analysis.points) < FEWEST_MEASURED else 0
 
@@ -116,7 +117,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     if view.hosts:
         links = verbs.calibrate.run_hosts(request, view.network)
         if links is not None:
-            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file)
+            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file, request)
         return 0
     machine = verbs.calibrate.machine_of(request, progress)
     if not view.json:
@@ -126,7 +127,7 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     if view.detect_only:
         return 0
     profile = verbs.calibrate.run(request, progress, machine)
-    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file)
+    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file, request)
     return 0
 
 
@@ -245,7 +246,7 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     equivalence = verbs.verify.run(request, report.TerminalProgress())
-    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence)
+    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence, request)
     return 0 if equivalence.equal else 1
 
 
@@ -327,6 +328,8 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     if view.tolerance is not None and view.baseline is None:
         raise Misuse("--tolerance belongs to --baseline RUN.")
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
+    if request.command and sys.stderr.isatty():  # a bar would stand in the way of what the command prints
+        tell("Recording; what the command prints follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not watched.reports:
@@ -414,5 +417,5 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     trainpace look --for 60s torchrun --nproc-per-node 2 train.py
     """
     looked = verbs.look.run(request, report.TerminalProgress())
-    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked)
+    echo_json(report.look_json(looked)) if view.json else report.print_looked(looked, request)
     return 0

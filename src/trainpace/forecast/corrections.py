@@ -74,7 +74,10 @@ class CorrectedTable(ForecastTable):
         if record.step is None:
             return record
         ratio = float(self.step_ms[i] / self.plain.step_ms[i])
-        return replace(record, heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in record.heaviest))
+        return replace(
+            record, heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in record.heaviest),
+            roles=tuple(replace(role, time_ms=role.time_ms * ratio) for role in record.roles),
+        )  # fmt: skip
 
     def _runs(self, rows: Counts) -> Runs:
         """Some rows that have a time, as runs that measurements can be related to."""

@@ -17,6 +17,7 @@ from trainpace.forecast.intervals import EXPERTS_SD, Spread, shares_of, widened
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fit_probability, fits
 from trainpace.forecast.ranks import RankTable
+from trainpace.forecast.roles import by_role
 from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
 from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, running_software
 from trainpace.forecast.tables import MOST_AT_ONCE
@@ -250,6 +251,7 @@ class ForecastTable:
         return replace(
             brief, mfu=self._mfu(flops, peak, brief.step.total_ms),
             model_flops_per_step=flops, heaviest=heaviest(row.table.operators, row.times, repeats),
+            roles=by_role(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
             warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
         )  # fmt: skip

@@ -6,7 +6,8 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.screen import in_details
+from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
 from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
@@ -45,11 +46,12 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
             Column("at most", 2),
         ]  # fmt: skip
         print_table(columns, [[a.title, *savings(a, d)] for a in d.advice])
-    print_lines(*(f"{a.title}: {a.how}" for a in d.advice))
-    for a in d.not_worth:
-        epoch = d.seconds_an_epoch(a.saves_ms)
-        saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
-        print_lines(f"Not worth it: {a.title} saves {saved}.")
+    print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
+    with in_details("what is not worth a change"):
+        for a in d.not_worth:
+            epoch = d.seconds_an_epoch(a.saves_ms)
+            saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
+            print_lines(f"Not worth it: {a.title} saves {saved}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
     if not d.proofs:

@@ -32,6 +32,15 @@ def print_evidence(evidence: Sequence[Nearness]) -> None:
     print_lines(*filter(None, far))
 
 
+def nearest_in_brief(evidence: Sequence[Nearness]) -> list[str]:
+    """The nearest run in a line; nothing where none is near."""
+    near = next((near for nearness in evidence for near in nearness.runs), None)
+    if near is None:
+        return []
+    fitted = " It was in the fit." if near.run.in_fit else ""
+    return [f"{TITLE}: {_line(near).replace('*)', ')')}.{fitted}"]
+
+
 def _fitting(lines: list[str]) -> list[str]:
     """The first, and further ones as far as they stay short on this terminal; --json and pages have all."""
     width, taken = console().width, 0

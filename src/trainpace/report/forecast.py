@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
-from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
+from trainpace.outcome import Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report import step_charts, sweep_charts
 from trainpace.report.assumptions import assumed_hosts, software_lines, taken_for_granted
+from trainpace.report.breakdown import print_breakdown
 from trainpace.report.charts import Picture
-from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
+from trainpace.report.evidence import evidence_json, evidence_rows, nearest_in_brief, print_evidence
 from trainpace.report.lengths import lengths_chart, lengths_of, lengths_verdict, place, samples_of, sizes
+from trainpace.report.next_steps import print_next_after_forecast
 from trainpace.report.packing import packing_in_words, padded_json, print_padded
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
-    ABOVE_ONE,
-    WHY_ABOVE_ONE,
     bracketed,
     devices,
     duration,
@@ -29,43 +29,39 @@ from trainpace.report.phrases import (
     sentence,
     usd,
 )
+from trainpace.report.screen import in_details, is_brief
 from trainpace.report.sweep_charts import best_of
-from trainpace.report.sweep_words import jumps_in_words, knee, no_jumps, trend_in_words
-from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.sweep_words import is_whole, jumps_in_brief, jumps_in_words, knee, no_jumps, trend_in_words
+from trainpace.report.terminal import Column, print_chart, print_lines, print_notes, print_table, print_verdict, words
 from trainpace.trend import Trend
 from trainpace.units import format_count
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
-    from trainpace.verbs.forecast import Sweep
+    from trainpace.verbs.forecast import ForecastRequest, Sweep
     from trainpace.verbs.packing import PaddedBatch
 
 MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
 MOST_BARS = 12
-JOB_WORDS = {
-    "stepping_s": "steps", "data_wait_s": "waiting for data", "stragglers_s": "waiting for the slowest node",
-    "evaluation_s": "evaluation", "checkpoint_s": "checkpoints", "failures_s": "failures and restarts", "startup_s": "start-up",
-    "compiling_s": "compiling", "preparing_s": "preparing data", "transfer_s": "copying data to the servers",
-}  # fmt: skip
+MOST_KEPT = 6
+"""Devices of which the best batch stays in a table that is cut."""
 SURE = 0.99
 """From here on the probability to fit is not worth a word."""
-SHOWN_SHARE = 0.005
-"""Share of a whole training from which a part of it is listed."""
 
 
 def print_forecasts(
     workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
-    journal_notes: Sequence[str] = (), spec: str | None = None, trends: Mapping[str, Trend] | None = None,
+    journal_notes: Sequence[str] = (), asked: ForecastRequest | None = None, trends: Mapping[str, Trend] | None = None,
     padded: Sequence[PaddedBatch] = (), evidence: Sequence[Nearness] = (), recorded: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
-    `journal_notes`: what the journal knows beside it. `spec`: how the user named the model. `trends`: of the sweeps, by device.
-    `padded`: what packed rows are compared with. `evidence`: what others measured near to them. `recorded`: of a workload in a
-    recording, what its loader does to the answer, and what may mislead in it.
+    `journal_notes`: what the journal knows beside it. `asked`: what the next command goes on from. `trends`: of the
+    sweeps, by device. `padded`: what packed rows are compared with. `evidence`: what others measured near to them. `recorded`: of
+    a workload in a recording, what its loader does to the answer, and what may mislead in it.
     """
     trends = trends or {}
     e, trained = rows[0].execution, workload.trainable_parameters
@@ -87,29 +83,46 @@ def print_forecasts(
         words("fits", 3, least=3), Column("MFU", 6), *([Column("largest batch", 2)] if several else []),
         *([Column("training"), Column("cost")] if priced else []),
     ]  # fmt: skip
-    print_table(columns, [_cells(row, priced, several) for row in shown])
+    best = [best_of(swept) for swept in sweep_charts.by_device(rows).values()]
+    keep = [i for i, row in enumerate(shown) if any(row is one for one in best)] if len(best) < MOST_KEPT else []
+    if len(rows) > 1 or not is_brief():
+        print_table(columns, [_cells(row, priced, several) for row in shown], keep=keep)
+    elif fits_alone := next((row for row in done if row.fits is not False), None):
+        print_lines(_in_a_line(fits_alone), "")
+    else:
+        print_lines("")
     print_padded(padded)
-    if len(shown) < len(rows):
+    if len(shown) < len(rows) and not is_brief():
         print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
-        _print_breakdown(done[0])
+        print_breakdown(done[0])
     if not several:
         _print_sweeps(rows, jumps or {}, trends)
-    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason and (done or not is_brief())):
         print_lines(f"Not forecast: {reason}")
     if len(rows) <= MOST_WARNINGS:
         warned = (f"{r.device}, {sizes(r, several)}: {w}" for r in done for w in r.warnings[:1])
         print_lines(*(f"Warning: {warning}." for warning in dict.fromkeys(warned)))
     if done:
         if not several:  # which have a column of it
-            _print_largest(done)
+            with in_details("the largest batches that fit"):
+                _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
-        print_lines(*taken_for_granted(done), *journal_notes, *assumed, *assumed_hosts(done), *software_lines(done))
         sources = sweep_charts.sources(done)
-        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
-        print_evidence(evidence)
+        trust = f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases."
+        taken = *journal_notes, *assumed, *assumed_hosts(done), *software_lines(done), *taken_for_granted(done)
+        print_notes(trust, *taken, *(nearest_in_brief(evidence) if is_brief() else ()))
+        with in_details("measurements by others"):
+            print_evidence(evidence)
         if not padded:  # no other command packs rows
-            _print_next(done, spec or workload.model)
+            print_next_after_forecast(done, workload, asked)
+
+
+def _in_a_line(f: Forecast) -> str:
+    """What a table of one row has beside the verdict."""
+    capacity = "" if f.capacity_gib is None else f" of {number(f.capacity_gib)}"
+    memory = "" if f.memory is None else f", {number(f.memory.allocated_gib)}{capacity} GiB"
+    return f"{sentence(place(f))}{memory}{'' if f.mfu is None else f', MFU {percent(f.mfu)}'}."
 
 
 def verdict(rows: Sequence[Forecast], trends: Mapping[str, Trend] | None = None) -> tuple[str, bool | None]:
@@ -221,42 +234,6 @@ def _print_largest(done: Sequence[Forecast]) -> None:
         print_lines(f"Not even one sample fits on {', '.join(none)}.")
 
 
-def _print_next(done: Sequence[Forecast], spec: str) -> None:
-    """Real steps where the best one fits; where nothing does, the largest batch that would."""
-    best, several = best_of(done), bool(lengths_of(done))
-    if best is None:
-        closest = max(done, key=lambda row: row.largest_micro_batch or 0)
-        command = _forecast_command(closest, spec, several)
-        if closest.largest_micro_batch:
-            reason = "the largest batch that fits; --accumulate keeps the global batch"
-            print_next([*command, "--batch", str(closest.largest_micro_batch)], reason)
-        elif closest.execution.activation_checkpointing == "none":
-            print_next([*command, "--checkpointing", "full"], "recomputes activations, which needs less memory")
-        return
-    e, command = best.execution, _forecast_command(best, spec, several)
-    if best.num_devices > 1:
-        steps = ["--batch", str(e.micro_batch), "--max-steps", "1000"]
-        print_next(["trainpace", "plan", *command[2:], *steps], "what to change, and what it saves in 1,000 steps")
-    elif spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:")):
-        batches = f"1:{min(best.largest_micro_batch or 64, 128)}"
-        print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
-    else:
-        measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
-        measure += ["--sequence-length", str(best.sequence_length)] if several else []
-        # a corrected forecast of this machine names no host either: it has a profile of its own
-        if best.provenance == "calibrated" or (best.provenance == "transferred" and not best.host):
-            print_next(measure, "real steps on this machine, beside the forecast")
-        else:
-            print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
-
-
-def _forecast_command(f: Forecast, spec: str, several: bool) -> list[str]:
-    e = f.execution
-    gpus = [] if e.world_size == 1 else ["--num-gpus", str(e.nproc_per_node)]
-    length = ["--sequence-length", str(f.sequence_length)] if several else []
-    return ["trainpace", "forecast", spec, "--gpu", f.device, *gpus, "--precision", e.precision, *length]
-
-
 def _print_sweeps(
     rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]], trends: Mapping[str, Trend]
 ) -> None:  # fmt: skip
@@ -266,15 +243,24 @@ def _print_sweeps(
             continue
         here = jumps.get(name, ())
         title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
-        print_chart((), {jump.batch for jump in here}, title, points)
+        with in_details("the plot"):
+            print_chart((), {jump.batch for jump in here}, title, points)
         if here:
-            print_lines(*jumps_in_words(here, {f.execution.micro_batch: f.samples_per_second for f in swept}))
+            with in_details("what causes the jumps"):
+                print_lines(*jumps_in_words(here, {f.execution.micro_batch: f.samples_per_second for f in swept}))
+            if is_brief():
+                print_lines(f"{name}: {jumps_in_brief(here)}")
         elif name in jumps:
-            print_lines(no_jumps([f.execution.micro_batch for f in swept], trends.get(name)))
+            batches = [f.execution.micro_batch for f in swept]
+            if is_brief() and is_whole(batches):
+                print_lines(f"{name}: no jumps.")
+            else:
+                print_lines(no_jumps(batches, trends.get(name)))
         else:
             print_lines("Jumps are not forecast here; trainpace measure finds those of this machine.")
         if name in trends:
-            print_lines(*trend_in_words(trends[name]))
+            with in_details("whether the step time is linear"):
+                print_lines(*trend_in_words(trends[name]))
 
 
 def _cells(f: Forecast, priced: bool, several: bool) -> list[str]:
@@ -287,77 +273,6 @@ def _cells(f: Forecast, priced: bool, several: bool) -> list[str]:
     ]  # fmt: skip
     training = None if f.training_time is None else f.training_time.total_s
     return [*cells, duration(training), usd(f.cost_usd)] if priced else cells
-
-
-def _print_scaling(f: Forecast) -> None:
-    if f.step is None or f.num_devices == 1:
-        return
-    total, e = f.step.total_ms, f.execution
-    sizes = {"data": e.data_parallel_size, "tensor": e.tp, "pipeline": e.pp, "context": e.cp, "expert": e.ep}
-    shape = ", ".join(f"{name}-parallel size {n}" for name, n in sizes.items() if n > 1 or name == "data")
-    print_lines(f"Parallelism: {shape}; global batch {e.global_batch:,}.")
-    if f.exposed_ms:
-        kinds = sorted(f.exposed_ms.items(), key=lambda item: -item[1])
-        shown = (f"{kind.replace('_', ' ')} {number(ms)} ms ({percent(ms / total)})" for kind, ms in kinds)
-        print_lines(f"Exposed communication, not overlapped with compute: {', '.join(shown)}.")
-    if f.step.idle_ms > 0:
-        print_lines(f"Pipeline bubble: {number(f.step.idle_ms)} ms ({percent(f.step.idle_ms / total)}).")
-    if f.scaling_efficiency is None:
-        print_lines("Scaling efficiency: not known, because fewer devices cannot hold this model.")
-    else:
-        than = f"{f.scaling_reference_devices} devices, the fewest that fit"
-        reference = "one device alone" if f.scaling_reference_devices == 1 else than
-        print_lines(
-            f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.",
-            *[WHY_ABOVE_ONE] * (f.scaling_efficiency >= ABOVE_ONE),
-        )
-
-
-def _print_breakdown(f: Forecast) -> None:
-    assert f.step is not None
-    total = f.step.total_ms
-    rows = [
-        (step_charts.part_words(name), number(ms), percent(ms / total), ms / total)
-        for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
-    ]  # fmt: skip
-    print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, 8)), rows, spaced=False)
-    _print_training(f)
-    heavy = [
-        (o.module or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
-        for o in f.heaviest[:10]
-    ]  # fmt: skip
-    columns = (
-        words("heaviest operators"), words("kind"), words("phase", 1), Column("count", 3), Column("ms"), Column("share", 2),
-        words("bound by", 4, 7),
-    )  # fmt: skip
-    if heavy:
-        print_table(columns, heavy, spaced=False)
-    _print_scaling(f)
-    if f.memory is not None:
-        m = f.memory
-        with_context = m.device_gib > m.reserved_gib  # a CPU has no driver context
-        full = f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib
-        # torch's allocator keeps what was freed as long as there is room
-        shown = "all of the card" if full else f"{number(m.device_gib)} on the card"
-        monitor = f"; {number(m.allocated_gib)} allocated, "
-        monitor += f"{number(m.reserved_gib)} reserved, {shown} (nvidia-smi)" if with_context else "in all"
-        print_lines(
-            f"Memory at the peak: parameters {number(m.parameters_gib)}, gradients {number(m.gradients_gib)},"
-            f" optimizer states {number(m.optimizer_states_gib)}, activations {number(m.activations_gib)}"
-            f" GiB{monitor}."
-        )
-
-
-def _print_training(f: Forecast) -> None:
-    """What the whole training consists of, where it is more than steps."""
-    time = f.training_time
-    if time is None or not 0 < time.total_s < float("inf"):
-        return
-    parts = {text: getattr(time, name) for name, text in JOB_WORDS.items()}
-    shown = [(text, s, s / time.total_s) for text, s in parts.items() if s >= SHOWN_SHARE * time.total_s]
-    if len(shown) > 1:
-        columns = (words("part of the training"), Column("time"), Column("share"), words("", 1, 8))
-        print_table(columns, [(text, duration(s), percent(share), share) for text, s, share in shown], spaced=False)
 
 
 def forecast_page(

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural, stated, when
+from trainpace.report.screen import in_details
 from trainpace.report.sharing import print_lessons
-from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_named,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.validation import Row, Summary
+from trainpace.verbs.carried import carried
+from trainpace.verbs.request import Request
 
 if TYPE_CHECKING:
     from trainpace.journal import Imported
@@ -24,7 +37,7 @@ _LISTED = (
 _MAYBE_ALIKE = ("device", "precision", "optimizer", "outcome")
 
 
-def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
+def print_entries(entries: Sequence[Entry], total: int, place: str, asked: Request | None = None) -> None:
     """One line a run; columns that are the same in all of them become one line."""
     if not entries:
         print_verdict(f"No such runs in {place}.")
@@ -41,11 +54,20 @@ def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
     print_table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
     if same:
         print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
-    show = f"trainpace journal show {entries[0].id[:8]}"
-    print_next(show, "everything about one run; --limit and --offset list others")
+    print_next(
+        ["trainpace", "journal", "show", entries[0].id[:8], *_place(asked)],
+        "everything about one run; --limit and --offset list others",
+    )
 
 
-def print_sweeps(sweeps: Sequence[Sweep]) -> None:
+def _place(asked: Request | None) -> list[str]:
+    """The journal asked for, where it is not the usual one."""
+    from trainpace.verbs.journal import JournalRequest
+
+    return [] if asked is None else carried(asked, JournalRequest)
+
+
+def print_sweeps(sweeps: Sequence[Sweep], asked: Request | None = None) -> None:
     rows = [
         (s.id[:8], when(s.created_at), _text(s.model), _text(s.device), ", ".join(map(str, s.batches)),
          when(s.finished_at) if s.finished_at else "not finished")
@@ -58,10 +80,12 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
     )  # fmt: skip
     print_table(columns, rows)
     if sweeps:
-        print_next(f"trainpace journal list --sweep {sweeps[0].id[:8]}", "the runs of one sweep")
+        print_next(
+            ["trainpace", "journal", "list", "--sweep", sweeps[0].id[:8], *_place(asked)], "the runs of one sweep"
+        )
 
 
-def print_entry(entry: Entry) -> None:
+def print_entry(entry: Entry, asked: Request | None = None) -> None:
     e, always = entry, ("micro_batch", "precision", "optimizer")
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
@@ -85,8 +109,10 @@ def print_entry(entry: Entry) -> None:
     ]  # fmt: skip
     print_verdict(f"{e.outcome}: {(step or 'nothing was timed') if e.outcome == 'ok' else printable(e.reason)}")
     print_named("", [(_text(name), _text(value)) for name, value in facts if value])
-    compare = f"trainpace journal compare {e.id[:8]} ID"
-    print_next(compare, "this run with another: do they differ by more than the noise?")
+    print_next(
+        ["trainpace", "journal", "compare", e.id[:8], "ID", *_place(asked)],
+        "this run with another: do they differ by more than the noise?",
+    )
 
 
 def print_comparison(c: Comparison) -> None:
@@ -111,26 +137,31 @@ def print_comparison(c: Comparison) -> None:
         print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
 
 
-def print_imported(imported: Sequence[Imported], place: str) -> None:
+def print_imported(imported: Sequence[Imported], place: str, asked: Request | None = None) -> None:
     if imported:
         new, there = (sum(getattr(one, name) for one in imported) for name in ("new", "already_there"))
         print_verdict(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
     for one in imported:
         skipped = sum(one.skipped.values())
         left_out = f", {skipped:,} skipped" if skipped else ""
-        print_lines(f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already{left_out}")
-        print_lines(*(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()))
+        print_notes(
+            f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already{left_out}",
+            *(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()),
+        )
         if one.lessons is not None:
             print_lessons(one.lessons)
     if imported:
-        print_next("trainpace journal list", "the newest runs")
+        print_next(["trainpace", "journal", "list", *_place(asked)], "the newest runs")
 
 
-def print_scores(scores: Scores) -> None:
+def print_scores(scores: Scores, asked: Request | None = None) -> None:
     s = scores.overall
     if s.mean_pct is None:
         print_verdict("No run in the journal has a forecast that was made before it.")
-        print_next("trainpace measure resnet50", "measures beside a forecast; FILE.py:FUNCTION for your own model")
+        print_next(
+            ["trainpace", "measure", "resnet50", *_place(asked)],
+            "measures beside a forecast; FILE.py:FUNCTION for your own model",
+        )
         return
     print_verdict(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
@@ -207,7 +238,9 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
         )  # fmt: skip
         shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
         errors = ((s, (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape)) for s in shown)
-        print_table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors], spaced=name == "file")
+        table = columns, [_errors(s.name, s.n, *figures) for s, figures in errors]
+        with nullcontext() if name == "file" else in_details(f"the errors by {name}"):
+            print_table(*table, spaced=name == "file")
     failed = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))
     worst = [
         (row.model, devices(row.num_gpus, row.gpu), row.precision, str(row.batch), number(row.measured_ms),
@@ -220,8 +253,7 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
     )  # fmt: skip
     print_table(worst_columns, worst, spaced=False)
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
-    for reason, count in reasons.most_common(8):
-        print_lines(f"{count} not forecast: {reason}")
+    print_notes(*(f"{count} not forecast: {reason}" for reason, count in reasons.most_common(8)))
     print_lines(
         "Errors are (forecast - measured) / measured. In interval: share of measurements inside the forecast's 90 % interval."
     )

@@ -22,7 +22,18 @@ from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, interval, noise_scale, number, plural, span, to_the_same_loss, usd
-from trainpace.report.terminal import Column, console, fits, print_bars, print_lines, print_table, print_verdict, words
+from trainpace.report.screen import in_details
+from trainpace.report.terminal import (
+    Column,
+    console,
+    fits,
+    print_bars,
+    print_lines,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 
 PAIRED = (
     "A rung's speed-up compares its trials with those of the setup kept before it, run one after the other; the total is the"
@@ -171,6 +182,8 @@ _RANKS = {
     "whole job": 8, "GiB": 9,
 }  # fmt: skip
 """The column of the highest rank gives way first where the terminal is narrow."""
+MOST_KEPT = 10
+"""Rungs that stay where the table is cut."""
 _WORDS = ("rung", "losses", "result")
 
 
@@ -184,12 +197,14 @@ def print_ladder(t: LadderTable) -> None:
     if not fits(columns, rows):
         timed = [i for i, name in enumerate(head) if name in ("forecast", f"{t.what}, measured")]
         rows = [[cell.partition(" (")[0] if i in timed else cell for i, cell in enumerate(row)] for row in rows]
-    print_table(columns, rows)
+    print_table(columns, rows, keep=range(min(len(rows), MOST_KEPT)))
     chart = speedups(t)
     if chart is not None:
         lines = [(b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars]
-        print_bars("Speed-up over the baseline", lines)
-    print_lines(*t.verdict[1:])
+        with in_details("the speed-ups as bars"):
+            print_bars("Speed-up over the baseline", lines)
+    print_notes(*t.verdict[1:-1])
+    print_lines(*t.verdict[1:][-1:])
 
 
 def markdown(t: LadderTable) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement, LoaderPoint
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import duration, interval, number, percent, plural
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
 from trainpace.shards import Damage, Estimate, Precomputed
 
 _WORTH_PRECOMPUTING = 0.2
@@ -32,7 +32,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     if m.stages:
         stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
         print_table(stages, _stage_rows(m), spaced=False)
-    print_lines(_sample_in_words(m), *_variants_in_words(m))
+    print_notes(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
     whole = not any(s.kind == "dataset" for s in m.stages)
     if "trainpace precompute" in advice and ".py:" in m.target and whole:
@@ -235,7 +235,7 @@ def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
         return
     print_verdict(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
     more = len(damaged) - MOST_LINES
-    print_lines(
+    print_notes(
         *(f"{one.file}: {one.problem}" for one in damaged[:MOST_LINES]),
         *([f"... and {more:,} more"] if more > 0 else []),
     )

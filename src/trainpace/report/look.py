@@ -9,15 +9,18 @@ from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.watch import trained_on
 from trainpace.units import format_duration
-from trainpace.verbs.look import Elsewhere, Looked
+from trainpace.verbs.carried import carried
+from trainpace.verbs.diagnose import DiagnoseRequest
+from trainpace.verbs.look import Elsewhere, Looked, LookRequest
 
 MOST_CAUSES = 4
 MOST_CHANGES = 3
 LEAST_SHARE = 0.02
 
 
-def print_looked(looked: Looked) -> None:
+def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     d, first = looked.diagnosis, looked.watched.recording.ranks[0]
     print_verdict(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(_step(looked))}.")
     print_lines(*_conditions(looked))
@@ -44,9 +47,8 @@ def print_looked(looked: Looked) -> None:
         print_lines("No change to the script is worth making; a faster card or a lower precision would help.")
     _print_elsewhere(looked)
     command = looked.watched.recording.command
-    print_next(
-        ["trainpace", "diagnose", "--", *command], "proves what slows it down, by taking one cause after another away"
-    )
+    diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
+    print_next(diagnose, "proves what slows it down, by taking one cause after another away")
     if first.steps < 2 * MOST_CAUSES:
         print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
 
@@ -91,7 +93,7 @@ def _conditions(looked: Looked) -> list[str]:
     """What the answer rests on, and what it leaves out."""
     recording, length = looked.watched.recording, looked.length
     first = recording.ranks[0]
-    on = "on the GPU" if first.reserved_gib else f"on the CPU ({plural(first.threads, 'thread')})"
+    on = trained_on(first)
     samples = sum(rank.samples_per_step for rank in recording.ranks)
     tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
     rate = f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""

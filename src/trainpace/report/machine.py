@@ -1,7 +1,9 @@
 """This machine, what a calibration found on it, and the hardware catalogue, for the terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,8 +11,16 @@ from trainpace.forecast import step_factor
 from trainpace.hardware import Device, Figure, HostLinks
 from trainpace.machine import Machine, MachineProfile
 from trainpace.report.phrases import number, percent
+from trainpace.report.screen import in_details, is_brief
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.verbs.carried import carried
 
+if TYPE_CHECKING:
+    from trainpace.verbs.calibrate import CalibrateRequest
+    from trainpace.verbs.gpus import GpusRequest
+
+USUAL = ("RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM")
+"""Devices that stay in a catalogue that is cut."""
 STEADY, SHAKY = 0.1, 0.3
 """Drift and spread up to the first are good; beyond the second the figures say little."""
 
@@ -37,7 +47,7 @@ def print_machine(machine: Machine) -> None:
     print_named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
 
 
-def print_profile(profile: MachineProfile, file: str) -> None:
+def print_profile(profile: MachineProfile, file: str, asked: CalibrateRequest | None = None) -> None:
     m = profile.kernels
     rows = [
         ("matrix multiplication, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
@@ -65,10 +75,13 @@ def print_profile(profile: MachineProfile, file: str) -> None:
             f" scatter of {percent(scatter)}: forecasts are multiplied by that factor, and the intervals rest on the scatter."
         )
     print_lines(f"Profile: {file}")
-    print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION for your own model")
+    where = ["--calibrated", file] if asked is not None and asked.output else ["--gpu", "cpu"]
+    print_next(
+        ["trainpace", "forecast", "resnet50", *where], "a step on this machine; FILE.py:FUNCTION for your own model"
+    )
 
 
-def print_host_links(links: HostLinks, file: str) -> None:
+def print_host_links(links: HostLinks, file: str, asked: CalibrateRequest | None = None) -> None:
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
         ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {percent(links.link_share)} is payload"),
@@ -79,10 +92,11 @@ def print_host_links(links: HostLinks, file: str) -> None:
     print_verdict(f"The hosts send {links.gb_per_s:.3g} GB/s to each other.")
     print_table((words("between hosts, gloo"), ""), rows)
     print_lines(f"Profile: {file}")
-    print_next("trainpace forecast resnet50 --gpu cpu --nodes 2", "a step on two such hosts")
+    where = ["--calibrated", file] if asked is not None and asked.output else ["--gpu", "cpu"]
+    print_next(["trainpace", "forecast", "resnet50", *where, "--nodes", "2"], "a step on two such hosts")
 
 
-def print_catalogue(devices: Sequence[Device]) -> None:
+def print_catalogue(devices: Sequence[Device], asked: GpusRequest | None = None) -> None:
     rows = [
         (d.name, d.architecture, _short(d.memory_gib), _short(d.memory_bandwidth_gb_per_s), _short(d.fp32_tflops),
          _short(d.tf32_tensor_tflops), _short(d.fp16_tensor_tflops), _short(d.fp8_tensor_tflops), _short(d.tdp_w))
@@ -93,20 +107,25 @@ def print_catalogue(devices: Sequence[Device]) -> None:
         words("GPU", least=20), words("architecture", 2), Column("GiB"), Column("GB/s"), Column("fp32"), Column("tf32", 1),
         Column("16-bit"), Column("fp8", 3), Column("W", 4),
     )  # fmt: skip
-    print_table(columns, rows)
+    print_table(columns, rows, keep=[i for i, d in enumerate(devices) if d.name in USUAL])
     print_lines("Rates in TFLOP/s, dense, with fp32 accumulation.")
     if devices:
-        print_next(["trainpace", "gpus", devices[0].name], "every figure of one device, with its source")
+        own = [] if asked is None else carried(asked, type(asked))
+        print_next(["trainpace", "gpus", devices[0].name, *own], "every figure of one device, with its source")
 
 
-def print_device(device: Device) -> None:
+def print_device(device: Device, asked: GpusRequest | None = None) -> None:
     print_verdict(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
     if device.aliases:
         print_lines(f"Also known as: {', '.join(device.aliases)}")
     figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
     rows = [(name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)]
-    print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
-    forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name]
+    with in_details("the source of every figure"):
+        print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
+    if is_brief():
+        print_table((words("figure", least=16), Column("value"), words("kind", least=6)), [row[:3] for row in rows])
+    own = [] if asked is None else carried(asked, type(asked))
+    forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name, *own]
     print_next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
 
 

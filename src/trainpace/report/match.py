@@ -11,32 +11,23 @@ from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
-from trainpace.offers import (
-    SNAPSHOT_KNOWN_ON,
-    Binding,
-    Job,
-    Match,
-    Offer,
-    Pick,
-    Ranking,
-    Rejected,
-    is_stale,
-    near_misses,
-)
+from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Pick, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
+from trainpace.report.next_steps import print_next_after_match
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, interval, number, percent, plural, sentence, span, usd
+from trainpace.report.screen import in_details, is_brief
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.terminal import (
     Column,
     print_bars,
     print_lines,
     print_named,
-    print_next,
+    print_notes,
     print_table,
     print_verdict,
     words,
@@ -44,7 +35,7 @@ from trainpace.report.terminal import (
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
-    from trainpace.verbs.match import Matches
+    from trainpace.verbs.match import Matches, MatchRequest
 
 FEWEST_SHOWN = 3
 MOST_POINTS = 300
@@ -62,8 +53,10 @@ Nearest = tuple[Binding, str, Match | Rejected]
 """What binds, by how much, and the choice that comes nearest."""
 
 
-def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec: str | None = None) -> None:
-    """The cheapest, the fastest, the knee between them; the chart; the table. `spec`: how the user named the model."""
+def print_ranking(
+    answer: Matches, by: str, top: int, today: datetime.date, request: MatchRequest | None = None
+) -> None:  # fmt: skip
+    """The cheapest, the fastest, the knee between them; the chart; the table. `request`: what the next command goes on from."""
     workload, ranking, job = answer.workload, answer.ranking, answer.job
     print_lines(f"{workload.model}: {asked(answer, by)}")
     if not ranking.matches:
@@ -71,33 +64,59 @@ def print_ranking(answer: Matches, by: str, top: int, today: datetime.date, spec
         return
     first = ranking.matches[0]
     print_verdict(_verdict(answer.picks))
-    print_named("", three(answer.picks))
+    with in_details("what an hour less costs"):
+        print_named("", three(answer.picks))
+    if is_brief():
+        _print_three(answer.picks)
     print_lines(*answer.recorded)
-    if beside := [*within_limits(ranking, job), *in_mixed_precision(answer)]:
-        print_lines(*beside, "")
-    drawn = _print_front(ranking.matches)
+    beside = [*within_limits(ranking, job), *in_mixed_precision(answer)]
+    print_lines(*beside)
+    with in_details("cost against time"):
+        print_lines(*[""] * bool(beside))
+        drawn = _print_front(ranking.matches)
     shown = _shown(ranking.matches, top)
     columns = (
         words("#", least=3), words("server", least=14), words("region", 7), words("GPUs"), words("run", 3), Column("step ms", 4),
         Column("hours"), Column("90 %", 1), Column("cost"), Column("$/h", 2), Column("GiB", 5), Column("$/1000 steps", 8),
         Column("kWh", 9),
     )  # fmt: skip
-    print_table(columns, [_cells(rank, m) for rank, m in shown], spaced=not drawn)
-    print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
+    with in_details("the ranking"):
+        print_table(columns, [_cells(rank, m) for rank, m in shown], spaced=not drawn)
+        print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
+        print_lines("Energy is estimated from the TDP of the GPUs alone.")
+        _print_not_listed(ranking)
+    print_lines(*[answer.journal_note] * bool(answer.journal_note))
+    _print_notes([p.match for p in answer.picks] if is_brief() else [m for _, m in shown], job.conditions, today)
+    with in_details("measurements by others"):
+        print_evidence(answer.evidence)
+    print_next_after_match(first, workload, request)
+
+
+def _print_three(picks: Sequence[Pick]) -> None:
+    columns = (
+        words("", least=8), words("server", least=20), Column("hours"), Column("90 %"), Column("cost"), Column("$/h", 1),
+    )  # fmt: skip
+    rows = [
+        (_NAMES[pick.name], _short(pick.match), number(pick.match.mean_hours), interval(pick.match.hours),
+         usd(pick.match.mean_usd), usd(_hourly(pick.match)))
+        for pick in picks
+    ]  # fmt: skip
+    print_table(columns, rows)
+    pick = next((pick for pick in picks if pick.as_fast is not None), None)
+    if pick is not None and pick.as_fast is not None:
+        shown = any(pick.as_fast is other.match for other in picks)
+        print_lines(
+            f"Forecasts cannot tell {_short(pick.as_fast)} from the {_NAMES[pick.name].lower()}"
+            f"{'.' if shown else f': it takes {usd_and_hours(pick.as_fast)}.'}"
+        )
+
+
+def _print_not_listed(ranking: Ranking) -> None:
     short = sum(r.binding == "memory" for r in ranking.rejected)
     reasons = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
     if ranking.rejected:
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
         print_lines(f"Not listed: {counted} (--json says which and why).")
-    print_lines(*[answer.journal_note] * bool(answer.journal_note))
-    _print_notes([m for _, m in shown], job.conditions, today)
-    print_evidence(answer.evidence)
-    e = first.forecast.execution
-    # a saved workload cannot be trained, but the model that it was traced from
-    model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
-    run = ["--batch", str(e.micro_batch), "--precision", e.precision, "--device", "cuda"]
-    why = "on option 1, rented for a few minutes: real steps narrow the interval"
-    print_next(["trainpace", "measure", model, *run], why)
 
 
 def asked(answer: Matches, by: str) -> str:
@@ -251,21 +270,22 @@ def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job
 
 def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datetime.date) -> None:
     stale = [m for m in shown if is_stale(m.offer, today)]
-    if stale:
+    if stale and is_brief():
+        print_lines(f"{plural(len(stale), 'price')} may be old: trainpace offers --refresh fetches today's.")
+    elif stale:
         dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
         dates = " to ".join(dict.fromkeys([*dated[:1], *dated[-1:]]))
         undated = sum(m.offer.as_of is None for m in stale)
         parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
         parts += [f"{len(stale) - undated} are from {dates}"] * bool(dates)
         print_lines(f"Old prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's.")
-    loading = "" if conditions.samples_per_cpu_s or conditions.sample_bytes else (
-        ", assuming that data loading keeps up (`trainpace loader` tells, and --loader-rate takes it into account)"
-    )  # fmt: skip
-    print_lines(
+    loading = ", assuming that data loading keeps up (--loader-rate)"
+    if conditions.samples_per_cpu_s or conditions.sample_bytes:
+        loading = ""
+    print_notes(
         f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {number(conditions.device_mtbf_h or math.inf)}"
         f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
-        f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone; a host"
-        " CPU that is not published is one typical of the card (--host).",
+        f" {number(conditions.storage_gb_per_s)} GB/s, a host CPU is typical of its card where it is not published (--host).",
         *taken_for_granted([m.forecast for m in shown]),
         *software_lines([m.forecast for m in shown]),
     )
@@ -418,27 +438,3 @@ def match_pictures(ranking: Ranking, picks: Sequence[Pick] = ()) -> list[Picture
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
     return [cost_against_time(ranking.matches, picks), step_breakdown(steps)]
-
-
-def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
-    rows = [
-        (o.provider, o.instance_type, o.region, devices(o.count, o.device), usd(o.price_usd_per_hour),
-         usd(o.spot_price_usd_per_hour), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
-        for o in offers
-    ]  # fmt: skip
-    cheapest = min(offers, key=lambda o: o.price_usd_per_hour, default=None)
-    least = ""
-    if cheapest is not None:
-        least = f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
-    print_verdict(f"{len(offers)} offers{least}.")
-    columns = (
-        words("provider"), words("server", least=16), words("region", 3), words("GPUs"), Column("$/h"), Column("spot $/h", 1),
-        Column("Gbit/s", 4), words("as of", 2, 7),
-    )  # fmt: skip
-    print_table(columns, rows)
-    stale = sum(is_stale(offer, today) for offer in offers)
-    print_lines("Gbit/s: bandwidth between servers of one kind, where several can be joined.")
-    if stale:
-        undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
-        print_lines(f"{stale} prices are old: {undated}. --json shows every source.")
-        print_next("trainpace offers --refresh", "fetches today's prices")

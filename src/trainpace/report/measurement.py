@@ -1,7 +1,9 @@
 """A measured sweep, and forecasts beside measurements: for the terminal, as JSON, as pictures and as pages."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -10,23 +12,41 @@ from trainpace.outcome import STEP_PARTS, Forecast, Jump, MeasuredNoiseScale, Me
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import interval, noise_scale, number, percent, plural, rate_in_words, span
+from trainpace.report.screen import in_details
 from trainpace.report.step_charts import Timed, step_breakdown
 from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, measured_sweep, throughput
 from trainpace.report.sweep_words import shape_in_words
-from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_chart,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
+from trainpace.verbs.carried import carried
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.journal import JournalRequest
+
+if TYPE_CHECKING:
+    from trainpace.verbs.measure import MeasureRequest
 
 MOST_LIMIT = 2.0
 """Steps, of which a jump would have to be larger to be seen: from here on that is no answer."""
+MOST_KEPT = 3
+"""Jumps whose sizes stay in a table that is cut."""
 WORTH_SAYING = 0.03
 """A batch whose throughput is this much better than the largest's is worth a sentence."""
 
 
 def print_sweep(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = (),
-    sweep: str | None = None, spec: str | None = None,
+    sweep: str | None = None, asked: MeasureRequest | None = None,
 ) -> None:  # fmt: skip
     """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
-    name in the journal; `spec` how the user named the model."""
+    name in the journal; `asked` what the next command goes on from."""
     first = measured[0]
     e = first.execution
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
@@ -48,7 +68,14 @@ def print_sweep(
     marks[a.best.best.batch] += (
         "" if len(a.points) == 1 or a.too_noisy else " best" if _measured_above(a) is None else " as good"
     )
-    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points])
+    told = {
+        a.points[0].batch,
+        a.best.best.batch,
+        a.points[-1].batch,
+        *(jump.after for jump in a.curve.jumps[:MOST_KEPT]),
+    }
+    keep = [i for i, p in enumerate(a.points) if p.batch in told]
+    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points], keep=keep)
     for failure in a.failures:
         what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
         print_lines(f"Batch {failure.batch} {what}: {failure.reason}")
@@ -57,15 +84,23 @@ def print_sweep(
         jumped = ", ▲ after a jump" if a.curve.jumps else ""
         title = f"Step time in ms over the batch size: ● measured{jumped}{', line: forecast' if behind else ''}"
         dots = [(float(p.batch), p.step_ms) for p in a.points]
-        print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
-    print_lines(*others, *_runs_in_words(measured, a))
+        with in_details("the plot"):
+            print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
+    print_notes(*others, *_runs_in_words(measured, a))
     if measured[-1].noise_scale is not None:
         print_lines(*noise_scale_in_words(measured[-1].noise_scale))
     if sweep:
-        print_next(f"trainpace journal list --sweep {sweep[:8]}", "the runs of this sweep, kept in the journal")
+        place = carried(asked, JournalRequest)
+        print_next(
+            ["trainpace", "journal", "list", "--sweep", sweep[:8], *place],
+            "the runs of this sweep, kept in the journal",
+        )
     else:
-        command = ["trainpace", "forecast", spec or first.model, "--gpu", "T4", "--batch", str(a.best.best.batch)]
-        print_next([*command, "--precision", e.precision], "the same on a GPU that you do not have")
+        spec = asked.model if asked is not None and asked.model is not None else first.model
+        gpu = "A100" if "bf16" in e.precision or e.precision == "tf32" else "T4"  # a T4 has neither
+        same = carried(asked, ForecastRequest, ["batch", "precision", "timeout", "no_journal"])
+        command = ["trainpace", "forecast", spec, "--gpu", gpu, "--batch", str(a.best.best.batch)]
+        print_next([*command, "--precision", e.precision, *same], "the same on a GPU that you do not have")
 
 
 def _measured_above(a: SweepAnalysis) -> SweepPoint | None:

@@ -42,18 +42,34 @@ from trainpace.report.phrases import (
     to_the_same_loss,
     usd,
 )
+from trainpace.report.screen import in_details, is_brief
 from trainpace.report.step_charts import step_and_memory
 from trainpace.report.streams import tell
-from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_named,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.units import format_count, hours_from_s
+from trainpace.verbs.carried import carried
+from trainpace.verbs.run import RunRequest
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
+    from trainpace.verbs.plan import PlanRequest
 
 COMPARED = (
     "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
     " stated. These are forecasts, not measurements: change one thing at a time and measure."
+)
+IN_BRIEF = (
+    "Forecasts, not measurements, of {plan.fitting:,} configurations that fit: change one thing at a time and measure."
 )
 DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
 
@@ -81,35 +97,46 @@ def print_plan(
             " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
             *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
         )
-    _print_choices(plan, plan.best, workload)
+    with in_details("the settings before and after"):
+        _print_choices(plan, plan.best, workload)
+    with in_details("the fastest for each number of GPUs"):
+        _print_fleets(plan)
     print_named("Maybe: measure it before you adopt it", maybes(plan))
-    print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
-    _print_sensitivity(plan)
-    print_lines(
-        COMPARED.format(plan=plan), *workload.notes, *[plan.corrected] * bool(plan.corrected),
-        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
+    with in_details("what was rejected"):
+        print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
+    with in_details("what could change the recommendation"):
+        _print_sensitivity(plan)
+    print_notes(
+        (IN_BRIEF if is_brief() else COMPARED).format(plan=plan), *[plan.corrected] * bool(plan.corrected),
+        *([assumed_in_words(plan.assumed)] if plan.assumed else []), *workload.notes,
     )  # fmt: skip
-    print_evidence(evidence)
+    with in_details("measurements by others"):
+        print_evidence(evidence)
 
 
 def print_code(changes: Sequence[tuple[int, Change]]) -> None:
     """Changes by their numbers as lines of PyTorch, as they are, to be copied."""
     if not changes:
         return
-    tell("In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:")
-    for n, change in changes:
-        tell(f"  # change {n}: {change.title}")
-        tell(textwrap.indent(change.code, "  "))
-    tell()
+    with in_details("the changes as lines of PyTorch"):
+        tell("In PyTorch, where `model`, `loss_fn`, `inputs` stand for your own:")
+        for n, change in changes:
+            tell(f"  # change {n}: {change.title}")
+            tell(textwrap.indent(change.code, "  "))
+        tell()
 
 
-def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
+def print_plan_next(
+    command: Sequence[str], file: str | None, task: str | None, asked: PlanRequest | None = None
+) -> None:  # fmt: skip
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
         saving = "saves the plan; `trainpace run plan.json` then measures every change"
         print_next([*command, "--output", "plan.json"], saving)
     else:
-        run = ["trainpace", "run", file, *(["--task", task] if task else [])]
+        # dollars are a node's there, and the script's command is another way to climb
+        same = carried(asked, RunRequest, ["price", "command", "config"])
+        run = ["trainpace", "run", file, *(["--task", task] if task else []), *same]
         print_next(run, "makes the changes one by one, and measures each")
 
 
@@ -181,17 +208,21 @@ def _print_changes(plan: Plan) -> None:
         )  # fmt: skip
         effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
         rows.append([str(n), change.title, *saved, effort, change.risk])
-    columns = (
+    columns = [
         words("", least=2), words("change"), Column("saves"), Column("in 9 of 10 cases", 1), Column("so far", 4),
         words("effort", 3), words("risk", 2),
-    )  # fmt: skip
+    ]  # fmt: skip
+    if is_brief():  # so that a change takes one line
+        shown = [i for i, column in enumerate(columns) if column.name != "so far" and any(row[i] for row in rows)]
+        columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
     print_table(columns, rows, title="What to change, in this order")
-    print_lines(*_remarks(plan))
-    keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
-    print_named(
-        "", ((f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
-             for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)),
-    )  # fmt: skip
+    with in_details("the settings and risks of each change"):
+        print_lines(*_remarks(plan))
+        keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
+        print_named(
+            "", ((f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
+                 for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)),
+        )  # fmt: skip
 
 
 def at_least(change: Change) -> str:
@@ -237,6 +268,9 @@ def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
             lines += [(name, ", ".join(filter(None, figures)) + only_if), ("", config_line(outlook.choice))]
     print_named("", lines)
+
+
+def _print_fleets(plan: Plan) -> None:
     if len(plan.pareto) < 2:
         return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None

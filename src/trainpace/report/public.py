@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from trainpace.report.charts import Axis, Chart, Series
 from trainpace.report.phrases import devices, number, plural, span
+from trainpace.report.screen import in_details
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.verbs.carried import carried
 
 if TYPE_CHECKING:
     from trainpace.evidence import PublicRun, Score, ScoreLine
     from trainpace.validation import Summary
+    from trainpace.verbs.request import Request
 
 MOST_POINTS = 3000
 """More would lie on top of each other, and make a page of a megabyte."""
 
+_IN_DETAILS = ("card", "kind of model", "source")
 _LISTED = (
     words("id", least=17), words("model", least=14), words("device", 2, least=12), Column("batch"), Column("size", 1),
     words("precision", 3), words("mode", 5), Column("step ms"), Column("forecast ms", 1), Column("off %"),
@@ -84,10 +89,16 @@ def public_facts(run: PublicRun) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def print_public_run(run: PublicRun) -> None:
+def print_public_run(run: PublicRun, asked: Request | None = None) -> None:
     print_verdict(f"A step took {number(run.step_time_ms)} ms, as {run.source} measured it.")
     print_named("", public_facts(run))
-    print_next(f"trainpace journal compare public:{run.id} mine", "with your newest run that is most like it")
+    from trainpace.verbs.journal import JournalRequest
+
+    place = [] if asked is None else carried(asked, JournalRequest)
+    print_next(
+        ["trainpace", "journal", "compare", f"public:{run.id}", "mine", *place],
+        "with your newest run that is most like it",
+    )
 
 
 def print_public_score(score: Score) -> None:
@@ -117,7 +128,8 @@ def print_public_score(score: Score) -> None:
             Column("fitted runs", 1), Column("their mean %", 1), Column("their median %", 2), Column("their inside %", 1),
         )  # fmt: skip
         rows = [(line.name, *_figures(line.not_in_fit), *_figures(line.in_fit)) for line in lines]
-        print_table(columns, rows, spaced=title == "what was run")
+        with in_details("cards, kinds of models and sources") if title in _IN_DETAILS else nullcontext():
+            print_table(columns, rows, spaced=title == "what was run")
     print_lines(score_meaning(), f"{score.without_forecast:,} public runs have no forecast; show public:ID says why.")
     print_next("trainpace serve", "the same as a picture, by card and kind of model, on the page Accuracy")
 

@@ -2,11 +2,17 @@
 
 from trainpace.job import Answer
 from trainpace.report.phrases import duration, number, percent, usd
-from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import print_lines, print_next, print_notes, print_table, print_verdict, words
 from trainpace.units import format_count
+from trainpace.verbs.carried import carried
+from trainpace.verbs.match import MatchRequest
+from trainpace.verbs.schedule import ScheduleRequest
+
+LEFT_OUT = ("samples", "epochs", "global_batch", "sequence_length", "checkpoint_every", "mtbf")
+"""Stated in any case, no length of resnet50's, or counted otherwise there."""
 
 
-def print_answer(a: Answer) -> None:
+def print_answer(a: Answer, asked: ScheduleRequest | None = None) -> None:
     _print_verdict(a)
     print_table((words(""), words("", least=16)), _rows(a))
     if a.speedups and a.time is not None:
@@ -38,11 +44,11 @@ def print_answer(a: Answer) -> None:
             shown = f"x {factor:.4g}" if value is None else f"{value:.4g}"
             print_lines(f"  {name}: {shown}, {source.partition(': ')[2]}")
         print_lines(f"  {advice.limit}")
-    for note in a.notes:
-        print_lines(f"Note: {note}.")
+    print_notes(*(f"Note: {note}." for note in a.notes))
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
         job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
-        command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch)]
+        limits = carried(asked, MatchRequest, LEFT_OUT)
+        command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch), *limits]
         print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
 
 

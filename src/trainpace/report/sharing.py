@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainpace.report.phrases import number, plural
 from trainpace.report.streams import tell
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, words
+from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, words
 
 if TYPE_CHECKING:
     from trainpace.journal import Lesson, Lessons
@@ -54,7 +54,7 @@ def print_lessons(lessons: Lessons) -> None:
         print_table(columns, rows)
     if len(lessons.by) > MOST_SHOWN:
         print_lines(f"and {len(lessons.by) - MOST_SHOWN:,} more pairs of model and device")
-    print_lines(*_corrected(lessons.by), *_odd(lessons))
+    print_notes(*_corrected(lessons.by), *_odd(lessons))
     if lessons.unchecked:
         print_lines(
             f"{plural(lessons.unchecked, 'new run')} could not be held against a forecast of this version: the model is the"

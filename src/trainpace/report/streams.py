@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from trainpace.report.screen import screen
 from trainpace.units import format_duration, format_number
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ REFRESHES_PER_S = 1.0
 """Few, since what runs meanwhile is often being timed on the same cores."""
 LEAST_RATE = 1.0
 """Fewer a second are better said by the time left."""
-WAIT_S = 1.0
+WAIT_S = 0.5
 """What ends sooner needs no bar."""
 
 
@@ -58,7 +59,9 @@ def visible(text: str) -> str:
 
 def tell(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a line, made `visible`."""
-    print(visible(str(text)), file=sys.stderr if err else sys.stdout, end="\n" if nl else "", flush=True)
+    held = None if err else screen()
+    out = held.end if held is not None else sys.stderr if err else sys.stdout
+    print(visible(str(text)), file=out, end="\n" if nl else "", flush=True)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

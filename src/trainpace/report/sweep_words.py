@@ -21,6 +21,13 @@ def jumps_in_words(jumps: Sequence[Jump], rates: Mapping[int, float | None]) -> 
     return lines
 
 
+def jumps_in_brief(jumps: Sequence[Jump]) -> str:
+    """Where the jumps are, and how large."""
+    shown = [f"{jump.before:,} (+{100 * jump.excess_ms / jump.before_ms:.1f} %)" for jump in jumps[:MOST_JUMPS]]
+    more = f" and {len(jumps) - MOST_JUMPS} more" if len(jumps) > MOST_JUMPS else ""
+    return f"a step jumps after batch {', '.join(shown)}{more}, beyond what one more sample usually costs."
+
+
 def _jump(jump: Jump, rates: Mapping[int, float | None]) -> str:
     def rate(batch: int, unit: str = "") -> str:
         known = rates.get(batch)
@@ -46,10 +53,15 @@ def _jump(jump: Jump, rates: Mapping[int, float | None]) -> str:
     )
 
 
+def is_whole(batches: Sequence[int]) -> bool:
+    """Whether every size between the ends is among them."""
+    return batches[-1] - batches[0] < len(batches)
+
+
 def no_jumps(batches: Sequence[int], trend: Trend | None) -> str:
     """What is said of a forecast curve without jumps."""
     first, last = batches[0], batches[-1]
-    if last - first >= len(batches):
+    if not is_whole(batches):
         return f"No jumps show at these sizes, which leave some out; --batch {first}:{last} looks at every one."
     steps = [] if trend is None else [f"{100 * share:.1f} % after batch {before}" for before, share in trend.uneven]
     most = f" The largest steps beyond the usual: {', '.join(steps)}." if steps else ""

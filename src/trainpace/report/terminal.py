@@ -5,7 +5,8 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from rich.box import Box
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainpace.report.plots import WIDEST, Points, chart
+from trainpace.report.screen import Rows, Screen, holding, screen
 from trainpace.report.streams import visible
 
 LOG_WIDTH = 118
@@ -36,6 +38,8 @@ _TIED = "\u00a0"  # textwrap does not break a line there
 GAP, NARROW_GAP = 3, 2
 LONGEST_WORD = 24
 """A longer word (a path, the name of a server) may be broken."""
+FEWEST_ROWS, FEWEST_NAMED = 3, 2
+"""Rows that stay of a table, and names of a list, however much else there is on a screen."""
 
 
 class Column(NamedTuple):
@@ -82,12 +86,38 @@ def console() -> Console:
 
     `FILE.py:two:` is no picture.
     """
+    held = screen()
+    file = None if held is None else held.end
     if sys.stdout.isatty():
-        return _Visible(highlight=False, emoji=False)
+        return _Visible(highlight=False, emoji=False, file=file)
     columns = os.environ.get("COLUMNS", "")
     width = max(LEAST_WIDTH, int(columns)) if columns.isascii() and columns.isdigit() else LOG_WIDTH
     forced = bool(os.environ.get("FORCE_COLOR"))
-    return _Visible(highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width)
+    return _Visible(
+        highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width, file=file
+    )  # fmt: skip
+
+
+@contextmanager
+def one_screen(details: bool) -> Iterator[None]:
+    """What is printed within, on one screen, with a last line that names what `details` shows beside it."""
+    if details:
+        yield
+        return
+    with holding(_name_aside):
+        yield
+
+
+def _name_aside(held: Screen) -> None:
+    """As many of them as one line has room for."""
+    if not held.aside:
+        return
+    *names, last = held.aside
+    line = f"More with --details: {', '.join(names)}{' and ' if names else ''}{last}."
+    while names and cell_len(line) > console().width:
+        line = f"More with --details: {', '.join(names)} and more."
+        names.pop()
+    print_lines(line)
 
 
 def print_verdict(sentence: str, good: bool | None = None) -> None:
@@ -102,16 +132,32 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 def print_table(
     columns: Sequence[str | Column], rows: Iterable[Sequence[str | float]], left: int = 1, title: str = "", spaced: bool = True,
+    keep: Sequence[int] = (),
 ) -> None:  # fmt: skip
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
     columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
-    a share, which is drawn as a bar.
+    a share, which is drawn as a bar. On one screen with much else the last rows are left out, those of the numbers `keep` last.
     """
-    out = console()
     made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
     cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
+
+    def write(shown: Sequence[int]) -> None:
+        _print_rows(made, [cells[i] for i in shown], len(cells) - len(shown), title, spaced)
+
+    held = screen()
+    if held is None:
+        write(range(len(cells)))
+    else:
+        held.add(Rows(len(cells), write, keep, max(FEWEST_ROWS, len(keep))))
+
+
+def _print_rows(
+    made: Sequence[Column], cells: Sequence[Sequence[str]], more: int, title: str, spaced: bool
+) -> None:  # fmt: skip
+    """`more`: how many rows there are beside these."""
+    out = console()
     chosen = layout(made, cells, out.width)
     if spaced:
         out.print()
@@ -121,12 +167,14 @@ def print_table(
         for row in cells:
             named = [(c.name, cell) for c, cell in zip(made, row, strict=True) if cell and "█" not in cell]
             print_lines("", *(f"{name}: {cell}" if name else cell for name, cell in named))
+        _count_more(more, "row")
         out.print()
         return
     with out.capture() as captured:
         out.print(_drawn(out, made, cells, chosen))
     lines = (line.rstrip() for line in captured.get().splitlines())  # a log file needs no blanks at the ends
     out.file.write("\n".join([*lines, ""]))
+    _count_more(more, "row")
     hidden = [c.name for i, c in enumerate(made) if i not in chosen.widths and c.name and any(row[i] for row in cells)]
     if hidden:
         print_lines(f"Columns hidden for lack of width: {', '.join(hidden)}.")
@@ -135,9 +183,22 @@ def print_table(
 
 def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """Names in a column of their own, and what is said of them wrapped beside it, or below where there is no room."""
-    out, named = console(), list(lines)
+    named = list(lines)
     if not named:
         return
+
+    def write(shown: Sequence[int]) -> None:
+        _print_named(title, [named[i] for i in shown], len(named) - len(shown))
+
+    held = screen()
+    if held is None:
+        write(range(len(named)))
+    else:
+        held.add(Rows(len(named), write, (), FEWEST_NAMED))
+
+
+def _print_named(title: str, named: Sequence[tuple[str, str]], more: int) -> None:
+    out = console()
     if title:
         print_lines(title)
     indent, longest = 2 if title else 0, max(len(name) for name, _ in named)
@@ -149,7 +210,13 @@ def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
         else:
             line = "\n".join(wrapped(part, out.width) for part in (name, f"  {text}") if part.strip())
         out.print(Text(line), soft_wrap=True)
+    _count_more(more, "line")
     out.print()
+
+
+def _count_more(more: int, what: str) -> None:
+    if more:
+        print_lines(f"... {more:,} more {what}{'' if more == 1 else 's'} (--details)")
 
 
 def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout) -> Table:
@@ -185,6 +252,20 @@ def print_lines(*lines: str) -> None:
     out = console()
     for line in lines:
         out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+
+
+def print_notes(*lines: str) -> None:
+    """Lines, the most important first, of which one screen with much else has the first only."""
+
+    def write(shown: Sequence[int]) -> None:
+        print_lines(*(lines[i] for i in shown))
+        _count_more(len(lines) - len(shown), "note")
+
+    held = screen()
+    if held is None:
+        write(range(len(lines)))
+    elif lines:
+        held.add(Rows(len(lines), write, (), 1))
 
 
 def print_chart(points: Points, marked: Collection[float], title: str, line: Points = ()) -> None:

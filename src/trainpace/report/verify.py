@@ -5,6 +5,9 @@ from typing import Any
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import number
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.verbs.carried import carried
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.verify import VerifyRequest
 from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
@@ -36,7 +39,7 @@ WAY_IN_WORDS = {
 }  # fmt: skip
 
 
-def print_equivalence(result: Equivalence) -> None:
+def print_equivalence(result: Equivalence, asked: VerifyRequest | None = None) -> None:
     q = result.question
     trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
     print_lines(f"{q.model}: {trained}, against one process and the whole batch")
@@ -59,11 +62,13 @@ def print_equivalence(result: Equivalence) -> None:
     print_table(columns, rows)
     print_lines(*lines)
     if result.equal:
-        print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
+        same = carried(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
+        print_next(["trainpace", "forecast", q.model, "--gpu", "A100", "--batch", str(max(q.sizes("ddp"))), *same],
                    "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
     elif not result.repeated and not any(way.failed for way in result.ways):
+        same = carried(asked, VerifyRequest, ["batch", "accumulate"])
         again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
-        print_next(again, "again, after that change")
+        print_next([*again, *same], "again, after that change")
 
 
 def verdict(result: Equivalence) -> list[str]:

@@ -15,7 +15,16 @@ from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.plots import along
-from trainpace.report.terminal import Column, console, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    console,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.watch import PARTS, STEP_IN_WORDS, Lane, Rank, Recording, Timeline, batches_per_step, coarsened
 
 if TYPE_CHECKING:
@@ -58,14 +67,20 @@ def print_recording(recording: Recording, folder: str) -> None:
     step_ms = fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
-    print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
+    print_lines(f"{' '.join(recording.command)}: trained {trained_on(ranks[0])}, recorded in {folder}")
     rows = _rows(ranks, step_ms)
     each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
-    print_lines(*_remarks(recording, step_ms))
+    print_notes(*_remarks(recording, step_ms))
+    print_lines(*_doubts(recording))
     diagnose = ["trainpace", "diagnose", "--", *recording.command]
     print_next(diagnose, "proves what slows it down, and says what to change")
+
+
+def trained_on(rank: Rank) -> str:
+    """Which device trained: the GPU's memory was used, or it was not."""
+    return "on the GPU" if rank.reserved_gib else f"on the CPU ({plural(rank.threads, 'thread')})"
 
 
 def print_guarded(guarded: Guarded) -> None:
@@ -108,7 +123,7 @@ def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
 
 
 def _remarks(recording: Recording, step_ms: float) -> list[str]:
-    first, code = recording.ranks[0], recording.exit_code
+    first = recording.ranks[0]
     lines = [f"A step is {step_in_words(first)}."] if step_in_words(first) else []
     if first.samples_per_step:
         total = sum(r.samples_per_step for r in recording.ranks)
@@ -119,6 +134,13 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
         lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
     if first.reserved_gib:
         lines.append("Times are the host's: the device works asynchronously, until something waits for it.")
+    return lines
+
+
+def _doubts(recording: Recording) -> list[str]:
+    """What the recording lacks."""
+    first, code = recording.ranks[0], recording.exit_code
+    lines = []
     if code:
         lines.append(f"The command {ending_of(code)}.")
     elif code is None or not all(r.complete for r in recording.ranks):

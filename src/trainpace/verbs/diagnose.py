@@ -25,7 +25,7 @@ class DiagnoseRequest(Request):
     rounds: Annotated[
         int,
         Field(
-            "How often each intervention is tried: oftener where noise leaves its effect open, less often where steps take long.",
+            "How often each intervention is tried: more often where noise hides what it saves, less often where steps take long.",
             STEPS,
         ),
     ] = 4

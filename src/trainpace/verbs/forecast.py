@@ -177,7 +177,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     notes: dict[str, None] = {}
     devices = {target.cluster.device.name for target in targets}
     models = {workload.model for workload in workloads.values()}
-    with consulted_journal(r.journal, r.no_journal, devices, models) as journal:
+    with consulted_journal(r.journal, r.no_journal, devices, models) as journal, progress.work("forecasting"):
 
         def informed(workload: Workload, target: Target, length: int | None) -> Forecaster:
             forecaster = Forecaster(workload, target)

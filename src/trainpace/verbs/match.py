@@ -151,11 +151,12 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         )  # fmt: skip
     with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
         knowledge = known_of(workload, journal)
-        ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
-        chosen = picks(ranking.matches)
-        mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
-            workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
-        )  # fmt: skip
+        with progress.work("comparing servers"):
+            ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
+            chosen = picks(ranking.matches)
+            mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
+                workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
+            )  # fmt: skip
     first = ranking.matches[:1]
     recorded = () if recording is None else sentences_of(caveats(recording))
     if loader is not None:

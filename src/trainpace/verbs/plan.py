@@ -218,7 +218,8 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     with consulted_journal(r.journal, r.no_journal, {cluster.device.name}, {workload.model}) as journal:
         knowledge = known_of(workload, journal, length, r.image_size)
         setting = setting._replace(knowledge=knowledge)
-        plan = plan_changes(setting, start, paths, freedom, to="fastest" if r.fastest else "best")
+        with progress.work("comparing configurations"):
+            plan = plan_changes(setting, start, paths, freedom, to="fastest" if r.fastest else "best")
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(

@@ -1,0 +1,143 @@
+"""Every "Next" command runs as it is printed, under the conditions of the command that printed it."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+
+import click
+import pytest
+from click.core import ParameterSource
+
+from nouns import workload
+from scenes import GOLDEN, OTHERS
+from trainpace.cli import main
+from trainpace.cli.program import _cli
+from trainpace.hardware import find_device
+from trainpace.records import save
+from trainpace.report import one_screen
+from trainpace.trace import packaged_names
+
+RUN_HERE = {"forecast", "plan", "match", "schedule", "journal", "gpus"}
+"""Others train, or ask the network; they are parsed."""
+TOLD_APART = {"gpu", "batch", "name", "json", "details", "output", "checkpoint_every", "mtbf", "refresh"}
+"""What is compared on its own, asks for another form of the answer, or means something else in another verb."""
+
+
+def printed(words, place):
+    out = io.StringIO()
+    with contextlib.chdir(place), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code in (0, 1), words
+    return out.getvalue()
+
+
+def next_commands(text):
+    """The words of each, joined where they go on after a backslash."""
+    joined = text.replace(" \\\n", " ")
+    return [
+        shlex.split(re.sub(r"  \(.*", "", line)) for line in re.findall(r"^Next: (trainpace .*)$", joined, re.MULTILINE)
+    ]
+
+
+def parsed(words):
+    """The command that the real command line makes of the words, and what was stated of it."""
+    group, name, *rest = _cli, *words
+    command = group.get_command(click.Context(group), name)
+    assert command is not None, name
+    if isinstance(command, click.Group):
+        name, *rest = rest
+        command = command.get_command(click.Context(command), name)
+    context = command.make_context(name, list(rest))
+    stated = {n: v for n, v in context.params.items() if context.get_parameter_source(n) == ParameterSource.COMMANDLINE}
+    return context, stated
+
+
+def cards(stated):
+    gpus = stated["gpu"] if isinstance(stated["gpu"], tuple) else (stated["gpu"],)
+    return {find_device(gpu).name for gpu in gpus}
+
+
+def check_conditions(asked, following):
+    (_, before), (context, after) = parsed(asked), parsed(following)
+    for name, value in before.items():
+        if name in context.params and name not in TOLD_APART:
+            assert after.get(name) in (value, (value,), *(value if isinstance(value, tuple) else ())), name
+    if "gpu" in before and "gpu" in after and asked[0] != "match":
+        assert cards(after) <= cards(before)
+    if following[0] == "measure":
+        assert after["model"] in packaged_names() or re.match(
+            r"(timm|torchvision|transformers|random):|.*\.py:", after["model"]
+        )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("next")
+    save(workload(), folder / "model.json")
+    (folder / "runs.csv").write_text(
+        "model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms\nresnet50,T4,fp32,32,300\nresnet50,T4,fp32,64,600\n"
+    )
+    printed(["journal", "import", "runs.csv", "--journal", "own.db"], folder)
+    return folder
+
+
+FLEET = "--gpu A100 --num-gpus 8 --nodes 2 --network 25"
+COMMANDS = [
+    "forecast resnet50",
+    "forecast resnet50 --gpu T4 --batch 8,16 --precision amp_fp16 --optimizer adamw --image-size 224 --journal own.db",
+    "forecast resnet50 --gpu T4 --batch 100000",
+    "forecast resnet50 --gpu 'RTX 3090' --host 'EPYC 7742' --compile --channels-last",
+    f"forecast resnet50 {FLEET} --zero 1 --precision amp_bf16 --batch 64 --accumulate 2 --no-journal",
+    f"forecast resnet50 {FLEET} --samples 1281167 --epochs 90 --price 2.5 --startup 2min --journal own.db",
+    f"forecast model.json {FLEET} --zero 3 --precision amp_bf16",
+    "forecast model.json --gpu T4 --batch 4 --clip-gradients --no-journal",
+    "match resnet50 --samples 1.28M --epochs 90 --global-batch 512 --optimizer adamw --journal own.db",
+    "match resnet50 --samples 50k --epochs 2 --compile --gpu T4 --max-nodes 1 --no-journal",
+    "match model.json --samples 1.28M --epochs 90 --global-batch 4096 --gpu H100 --evaluation-samples 50000 --by hours",
+    "plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90 --keep precision",
+    f"plan model.json {FLEET} --zero 3 --samples 100000 --epochs 3 --journal own.db --output kept.json",
+    "schedule --samples 1281167 --epochs 90 --global-batch 256 --deadline 24h",
+    "schedule --samples 50k --epochs 2 --global-batch 128 --step-time 80ms --budget '$20' --price 1.20",
+    "journal list --journal own.db",
+    "journal list --journal own.db --sweeps",
+    "journal list --public --limit 3",
+    "journal import runs.csv --journal own.db",
+    "journal score --journal own.db",
+    "gpus T4",
+    "offers --gpu H100 --provider aws",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_next_command_runs_under_the_same_conditions(command, place, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = shlex.split(command)
+    following = next_commands(printed(asked, place))
+    assert following or asked[:3] == ["journal", "list", "--journal"]
+    with contextlib.chdir(place):
+        for _, *words in following:
+            check_conditions(asked, words)
+            if words[0] in RUN_HERE:
+                printed(words, place)
+
+
+def test_a_run_of_a_journal_leads_to_another_of_the_same(place):
+    (listed,) = next_commands(printed(["journal", "list", "--journal", "own.db"], place))
+    (shown,) = next_commands(printed(listed[1:], place))
+    assert shown[1:3] == ["journal", "compare"]
+    assert shown[-2:] == ["--journal", "own.db"]
+    printed([word if word != "ID" else shown[3] for word in shown[1:]], place)
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
+def test_next_commands_of_made_answers_are_commands(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.redirect_stdout(io.StringIO()) as out, one_screen(details=False):
+        (GOLDEN | OTHERS)[name]()
+    for _, *words in next_commands(out.getvalue()):
+        if words[0] in ("watch", "diagnose") or not any(
+            os.path.sep in word or word.endswith(".json") for word in words
+        ):
+            parsed(words)
