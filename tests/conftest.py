@@ -40,5 +40,10 @@ def pytest_xdist_make_scheduler(config, log):
     return PagesApart(config, log)
 
 
+def pytest_runtest_setup():
+    """Answers are as wide as in a log, whatever terminal the tests are started in."""
+    os.environ.pop("COLUMNS", None)
+
+
 def pytest_unconfigure():
     shutil.rmtree(DATA_HOME, ignore_errors=True)

@@ -43,6 +43,7 @@ def plan(folder, *arguments):
         "-m",
         "trainpace",
         "plan",
+        "--details",
         "model.json",
         "--gpu",
         "A100",

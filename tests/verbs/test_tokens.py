@@ -107,7 +107,7 @@ def test_tokens_a_second_are_shown(model, machines, tmp_path, capsys):
     for verb, words in asks.items():
         with pytest.raises(SystemExit):
             main([verb, str(tmp_path / "w.json"), *words, "--no-journal", "--evidence", "none"])
-        assert "tokens/s)" in " ".join(capsys.readouterr().out.split()), verb
+        assert "tokens/s" in " ".join(capsys.readouterr().out.split()), verb
 
 
 def test_match_says_where_its_global_batch_is_from(model, machines, tmp_path, capsys):

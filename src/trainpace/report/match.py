@@ -96,12 +96,14 @@ def _print_three(picks: Sequence[Pick]) -> None:
     columns = (
         words("", least=8), words("server", least=20), Column("hours"), Column("90 %"), Column("cost"), Column("$/h", 1),
     )  # fmt: skip
+    lengths = [pick.match.forecast.sequence_length for pick in picks]
     rows = [
         (_NAMES[pick.name], _short(pick.match), number(pick.match.mean_hours), interval(pick.match.hours),
-         usd(pick.match.mean_usd), usd(_hourly(pick.match)))
-        for pick in picks
+         usd(pick.match.mean_usd), usd(_hourly(pick.match)),
+         *([number((pick.match.forecast.samples_per_second or 0.0) * length)] if length else []))
+        for pick, length in zip(picks, lengths, strict=True)
     ]  # fmt: skip
-    print_table(columns, rows)
+    print_table([*columns, Column("tokens/s", 2)] if all(lengths) else columns, rows)
     pick = next((pick for pick in picks if pick.as_fast is not None), None)
     if pick is not None and pick.as_fast is not None:
         shown = any(pick.as_fast is other.match for other in picks)

@@ -107,6 +107,8 @@ def print_next_after_match(first: Match, workload: Workload, asked: MatchRequest
     steps += ["--accumulate", str(e.accumulation)] if e.accumulation > 1 else []
     steps += ["--zero", str(e.zero_stage)] if e.zero_stage else []
     steps += ["--shard-size", str(e.shard_size)] if e.shard_size else []
+    if asked is not None and asked.global_batch == e.global_batch:
+        steps += ["--global-batch", str(e.global_batch)]
     same = carried(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
     same += ["--checkpointing", e.activation_checkpointing] if e.activation_checkpointing != "none" else []
     print_next(["trainpace", "forecast", spec, *fleet, *steps, *same], "option 1: where the time of its step goes")

@@ -99,6 +99,8 @@ def print_plan(
         )
     with in_details("the settings before and after"):
         _print_choices(plan, plan.best, workload)
+    if is_brief() and plan.changes:
+        print_named("", [("Then", recommended_in_brief(plan.best, workload))])
     with in_details("the fastest for each number of GPUs"):
         _print_fleets(plan)
     print_named("Maybe: measure it before you adopt it", maybes(plan))
@@ -252,6 +254,11 @@ def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
     if not workload.sequence_length:
         return ""
     return rate_in_words(1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length)
+
+
+def recommended_in_brief(best: Outlook, workload: Workload) -> str:
+    rate = tokens_per_second(best, workload)
+    return f"{config_line(best.choice)}: {number(best.step_ms)} ms a step{f', {rate}' if rate else ''}"
 
 
 def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
