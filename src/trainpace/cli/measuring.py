@@ -173,7 +173,7 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
     """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and the settings for this machine.
 
     NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. Of a
-    task the compute is measured too, and a step is the later of data and compute. With --compute-ms the compute is taken to
+    task the compute is measured too, and a step takes the slower of the two. With --compute-ms the compute is taken to
     keep one core busy, as a GPU's host does.
 
     \b

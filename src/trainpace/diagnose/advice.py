@@ -109,7 +109,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     yield Advice(
         cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
         how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,
-        basis="the later of data and compute, from the times of samples and of steps with a cached batch",
+        basis="the slower of data and compute, from the times of samples and of steps with a cached batch",
         settings={"num_workers": fewest},
     )  # fmt: skip
     stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
