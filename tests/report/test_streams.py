@@ -55,6 +55,28 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
     assert "\x1b[2K" in out, "the bar is cleared away"
 
 
+WITHIN = """
+import time
+from trainpace.report.streams import Bar
+with Bar("examining"):
+    time.sleep(0.7)
+    with Bar("tracing") as inner:
+        time.sleep(0.7)
+        inner.say("a line of the inner work")
+    time.sleep(0.3)
+with Bar("comparing"):
+    time.sleep(0.9)
+"""
+
+
+def test_of_work_within_work_the_outer_is_shown():
+    out = in_a_terminal(sys.executable, "-c", WITHIN)
+    assert "examining" in out
+    assert "tracing" not in out
+    assert "comparing" in out, "the next work has a bar again"
+    assert out.count("a line of the inner work") == 1
+
+
 def test_a_log_gets_lines_now_and_then(capsys, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])

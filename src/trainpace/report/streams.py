@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from trainpace.report.screen import screen
 from trainpace.units import format_duration, format_number
@@ -102,7 +102,10 @@ class Bar:
     """`with Bar("tracing", total) as bar:`, then `bar.to(done)` and `bar.say(line)` for lines that stay.
 
     Without a total it shows that work goes on, and for how long. `seconds`: work that takes so long is shown by the clock alone.
+    Of work within other work the outer is shown: two bars would write over each other.
     """
+
+    _outermost: ClassVar[Bar | None] = None
 
     def __init__(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> None:
         self._what, self._total, self._unit, self._seconds = what, total, unit, seconds
@@ -115,9 +118,11 @@ class Bar:
         self._words, self._done, self._new = "", 0.0, 0.0
 
     def __enter__(self) -> Self:
-        if self._terminal:
-            self._start.daemon = True
-            self._start.start()
+        if Bar._outermost is None:
+            Bar._outermost = self
+            if self._terminal:
+                self._start.daemon = True
+                self._start.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -132,6 +137,10 @@ class Bar:
             tell(self.line(), err=True)
 
     def say(self, line: str) -> None:
+        outer = Bar._outermost
+        if outer is not None and outer is not self:
+            outer.say(line)
+            return
         with self._lock:
             if self._shown is None:
                 tell(line, err=True)
@@ -139,6 +148,8 @@ class Bar:
                 self._shown.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
+        if Bar._outermost is self:
+            Bar._outermost = None
         self._start.cancel()
         with self._lock:
             self._terminal = False
