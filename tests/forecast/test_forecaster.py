@@ -191,6 +191,6 @@ def test_eight_threads_get_the_answers_of_one():
     _eight_threads(2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_threads_get_the_answers_of_one_for_half_a_minute():
     _eight_threads(30.0)
