@@ -226,7 +226,7 @@ def test_misuse_of_own_keys_is_one_sentence(old, new, said, lightning):
 
 
 def test_a_dry_run_leaves_out_what_no_file_takes(folder):
-    done = climb(folder, "--dry-run", "--no-forecast")
+    done = climb(folder, "--dry-run", "--no-forecast", "--details")
     assert done.returncode == 0, done.stderr
     assert '+  "per_device_train_batch_size": 16,' in done.stdout
     assert "not possible" in done.stdout
