@@ -16,6 +16,7 @@ SCRIPT = """
     import torch
     from torch import nn
 
+    torch.manual_seed(0)
     model = nn.Linear(10, 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = torch.utils.data.TensorDataset(torch.randn(40, 10))

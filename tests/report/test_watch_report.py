@@ -5,8 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diagnose import recordings
 from made_trails import simple_run, write_process, write_worker
-from trainpace.report.watch import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg
+from trainpace.report.watch import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg, trained_on
+from trainpace.verbs.recorded import caveats
 from trainpace.watch import PARTS, timeline_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -156,3 +158,10 @@ def test_many_steps_make_no_huge_picture(tmp_path):
     timeline = timeline_of(tmp_path, range(300))
     assert len(timeline.lanes[0].bars) > 5000
     assert timeline_svg(timeline).count("<rect") < 2000
+
+
+def test_the_device_is_the_one_that_the_recorder_named():
+    """Also one that says nothing of its memory, as Apple's."""
+    on_cpu, on_mps = recordings.rank(forward=5.0), recordings.rank(forward=5.0, accelerator="mps")
+    assert (trained_on(on_cpu), trained_on(on_mps)) == ("on the CPU (1 thread)", "on mps")
+    assert ["CPU" in " ".join(caveats(recordings.recording(one))) for one in (on_cpu, on_mps)] == [True, False]

@@ -121,3 +121,10 @@ def test_ranks_that_left_nothing_are_said(tmp_path):
         json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0, "unended": "task 1 of 3 had not ended."})
     )
     assert read_recording(tmp_path).seen == ("ranks 1, 2 of 3 left no training step here. task 1 of 3 had not ended.")
+
+
+@pytest.mark.parametrize(("noted", "named"), [((), ""), (({"accelerator": "Apple M4"},), "Apple M4")])
+def test_the_accelerator_is_named_as_the_recorder_noted_it(tmp_path, noted, named):
+    write(tmp_path, [("plain", {FORWARD: 5})] * 6, notes=(LOADER, *noted))
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.accelerator == named

@@ -8,15 +8,12 @@ from typing import NamedTuple
 
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch import Block, Rank, batches_per_step
+from trainpace.watch import LEAST_ROUNDS, PRECISE, Block, Rank, batches_per_step
 
 FEW_SAMPLES = 2
 
 STRAGGLES = 0.05
 """A rank slower than the others' mean by this share is a straggler that makes them wait."""
-
-PRECISE = 0.03
-"""A proof that could have told so small a share of the step from noise shows also that a cause takes no time."""
 
 IN_WORDS = {
     "data": "waiting for data",
@@ -53,7 +50,7 @@ class Proof(Record):
     @property
     def settles(self) -> bool:
         """Whether it proves anything: repeated, and either some time is saved beyond the noise or the noise is small."""
-        return self.rounds > 1 and (self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms)
+        return self.rounds >= LEAST_ROUNDS and (self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms)
 
 
 def of_trial(rank: Rank, trial: str) -> list[Block]:

@@ -1,6 +1,19 @@
 """What to change, in which order, and what each change saves."""
 
-from trainpace.plan.changes import NO_WAIT, NOISE, Change, Choice, DataPath, Maybe, Outlook, Plan, Rejected, Sensitivity
+from trainpace.plan.changes import (
+    NO_WAIT,
+    NOISE,
+    Change,
+    Choice,
+    DataPath,
+    Effort,
+    Maybe,
+    Outlook,
+    Plan,
+    Rejected,
+    Risk,
+    Sensitivity,
+)
 from trainpace.plan.evaluate import Judge, Setting, forecast_of
 from trainpace.plan.knobs import config_line
 from trainpace.plan.layouts import Layout, layouts_of
@@ -9,6 +22,7 @@ from trainpace.plan.resolution import told_apart
 from trainpace.plan.search import PARALLELISM, Freedom, Limit
 
 __all__ = [
-    "NOISE", "NO_WAIT", "PARALLELISM", "Change", "Choice", "DataPath", "Freedom", "Judge", "Layout", "Limit", "Maybe", "Outlook",
-    "Plan", "Rejected", "Sensitivity", "Setting", "config_line", "forecast_of", "layouts_of", "plan_changes", "told_apart",
+    "NOISE", "NO_WAIT", "PARALLELISM", "Change", "Choice", "DataPath", "Effort", "Freedom", "Judge", "Layout", "Limit",
+    "Maybe", "Outlook", "Plan", "Rejected", "Risk", "Sensitivity", "Setting", "config_line", "forecast_of",
+    "layouts_of", "plan_changes", "told_apart",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trainpace.offers import OWN, SNAPSHOT_KNOWN_ON, Offer
 from trainpace.outcome import Forecast
 from trainpace.report.phrases import duration, rate_in_words, usd
+from trainpace.verbs.training import USUAL_BATCH
 
 if TYPE_CHECKING:
     from trainpace.verbs.match import Matches
@@ -28,7 +29,7 @@ def demands(answer: Matches, by: str, cheapest_hour_usd: float | None) -> list[t
 def steps_in_words(answer: Matches) -> str:
     """The steps, the global batch, and whether anybody asked for it."""
     job, matches = answer.job, answer.ranking.matches
-    usual = " (assumed: 32 for each GPU of eight; --global-batch)" if answer.usual_batch else ""
+    usual = f" (assumed: {USUAL_BATCH} for each GPU of eight; --global-batch)" if answer.usual_batch else ""
     samples = f"{job.global_batch:,} samples"
     return f"{matches[0].time.steps:,} steps of {samples}{usual}" if matches else f"{samples} a step{usual}"
 

@@ -24,6 +24,7 @@ from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
 from trainpace.offers import snapshot
 from trainpace.optimizers import OPTIMIZERS
 from trainpace.outcome import STEP_PARTS, Interval, Provenance
+from trainpace.plan import Effort, Risk
 from trainpace.report.notebook import FIRST, fields_of, html_of, row_of
 from trainpace.report.pages import page
 from trainpace.verbs.request import Rows
@@ -38,8 +39,6 @@ REPEATED = ("sweeps", "evidence")
 """Beside rows: the same once more, and what others measured."""
 RELEASE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,2}")
 """Of three parts at most: four may be an address."""
-LEVELS = ("none", "low", "medium", "config key", "code change", "infrastructure")
-"""Of a change's risk and effort."""
 COMPILED = ("torch.compile", "channels-last")
 """Titles of changes without a value."""
 MODEL_FIELDS = ("model", "name", "model_name")
@@ -112,8 +111,8 @@ def _model(name: str, text: str) -> str | None:
 @cache
 def _known_words() -> frozenset[str]:
     """Texts that say nothing about anybody."""
-    choices = (Checkpointing, Engine, ExpertExchange, Mode, PipelineSchedule, Provenance, Status)
-    words = {*PRECISIONS, *OPTIMIZERS, *STEP_PARTS, *IN_WORDS, *IN_WORDS.values(), *COMPILED, *LEVELS}
+    choices = (Checkpointing, Effort, Engine, ExpertExchange, Mode, PipelineSchedule, Provenance, Risk, Status)
+    words = {*PRECISIONS, *OPTIMIZERS, *STEP_PARTS, *IN_WORDS, *IN_WORDS.values(), *COMPILED}
     words |= {word for choice in choices for word in get_args(choice)}
     offers = {text for offer in snapshot() for text in (offer.provider, offer.instance_type, offer.region or "")}
     machines = {device.name for device in catalogue()} | {host.name for host in host_catalogue()}

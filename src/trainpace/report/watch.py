@@ -79,8 +79,7 @@ def print_recording(recording: Recording, folder: str) -> None:
 
 
 def trained_on(rank: Rank) -> str:
-    """Which device trained: the GPU's memory was used, or it was not."""
-    return "on the GPU" if rank.reserved_gib else f"on the CPU ({plural(rank.threads, 'thread')})"
+    return f"on {rank.accelerator}" if rank.accelerator else f"on the CPU ({plural(rank.threads, 'thread')})"
 
 
 def print_guarded(guarded: Guarded) -> None:
@@ -132,7 +131,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
         lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
-    if first.reserved_gib:
+    if first.accelerator:
         lines.append("Times are the host's: the device works asynchronously, until something waits for it.")
     return lines
 

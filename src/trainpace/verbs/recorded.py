@@ -72,7 +72,7 @@ def caveats(recording: Recording) -> tuple[str, ...]:
         found.append(f"while the script was recorded, {recording.busy.rstrip('.')}")
     if first.steps < FEW_STEPS:
         found.append(f"the recording has only {first.steps} steps to count, so that its times are rough")
-    if not first.reserved_gib and first.device_busy_ms is None:
+    if not first.accelerator:
         found.append("the script was recorded on a CPU: its loader counts here, the time of its steps does not")
     return tuple(found)
 

@@ -7,6 +7,7 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
+    from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.recording import (
         STEP_IN_WORDS,

@@ -74,7 +74,8 @@ class Rank(Record):
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
     nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
     where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
-    update in a step; 0 where the parameters were changed without a torch optimizer.
+    update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
+    trained; empty for a CPU.
     """
 
     rank: int
@@ -119,6 +120,7 @@ class Rank(Record):
     number_format: str = ""
     stopped: bool = False
     optimizers: int = 1
+    accelerator: str = ""
 
 
 class _Ended(msgspec.Struct):

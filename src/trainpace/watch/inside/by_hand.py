@@ -43,13 +43,15 @@ class Updates:
 
     def called(self, module: Any) -> None:
         """Before a module computes with gradients, for training."""
+        if not self.watches:
+            return
         if self.find is None:
             self.find = _parameters_of(module)
         self._looks()
 
     def computes_gradients(self, of: Any) -> None:
-        """Before gradients are computed. `of`: a loss, or several."""
-        if self.find is None and self.watches:
+        """Before gradients are computed, while no optimizer was seen. `of`: a loss, or several."""
+        if self.find is None:
             found = list(itertools.islice(_leaves(of), 3))
             self.find, self.without_module = (lambda: found) if found else None, bool(found)
         if self.without_module:
@@ -57,7 +59,7 @@ class Updates:
         self.gradients += 1
 
     def _looks(self) -> None:
-        if not self.watches or self.find is None or not (self.gradients or not self.state):
+        if self.find is None or (self.state and not self.gradients):
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
