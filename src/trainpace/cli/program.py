@@ -1,13 +1,11 @@
 """The group of verbs, and how errors leave the program."""
 
-import contextlib
 import errno
 import gc
 import importlib
 import os
-import signal
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -82,7 +80,6 @@ STDOUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
 def main(arguments: list[str] | None = None) -> None:
     open_closed_streams()
     never_fail_to_encode()
-    _end_in_order()
     gc.set_threshold(GARBAGE_EVERY)
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -113,19 +110,6 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _discard_output()
         _stop(f"cannot write the answer: {os_reason(error)}.")
-
-
-def _end_in_order() -> None:
-    """Have a scheduler's SIGTERM, or a terminal that closes, remove temporary files on the way out, as Ctrl-C does. One that is
-    ignored, as under nohup, stays so."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(ValueError):  # not in the main thread
-            if signal.getsignal(ending) is signal.SIG_DFL:
-                signal.signal(ending, leave)
 
 
 def _discard_output() -> None:
