@@ -5,6 +5,7 @@ Results of the benchmarks lie beside their scripts, outside of this folder; each
 
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -66,8 +67,45 @@ def _for_keyboards_and_readers(app: object, page: str, template: str, context: d
         )
 
 
+def _dates() -> dict[str, str]:
+    """When each file was last changed, and in which commit, by its path below ROOT. Empty outside of a checkout.
+
+    The tests run what a page shows and compare, so that the version of its last change is the one that made its output."""
+    command = [
+        "git",
+        "log",
+        "--format=%x00%cs, by Trainpace %h",
+        "--name-only",
+        "--",
+        "docs",
+        "benchmarks/results",
+        "fitting",
+    ]
+    try:
+        logged = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    dates: dict[str, str] = {}
+    for entry in logged.split("\0")[1:]:
+        date, *paths = entry.split("\n")
+        for path in filter(None, paths):
+            dates.setdefault(path, date.replace("Trainpace", f"Trainpace {version}, commit"))
+    return dates
+
+
+DATES = _dates()
+
+
+def _dated(app: object, page: str, template: str, context: dict, doctree: object) -> None:
+    """The foot of each page says which version made the output that it shows."""
+    folders = ("benchmarks/results/", "fitting/") if page.startswith("results/") else ("docs/",)
+    found = (DATES.get(f"{folder}{page.removeprefix('results/')}.md") for folder in folders)
+    context["last_updated"] = next(filter(None, found), None)
+
+
 def setup(app) -> None:
     """Called by Sphinx."""
     _copy_results()
     app.connect("source-read", _relink)
+    app.connect("html-page-context", _dated)
     app.connect("html-page-context", _for_keyboards_and_readers, priority=900)  # after the theme's own

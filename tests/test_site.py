@@ -55,6 +55,21 @@ def test_the_log_stays_out(site):
     assert not (site / "log.html").exists()
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_every_page_says_which_version_made_it(site):
+    pages = [
+        page
+        for page in site.rglob("*.html")
+        if page.stem not in ("search", "genindex") and page.parent.name != "_static"
+    ]
+    undated = [
+        str(p.relative_to(site))
+        for p in pages
+        if not re.search(r"\d{4}-\d\d-\d\d, by Trainpace \S+, commit \w+", p.read_text())
+    ]
+    assert undated == ["results/index.html"]  # made by the build
+
+
 @pytest.fixture(scope="module")
 def address(site):
     class Quiet(http.server.SimpleHTTPRequestHandler):
