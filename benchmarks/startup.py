@@ -24,6 +24,7 @@ PYTHON = {
     "python -c pass": "pass",
     "python -c 'import click'": "import click",
     "python -c 'import numpy'": "import numpy",
+    "python -c 'import torch'": "import torch",
 }
 GOALS = {
     "trainpace --help": "0.06 s",
@@ -36,8 +37,19 @@ GOALS = {
     "trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90": "",
     "trainpace schedule --samples 50k --epochs 3 --micro-batch 32 --step-time 80ms": "",
     "trainpace gpus T4": "",
+    "trainpace forecast task.py:task --gpu T4": "1.3 times torch",
+    "trainpace match task.py:task --samples 50k --epochs 10": "1.5 times torch",
 }
-"""Commands, and the seconds that each should stay below on a quiet machine with two cores; vgg16.json is a saved workload."""
+"""Commands, and the seconds that each should stay below on a quiet machine with two cores, or how many times an import of torch
+it may take. vgg16.json is a saved workload, task.py a user's own network."""
+TASK = """
+import torch
+
+def task():
+    model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    data = torch.utils.data.TensorDataset(torch.randn(64, 784), torch.randint(10, (64,)))
+    return model, torch.nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), data
+"""
 
 _TRACE = """
 import json, resource, sys, time, torch
@@ -100,6 +112,7 @@ def processes() -> list[str]:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python keeps the bytecode of what it imports
         saving = [sys.executable, "-m", *"trainpace forecast vgg16 --gpu T4 --save-workload vgg16.json".split()]
         subprocess.run(saving, capture_output=True, check=True, cwd=folder, env=environment)
+        Path(folder, "task.py").write_text(TASK)
         for _ in range(ROUNDS):
             for name, command in commands.items():
                 start = time.perf_counter()
@@ -107,9 +120,15 @@ def processes() -> list[str]:
                 times[name].append(time.perf_counter() - start)
                 if done.returncode:
                     raise SystemExit(f"{name} failed: {done.stderr}")
-    lines = ["| command, whole process | median s | fastest s | to reach |", "|---|---|---|---|"]
+    torch_s = times["python -c 'import torch'"]
+    lines = [
+        "| command, whole process | median s | fastest s | of `import torch` | to reach |",
+        "|---|---|---|---|---|",
+    ]
     for name, seconds in times.items():
-        lines.append(f"| `{name}` | {statistics.median(seconds):.3f} | {min(seconds):.3f} | {GOALS.get(name, '')} |")
+        ratio = statistics.median(one / torch for one, torch in zip(seconds, torch_s, strict=True))
+        fastest, median = min(seconds), statistics.median(seconds)
+        lines.append(f"| `{name}` | {median:.3f} | {fastest:.3f} | {ratio:.2f} | {GOALS.get(name, '')} |")
     return lines
 
 
