@@ -32,7 +32,7 @@ from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.match import match_pictures
 from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
-from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown, step_gantt
+from trainpace.report.step_charts import Timed, memory_at_peak, role_chart, roofline_chart, step_breakdown, step_gantt
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -364,3 +364,26 @@ def test_the_three_picks_are_named_on_the_front():
     made, *_ = match_pictures(ranking, three)
     assert {(m.at, m.y) for m in made.marks} == {(p.match.mean_hours, p.match.mean_usd) for p in three}
     assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][: len(three)]
+
+
+def test_roles_share_the_device_s_time():
+    f = asked(stacked()).rows[0]
+    made = role_chart(f, "T4")
+    bars = made.groups[0].bars
+    assert [bar.total for bar in bars] == sorted((bar.total for bar in bars), reverse=True)
+    whole = math.fsum(role.time_ms for role in f.roles)
+    assert 0.9 * whole < math.fsum(bar.total for bar in bars) <= whole * (1 + 1e-9)
+    assert made.finding.startswith(f"On T4 {bars[0].label} take {bars[0].total / whole:.0%} of")
+    assert role_chart(replace(f, roles=f.roles[:1]), "T4") is None
+
+
+def test_a_sharded_optimizer_weighs_as_much_in_the_roofline_as_in_the_step():
+    one = asked(stacked(), "A100", devices_per_node=8)
+    f = next(row for row in one.rows)
+    sharded = one.forecaster.forecast(replace(f.execution, zero_stage=3))
+    points = one.forecaster.roofline(sharded.execution).points
+    updates = [p for p in points if p.name.endswith("optimizer")]
+    assert updates
+    assert math.fsum(p.time_ms for p in updates) <= sharded.step.optimizer_ms * (1 + 1e-9)
+    whole = {p.name: p for p in one.forecaster.roofline(f.execution).points}
+    assert all(p.tflops == pytest.approx(whole[p.name].tflops, rel=0.02) for p in updates)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         run_beside,
     )
     from trainpace.forecast.product_model import ProductModel
+    from trainpace.forecast.roles import alike
     from trainpace.forecast.shapes import CLASHES, divisors, doublings
     from trainpace.forecast.software_rewrites import RunningSoftware, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target

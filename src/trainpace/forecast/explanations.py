@@ -9,6 +9,7 @@ import numpy as np
 from trainpace.execution import Execution
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.rates import Peak, matrix_peak
+from trainpace.forecast.roles import alike
 from trainpace.hardware import Device
 from trainpace.outcome import Memory, OperatorShare, StepTime
 from trainpace.units import BYTES_PER_GIB
@@ -66,26 +67,30 @@ def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) 
     return max((peak.flop_per_s for peak in peaks if isinstance(peak, Peak)), default=None)
 
 
-def roofline_of(table: Operators, seconds: Floats, execution: Execution, device: Device) -> Roofline | None:
-    """A rank's operators, which take `seconds`; None where a roof is not known."""
+def roofline_of(
+    table: Operators, seconds: Floats, held: Floats, repeats: Counts, execution: Execution, device: Device
+) -> Roofline | None:
+    """A rank's operators, each of which it has a share of (`held`, 0 to 1) that takes `seconds`, and runs `repeats` times a step;
+    None where a roof is not known."""
     peak = peak_flop_per_s(device, table, execution)
     if peak is None or device.memory_bandwidth_gb_per_s is None:
         return None
     batch, count = execution.micro_batch, table.count
-    flops = at_batch(table.flops, batch) * count
-    moved = table.moved_bytes(batch) * count
+    flops = at_batch(table.flops, batch) * count * held
+    moved = table.moved_bytes(batch) * count * held
+    in_step = seconds * repeats
     works = (flops > 0) & (moved > 0) & (seconds > 0)
-    rows = [int(i) for i in np.argsort(-seconds) if works[i]][:MOST_POINTS]
+    rows = [int(i) for i in np.argsort(-in_step) if works[i]][:MOST_POINTS]
     points = tuple(
         RooflinePoint(
-            name=f"{table.module[i] or table.function[i]}, {table.kind[i]}, {table.phase[i]}",
-            intensity=float(flops[i] / moved[i]), tflops=float(flops[i] / seconds[i] / 1e12), time_ms=1e3 * float(seconds[i]),
+            name=f"{alike(table.module[i], int(count[i])) or table.function[i]}, {table.kind[i]}, {table.phase[i]}",
+            intensity=float(flops[i] / moved[i]), tflops=float(flops[i] / seconds[i] / 1e12), time_ms=1e3 * float(in_step[i]),
         )
         for i in rows
     )  # fmt: skip
     if not points:
         return None
-    share = float(seconds[rows].sum() / seconds.sum())
+    share = float(in_step[rows].sum() / in_step.sum())
     return Roofline(points, peak / 1e12, device.memory_bandwidth_gb_per_s.value, share)
 
 

@@ -19,7 +19,7 @@ from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Ex
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.cuts import Cut
 from trainpace.forecast.exchanges import KINDS, MissingLink
-from trainpace.forecast.explanations import Roofline, roofline_of
+from trainpace.forecast.explanations import Roofline
 from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.jumps import Explained, explain, find_jumps, next_good
@@ -196,13 +196,7 @@ class Forecaster:
 
     def roofline(self, execution: Execution) -> Roofline | None:
         """The heaviest operators of one rank under the device's roofs; None where these are not known."""
-        key = kernel_key(execution, self.target.software)
-        timed = self.tables.times(key, self.target, np.array([float(execution.micro_batch)]))
-        if isinstance(timed, str):
-            return None
-        return roofline_of(
-            self.tables.table(key.sharding).operators, timed.times.device_s[0], execution, self.target.cluster.device
-        )
+        return self.at([execution]).roofline(0)
 
     def fewer_devices(self, execution: Execution) -> tuple[Forecast, ...]:
         """Forecasts on 1, 2, 4, ... devices up to the cluster's, whole nodes beyond one; those that have a time and fit.

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast.explanations import heaviest, peak_flop_per_s
+from trainpace.forecast.explanations import Roofline, heaviest, peak_flop_per_s, roofline_of
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import EXPERTS_SD, Spread, shares_of, widened
 from trainpace.forecast.kernels import KernelTimes
@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 
 
 class RowKernels(NamedTuple):
-    """The kernels of one execution on the stage of a pipeline that it holds, the optimizer's as they are sharded or moved."""
+    """The kernels of one execution on the stage of a pipeline that it holds, the optimizer's as they are sharded or moved: of
+    each row of the table `held`, from 0 to 1."""
 
     table: RankTable
     times: KernelTimes
     log_sd: Floats
+    held: Floats
 
 
 class ForecastTable:
@@ -149,8 +151,18 @@ class ForecastTable:
                     device_s = ranks.times.device_s[batch]
                     held = self._held(int(at[j]), table, device_s)
                     times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
-                    kernels[positions[j]] = RowKernels(table, times, ranks.log_sd[batch])
+                    kernels[positions[j]] = RowKernels(table, times, ranks.log_sd[batch], held)
         return kernels
+
+    def roofline(self, i: int) -> Roofline | None:
+        """The heaviest operators of a rank of execution `i` under the device's roofs; None where these are not known, or there is
+        no time."""
+        (row,) = self._kernels([i])
+        if row is None:
+            return None
+        e = self.execution(i)
+        held_s, repeats = row.times.device_s, np.where(row.table.updates, 1, e.accumulation)
+        return roofline_of(row.table.operators, held_s, row.held, repeats, e, self.forecaster.target.cluster.device)
 
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
         """Share of each row that a rank has: the blocks of its stage; of the optimizer what it was forecast to take."""

@@ -55,6 +55,11 @@ def by_role(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[
     return tuple(sorted(shares, key=lambda share: -share.time_ms))
 
 
+def alike(module: str, count: int) -> str:
+    """A name for operators of several layers, of which `module` names one: a star stands for their numbers."""
+    return _NUMBER.sub(".*.", module) if count > 1 else module
+
+
 def role_of(module: str, kind: str, phase: str) -> str:
     if phase == "optimizer":
         return "optimizer"

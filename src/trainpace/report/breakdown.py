@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from trainpace.outcome import STEP_PARTS, Forecast, OperatorShare
+from trainpace.forecast import alike
+from trainpace.outcome import STEP_PARTS, Forecast
 from trainpace.report.phrases import ABOVE_ONE, WHY_ABOVE_ONE, duration, number, percent
 from trainpace.report.screen import in_details, is_brief
 from trainpace.report.step_charts import part_words
@@ -60,7 +59,7 @@ def print_breakdown(f: Forecast) -> None:
     with in_details("the parts of the training"):
         _print_training(f)
     heavy = [
-        (_all_alike(o) or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
+        (alike(o.module, o.count) or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
         for o in f.heaviest[:10]
     ]  # fmt: skip
     columns = (
@@ -77,11 +76,6 @@ def print_breakdown(f: Forecast) -> None:
     _print_scaling(f)
     with in_details("the memory at its peak"):
         _print_memory(f)
-
-
-def _all_alike(o: OperatorShare) -> str:
-    """A row of several layers' operators names one of them; a star stands for their numbers."""
-    return re.sub(r"\.\d+\.(?=[\w.]*[a-zA-Z_])", ".*.", o.module) if o.count > 1 else o.module
 
 
 def roles_in_words(f: Forecast) -> list[str]:

@@ -329,7 +329,8 @@ def forecast_pictures(
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     """On the best cluster alone: what happens within a step, and on fewer devices."""
     assert best.step is not None
-    pictures: list[Picture | None] = [step_charts.step_gantt(best, device_and_batch(best))]
+    where = device_and_batch(best)
+    pictures: list[Picture | None] = [step_charts.step_gantt(best, where), step_charts.role_chart(best, where)]
     form = group.forecaster.workload.form(best.execution.precision)
     memory = None if best.memory is None else memory_over_step(form, best.execution, best.step, best.memory)
     if memory is not None:

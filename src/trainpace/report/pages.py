@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainpace.forecast import alike
 from trainpace.records import to_jsonable
 from trainpace.report.charts import TEXTURES, Axis, Bar, BarChart, BarGroup, Chart, HeatMap, Picture, css_variables
 from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
@@ -45,6 +46,7 @@ def environment(*packages: str) -> jinja2.Environment:
     }  # fmt: skip
     env.filters.update({name: functools.partial(function, none=NONE) for name, function in formats.items()})
     env.filters.update(percent=_percent, share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence)
+    env.filters["alike"] = alike
     env.globals.update(tables_of=tables_of, duration=duration, usd=usd, textures=TEXTURES)
     return env
 

@@ -104,6 +104,31 @@ def step_gantt(f: Forecast, where: str) -> BarChart | None:
     )  # fmt: skip
 
 
+LEAST_OF_A_ROLE = 0.01
+"""Share of the device's time from which a role has a bar of its own."""
+
+
+def role_chart(f: Forecast, where: str) -> BarChart | None:
+    """What layers of each role take of the device's time in a step, the longest first. None where one takes nearly all of it."""
+    whole = sum(role.time_ms for role in f.roles)
+    shown = [role for role in f.roles if role.time_ms >= LEAST_OF_A_ROLE * whole]
+    if len(shown) < 2:
+        return None
+    names = [f"{role.role}{f', {role.layers} layers' if role.layers else ''}" for role in shown]
+    bars = [
+        bar(name, f"{number(role.time_ms)} ms ({role.time_ms / whole:.0%})", [("device time", "first", role.time_ms)])
+        for name, role in zip(names, shown, strict=True)
+    ]
+    rest = whole - sum(role.time_ms for role in shown)
+    small = f" Roles below {LEAST_OF_A_ROLE:.0%} have no bar; together they take {number(rest)} ms." if rest > 0 else ""
+    return BarChart(
+        title="What the layers of each role take", label="device time in the step", unit="ms",
+        groups=(BarGroup(bars=tuple(bars)),),
+        finding=sentence(f"on {where} {names[0]} take {shown[0].time_ms / whole:.0%} of the device's time."),
+        note=f"Forward and backward passes together; the optimizer counts as a role of its own.{small}",
+    )  # fmt: skip
+
+
 def part_words(part: str) -> str:
     return _NAMES.get(part, part.removesuffix("_ms").replace("_", " "))
 
