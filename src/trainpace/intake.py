@@ -113,6 +113,8 @@ def opened_database(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
+    except UnicodeDecodeError:  # of sqlite3's own message, which quotes the file
+        raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: its schema is damaged.") from None
     except sqlite3.Error as error:
         raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: {_reason(error)}.") from None
 

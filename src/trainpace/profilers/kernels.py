@@ -70,4 +70,4 @@ def short(name: str) -> str:
     inner = re.search(r"<\s*(cutlass_\w+|cudnn::\w+)", plain)
     function = (applied[1] or applied[2]) if applied else ""
     detail = inner[1] if inner else function if function not in head else ""
-    return f"{head} {detail}".strip()[:60]
+    return f"{head} {detail}".strip()[:48]

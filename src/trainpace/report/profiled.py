@@ -12,7 +12,8 @@ from trainpace.report.phrases import number, percent, plural, span
 from trainpace.report.screen import in_details, is_brief
 from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
 
-LEAST_SHARE = 0.005
+LEAST_SHARE, WORTH = 0.005, 0.03
+"""Of a step, what is shown at all; and the most that a change saves from which on it is worth a line on one screen."""
 FEW_KERNELS = 3
 MOST_RANKS = 64
 APART = 0.05
@@ -29,16 +30,12 @@ def print_profiled(p: ProfiledTraining, place: str) -> None:
     print_verdict(verdict_words(p))
     columns = (words("where it goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
     print_table(columns, _share_rows(p))
-    if bounds := [b for b in p.bounds if b.at_most_ms >= LEAST_SHARE * p.step_ms]:
+    least = WORTH if is_brief() else LEAST_SHARE
+    if bounds := [b for b in p.bounds if b.at_most_ms >= least * p.step_ms]:
         rows = [(b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds]
         print_table(
             (words("what a change could save", least=20), Column("at most"), Column("share")), rows, spaced=False
         )
-    if len(p.ranks) > 1:
-        print_lines(ranks_words(p))
-    if is_brief() and (heavy := [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]):
-        named = ", ".join(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
-        print_lines(f"Heaviest {'kernels' if p.on_device else 'operators'}: {named}.")
     with in_details("how to make each change"):
         print_notes(*(f"{b.title[:1].upper()}{b.title[1:]}: {b.how}" for b in bounds))
     if len(p.ranks) > 1:
@@ -46,11 +43,18 @@ def print_profiled(p: ProfiledTraining, place: str) -> None:
             print_table(RANK_COLUMNS, rank_rows(p))
     with in_details("the kernels"):
         print_table(KERNEL_COLUMNS, kernel_rows(p))
-    print_notes(*p.warnings)
-    print_next(
-        "trainpace diagnose -- python train.py",
-        "with your own command, where it can run: interventions prove the shares",
-    )
+    print_notes(*_notes(p))
+    print_next("trainpace diagnose -- python train.py", "proves it where the script runs")
+
+
+def _notes(p: ProfiledTraining) -> list[str]:
+    """Ranks and kernels first, each in a line where their tables do not follow."""
+    lines = [ranks_words(p)] if len(p.ranks) > 1 else []
+    heavy = [k for k in p.kernels[:FEW_KERNELS] if k.ms >= LEAST_SHARE * p.step_ms]
+    if is_brief() and heavy:
+        named = ", ".join(f"{k.name} {percent(k.ms / p.step_ms)}" for k in heavy)
+        lines.append(f"Heaviest {'kernels' if p.on_device else 'operators'}: {named}.")
+    return [*lines, *p.warnings]
 
 
 def source_words(p: ProfiledTraining) -> str:
@@ -77,23 +81,23 @@ def verdict_words(p: ProfiledTraining) -> str:
 
 
 def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
-    rows = []
-    for s in p.shares:
-        if s.share < LEAST_SHARE:
-            continue
-        rows.append((s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share))
-        if s.cause == "compute" and len(p.compute) > 1:
-            of_it = [k for k in p.compute if k.share >= LEAST_SHARE]
-            rows += [(f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f} %", k.share) for k in of_it]
+    """Causes, which add up; then what some of them consist of, which are the first to go where there is no room."""
+    rows = [(s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share) for s in p.shares if s.share >= LEAST_SHARE]
+    if len(p.compute) > 1:
+        rows += [
+            (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f} %", k.share)
+            for k in p.compute if k.share >= LEAST_SHARE
+        ]  # fmt: skip
     hidden = sum(rank.hidden_ms for rank in p.ranks) / len(p.ranks)
     if hidden >= LEAST_SHARE * p.step_ms:
-        rows.append(("(exchange hidden behind computing)", number(hidden), f"{100 * hidden / p.step_ms:.1f} %", 0.0))
+        rows.append(("- exchange hidden behind computing", number(hidden), f"{100 * hidden / p.step_ms:.1f} %", 0.0))
     return rows
 
 
 def ranks_words(p: ProfiledTraining) -> str:
     slowest, fastest = (choose(p.ranks, key=lambda r: r.median_ms) for choose in (max, min))
-    steps = f"{len(p.ranks)} ranks: median steps of {number(fastest.median_ms)} to {number(slowest.median_ms)} ms"
+    ends = list(dict.fromkeys(number(rank.median_ms) for rank in (fastest, slowest)))
+    steps = f"{len(p.ranks)} ranks: median steps of {' to '.join(ends)} ms"
     if p.straggler is None:
         return f"{steps}; none makes the others wait."
     late = next(rank for rank in p.ranks if rank.rank == p.straggler)
@@ -109,8 +113,8 @@ def ranks_words(p: ProfiledTraining) -> str:
 
 
 RANK_COLUMNS = (
-    Column("rank"), Column("steps", 3), Column("median ms"), Column("computing"), Column("exchange"), Column("hidden", 2),
-    Column("data", 1), Column("launching", 1), Column("waiting", 2), words("", 3, 10),
+    words("rank", least=4), Column("steps", 3), Column("median ms"), Column("computing"), Column("exchange"), Column("hidden", 2),
+    Column("data", 1), Column("launching", 1), Column("waiting", 2),
 )  # fmt: skip
 KERNEL_COLUMNS = (
     words("kernel", least=24),
@@ -128,15 +132,7 @@ def rank_rows(p: ProfiledTraining) -> list[Sequence[str]]:
 def _rank_row(r: RankShares, late: bool) -> Sequence[str]:
     causes = ("compute", "communication"), ("data", "launch", "logging")
     first, last = ([number(r.causes_ms[cause]) for cause in group] for group in causes)
-    return [
-        str(r.rank),
-        str(r.steps),
-        number(r.median_ms),
-        *first,
-        number(r.hidden_ms),
-        *last,
-        "the slowest" if late else "",
-    ]
+    return [f"{r.rank}{' ◀' if late else ''}", str(r.steps), number(r.median_ms), *first, number(r.hidden_ms), *last]
 
 
 def kernel_rows(p: ProfiledTraining) -> list[Sequence[str]]:
