@@ -17,10 +17,11 @@ from trainpace.profilers.kernels import kind_of, kind_of_copy, short
 from trainpace.profilers.kineto import read_kineto
 
 PUBLIC = Path(__file__).parent / "public"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"
 
 
 def test_a_public_step_of_a_small_model_is_bound_by_launching():
-    found = read_profiled(PUBLIC / "kineto_v100.json")
+    found = read_profiled(EXAMPLES / "kineto_v100.json")
     [rank] = found.ranks
     assert found.verdict == "launch"
     assert (rank.device, rank.steps, rank.told_by[:12]) == ("Tesla V100-DGXS-32GB", 1, "ProfilerStep")
