@@ -5,20 +5,20 @@ command or fill the memory. Text is UTF-8. Whatever is wrong with a file is an `
 """
 
 import contextlib
-import gzip
 import io
 import json
 import os
 import re
-import sqlite3
 import stat
 import tomllib
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from trainpace.errors import UnreadableInput, os_reason
+
+if TYPE_CHECKING:
+    import sqlite3
 
 MOST_BYTES = 1 << 28
 """256 MiB. The workload of a model of 405 billion parameters takes a few."""
@@ -79,6 +79,9 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
 
     Raises UnreadableInput as `opened` does, and for an archive that is damaged, ends too early or holds more than `most_bytes`.
     """
+    import gzip  # late, as few commands need it
+    import zlib
+
     with opened(path) as file:
         packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
@@ -102,9 +105,11 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
 
 
 @contextlib.contextmanager
-def opened_database(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connection"]:
     """A SQLite file, open for reading alone: nothing is written into it or beside it. Text that is no UTF-8 is shown with marks
     in its place. Raises UnreadableInput as `opened` does, and for what is no such file or damaged, also while it is read."""
+    import sqlite3
+
     if first_bytes(path, len(SQLITE)) != SQLITE:
         raise UnreadableInput(f"{os.fspath(path)} is not a SQLite database.")
     address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"

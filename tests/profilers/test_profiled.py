@@ -108,6 +108,19 @@ def test_a_report_that_was_not_exported_says_how(tmp_path):
         read_profiled(tmp_path / "report.nsys-rep")
 
 
+def test_a_trace_of_one_moment_is_refused(tmp_path):
+    event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 0}
+    file = made.write(tmp_path / "t.json", {"traceEvents": [event, event]})
+    with pytest.raises(UnreadableInput, match="in one moment"):
+        read_profiled(file)
+
+
+def test_events_alone_are_a_trace_and_other_lists_are_none(tmp_path):
+    made.write(tmp_path / "t.json", made.events_of(made.COMPUTING, 2))
+    made.write(tmp_path / "numbers.json", [1, 2, 3])
+    assert [is_trace(tmp_path / name) for name in ("t.json", "numbers.json")] == [True, False]
+
+
 def test_a_folder_without_traces_is_refused(tmp_path):
     with pytest.raises(UnreadableInput, match="holds no trace"):
         read_profiled(tmp_path)

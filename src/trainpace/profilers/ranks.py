@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
+from trainpace.errors import UnreadableInput
 from trainpace.medians import median, median_interval
 from trainpace.profilers.intervals import own_us
 from trainpace.profilers.kernels import KINDS, kind_of, short
@@ -68,6 +69,8 @@ class RankShares(Record):
 def rank_shares(trace: Trace, number: int) -> RankShares:
     """One rank's trace summed up, so that the trace can be let go. `number`: its rank where the trace does not say."""
     windows = windows_of(trace)
+    if not (windows.end_us > windows.start_us).all():
+        raise UnreadableInput(f"{trace.source} has no stretch of time: all that it holds happened in one moment.")
     parts = split(trace, windows)
     means: dict[str, float] = {part: float(ms.mean()) for part, ms in parts.parts_ms.items()}
     compute = {kind: means.pop(kind) for kind in KINDS}

@@ -41,7 +41,8 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
         return place.name.endswith(".json.gz")
     if begins.startswith(SQLITE):
         return place.suffix == ".sqlite"
-    return place.suffix == ".json" and (b'"traceEvents"' in begins or b'"deviceProperties"' in begins)
+    told = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
+    return place.suffix == ".json" and (told or (begins.lstrip().startswith(b"[") and b'"ph"' in begins))
 
 
 def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None) -> ProfiledTraining:
