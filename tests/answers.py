@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
 from ladder_world import World, ladder, result, rung
+from made_traces import ALL_REDUCE, Work, events_of, trace_of, write
 from made_trails import simple_run, write_worker
 from nouns import measurement, workload
 from trainpace.diagnose import diagnose
@@ -25,12 +26,14 @@ from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import Interval, StepTime
 from trainpace.plan import DataPath, Setting, layouts_of, plan_changes
 from trainpace.plan.evaluate import forecast_of
+from trainpace.profilers import read_profiled
 from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.forecast import forecast_page
 from trainpace.report.ladder import ladder_json, ladder_page, table_of
 from trainpace.report.match import match_page, ranking_json
 from trainpace.report.measurement import side_by_side_page, sweep_page
 from trainpace.report.plan import plan_page
+from trainpace.report.profiled import profiled_page
 from trainpace.report.watch import timeline_page
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
@@ -115,6 +118,16 @@ def a_diagnosis():
     return diagnosis_page(diagnose(recording(of), epochs=10), f"python {HOSTILE}", a_timeline())
 
 
+def a_trace():
+    """Two ranks' traces, with kernels and a device of hostile names."""
+    kernels = ((HOSTILE, 10.0, 100.0, 4100.0), (ALL_REDUCE, 20.0, 3100.0, 9100.0))
+    with tempfile.TemporaryDirectory() as made:
+        for rank in (0, 1):
+            events = events_of(Work(10_000.0, kernels, operators=(("aten::mm", 5.0, 60.0),)))
+            write(Path(made) / f"rank{rank}.json", trace_of(events, rank, 2, device=HOSTILE))
+        return profiled_page(read_profiled(made), HOSTILE)
+
+
 def a_match():
     offers = [
         Offer(provider="p", instance_type=f"{gpu} <b>{n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
@@ -174,7 +187,7 @@ def a_first_look():
 
 PAGES = {
     "forecast": a_forecast, "forecasts": forecasts_on_many, "nothing_fits": nothing_fits, "sweep": a_sweep,
-    "diagnosis": a_diagnosis, "timeline": lambda: timeline_page(a_timeline(), HOSTILE), "match": a_match, "plan": a_plan,
+    "diagnosis": a_diagnosis, "trace": a_trace, "timeline": lambda: timeline_page(a_timeline(), HOSTILE), "match": a_match, "plan": a_plan,
     "ladder": a_ladder, "first_look": a_first_look,
 }  # fmt: skip
 CANVASES = {"forecast": 3, "forecasts": 3, "sweep": 2, "match": 1, "plan": 1, "nothing_fits": 1}

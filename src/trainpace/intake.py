@@ -12,14 +12,23 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator
-from typing import IO, Any, TextIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from trainpace.errors import UnreadableInput, os_reason
+
+if TYPE_CHECKING:
+    import sqlite3
 
 MOST_BYTES = 1 << 28
 """256 MiB. The workload of a model of 405 billion parameters takes a few."""
 MOST_TOML_BYTES = 1 << 22
 """tomllib takes a second for each of them."""
+MOST_UNPACKED_BYTES = 1 << 36
+"""64 GiB: what is read piece by piece is never held whole, so that only time sets a limit; a bomb of zeros ends here."""
+PIECE_BYTES = 1 << 22
+GZIP, SQLITE = b"\x1f\x8b", b"SQLite format 3\x00"
+"""What such files begin with."""
 DEEPEST = 100
 """Levels of nesting, which what reads the content follows by recursion."""
 LARGEST_INTEGER = 10**300
@@ -63,6 +72,56 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
     if too_large or len(content) > most_bytes:
         raise UnreadableInput(f"cannot read {os.fspath(path)}: it is larger than {most_bytes >> 20} MiB.")
     return content
+
+
+def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) -> Iterator[bytes]:
+    """The content of a regular file of any size, piece by piece, unpacked where it is compressed by gzip.
+
+    Raises UnreadableInput as `opened` does, and for an archive that is damaged, ends too early or holds more than `most_bytes`.
+    """
+    import gzip  # late, as few commands need it
+    import zlib
+
+    with opened(path) as file:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+        taken = 0
+        while True:
+            try:
+                piece = stream.read(PIECE_BYTES)
+            except EOFError:
+                raise UnreadableInput(f"{os.fspath(path)} is cut short: its compressed content has no end.") from None
+            except (gzip.BadGzipFile, zlib.error):
+                raise UnreadableInput(f"{os.fspath(path)} is damaged: it cannot be unpacked.") from None
+            except OSError as error:
+                raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
+            if not piece:
+                return
+            taken += len(piece)
+            if taken > most_bytes:
+                raise UnreadableInput(f"cannot read {os.fspath(path)}: it holds more than {most_bytes >> 20} MiB.")
+            yield piece
+
+
+@contextlib.contextmanager
+def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connection"]:
+    """A SQLite file, open for reading alone: nothing is written into it or beside it. Text that is no UTF-8 is shown with marks
+    in its place. Raises UnreadableInput as `opened` does, and for what is no such file or damaged, also while it is read."""
+    import sqlite3
+
+    if first_bytes(path, len(SQLITE)) != SQLITE:
+        raise UnreadableInput(f"{os.fspath(path)} is not a SQLite database.")
+    address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            yield connection
+    except UnicodeDecodeError:  # of sqlite3's own message, which quotes the file
+        raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: its schema is damaged.") from None
+    except sqlite3.Error as error:
+        raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: {_reason(error)}.") from None
 
 
 def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:

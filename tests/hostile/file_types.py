@@ -18,6 +18,7 @@ import pyarrow.parquet
 
 from entries import entry, sweep
 from hostile.commands import command
+from made_traces import COMPUTING, EXCHANGING, events_of, trace_of, write_nsight
 from made_trails import simple_run
 from nouns import every_noun, machine_profile, measurement, stacked
 from shard_folders import write_folder
@@ -137,6 +138,7 @@ def file_types() -> dict[str, FileType]:
         shards = write_folder(place / "shards", [{"x": float(i)} for i in range(6)], 3, 2)
         kept = {f.name: f.read_bytes() for f in shards.iterdir()}
         read = {f.name: f.read_bytes() for f in place.iterdir() if f.is_file()}
+        report = write_nsight(place / "report.sqlite", [COMPUTING, EXCHANGING], 3).read_bytes()
         foreign = sqlite3.connect(place / "journal.db")
         foreign.execute("PRAGMA journal_mode=DELETE").connection.close()
         read["foreign.db"] = (place / "journal.db").read_bytes()
@@ -175,6 +177,8 @@ def file_types() -> dict[str, FileType]:
         FileType("journal.db", "", read["journal.db"], command("journal", "list", "--journal", "FILE")),
         FileType("command.json", "json", about, _folder_of(command("watch", "--from", "FILE", "--timeline")), {trail.name: read[trail.name]}),
         FileType(trail.name, "", read[trail.name], _folder_of(command("diagnose", "FILE")), {"command.json": about}),
+        FileType("trace.json", "json", json.dumps(trace_of(events_of(EXCHANGING, 3), 0, 2)).encode(), command("diagnose", "FILE")),
+        FileType("report.sqlite", "", report, command("diagnose", "FILE")),
         *(FileType(name, form, data, command(*SCHEDULE, *MORE.get(name, ()))) for name, (form, data) in configs.items()),
         *(FileType(name, "json" if name.endswith(".json") else "", kept[name], _folder_of(command("precompute", "--verify", "--out", "FILE")),
                    {other: content for other, content in kept.items() if other != name})

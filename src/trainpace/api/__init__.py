@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainpace.machine import MachineProfile
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
+    from trainpace.profilers import ProfiledTraining
     from trainpace.shards import Estimate, Precomputed
     from trainpace.tasks import Task
     from trainpace.verbs.forecast import Forecasts
@@ -125,11 +126,16 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
     return _answer(request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})).recording
 
 
-def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis:
-    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
-    is_folder = isinstance(command, str | os.PathLike) and os.path.isdir(command)
-    words = (str(command),) if is_folder else _words(command)
-    return _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options})).diagnosis
+def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis | ProfiledTraining:
+    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
+    Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
+
+    trainpace.diagnose("trace.json.gz").bounds
+    """
+    is_place = isinstance(command, str | os.PathLike) and os.path.exists(command)
+    words = (str(command),) if is_place else _words(command)
+    answer = _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options}))
+    return answer.training if isinstance(answer, verbs.diagnose.Profiled) else answer.diagnosis
 
 
 def loader(target: str, **options: Any) -> MeasuredLoader:

@@ -15,6 +15,7 @@ from trainpace.ladder import LadderResult
 from trainpace.machine import MachineProfile
 from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
+from trainpace.profilers import ProfiledTraining
 from trainpace.shards import Estimate, Precomputed
 from trainpace.verbs.forecast import Forecasts
 from trainpace.verbs.loader import MeasuredLoader
@@ -397,8 +398,12 @@ def diagnose(
     without: Literal["cached_batch", "no_sync", "few_samples", "muted"]
     | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted"]] = ...,
     output: str | os.PathLike[str] | None = ...,
-) -> Diagnosis:
-    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
+) -> Diagnosis | ProfiledTraining:
+    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
+    Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
+
+    trainpace.diagnose("trace.json.gz").bounds
+    """
 
 def loader(
     target: str,

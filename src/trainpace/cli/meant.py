@@ -1,4 +1,5 @@
-"""What a command line without a verb means: a script is looked at, a model forecast, a settings file summed up."""
+"""What a command line without a verb means: a script is looked at, a model forecast, a settings file summed up, a profiler's
+trace diagnosed."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "srun",
 KINDS_OF_MODELS = ("timm:", "torchvision:", "transformers:", "diffusers:", "random:")
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 
+TRACES = (".json", ".gz", ".sqlite", ".nsys-rep", ".qdrep")
+
 
 def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     """The words with the verb that they lack. Raises TrainpaceError, with the nearest names, where none fits."""
@@ -20,6 +23,8 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         return ["look", *words]
     if first.startswith(KINDS_OF_MODELS) or ".py:" in first or first in _built_in():
         return ["forecast", *words]
+    if (first.endswith(TRACES) or os.path.isdir(first)) and _is_trace(first):
+        return ["diagnose", *rest, first]
     if first.endswith(SETTINGS) and os.path.isfile(first):
         kind = _kind_of(first)
         return ["schedule", "--config", *words] if kind == "settings" else ["forecast", kind + first, *rest]
@@ -47,6 +52,12 @@ def _kind_of(file: str) -> str:
     if "_class_name" in content and "_diffusers_version" in content:
         return "diffusers:"
     return "transformers:" if "model_type" in content else "settings"
+
+
+def _is_trace(place: str) -> bool:
+    from trainpace.profilers import is_trace
+
+    return is_trace(place)
 
 
 def _built_in() -> list[str]:

@@ -372,16 +372,21 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     in such a run, its checkpoints are not kept; what else it writes, it writes. The exit code is the command's own where it
     failed before anything was proved, or a signal ended it.
 
-    In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved.
+    In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
+    elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of
+    Nsight Systems as nsys export --type sqlite writes it. Then savings are the most that a change could save.
 
     \b
     trainpace diagnose -- python train.py
     trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
     trainpace diagnose FOLDER
+    trainpace diagnose trace.json.gz
     """
     from trainpace.watch import timeline_of
 
     answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
+    if isinstance(answer, verbs.diagnose.Profiled):
+        return _show_profiled(answer, view)
     diagnosis, watched = answer.diagnosis, answer.watched
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
@@ -401,6 +406,17 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
         save_shared(view, diagnosis)
         save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
     return code
+
+
+def _show_profiled(answer: verbs.diagnose.Profiled, view: DiagnoseView) -> int:
+    training, place = answer.training, str(answer.place)
+    if view.json:
+        echo_json({"trace": place, **to_jsonable(training)})
+    else:
+        report.print_profiled(training, place)
+    save_shared(view, training)
+    save_pictures(view, lambda: report.profiled_page(training, place), lambda: report.profiled_pictures(training))
+    return 0
 
 
 def look(request: verbs.look.LookRequest, view: View) -> int:

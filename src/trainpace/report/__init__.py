@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         print_plan_next,
         print_script_changes,
     )
+    from trainpace.report.profiled import print_profiled, profiled_page, profiled_pictures
     from trainpace.report.public import (
         accuracy_chart,
         print_public_run,

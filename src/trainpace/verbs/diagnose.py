@@ -1,10 +1,11 @@
-"""`diagnose`: what slows a training script down, proved."""
+"""`diagnose`: what slows a training script down, proved; or as a profiler's trace of it shows."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from trainpace.diagnose import Diagnosis, diagnose
 from trainpace.errors import TrainpaceError, ending_with
+from trainpace.profilers import ProfiledTraining, is_trace, read_profiled
 from trainpace.records import Record
 from trainpace.verbs.request import COUNT, DURATION, EPOCHS, Field, Misuse, Progress, Request, within
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
@@ -17,8 +18,8 @@ Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted"]
 
 
 class DiagnoseRequest(Request):
-    """A command whose causes are to be tried, or a recording's folder. `stdout`: where the command's output goes in place of
-    our own."""
+    """A command whose causes are to be tried, a recording's folder, or a profiler's trace. `stdout`: where the command's output
+    goes in place of our own."""
 
     command: Command = ()
     epochs: Annotated[float | None, Field("Epochs of the whole job, to say what a change saves in it.", EPOCHS)] = None
@@ -42,10 +43,27 @@ class Diagnosed(Record):
     watched: Watched
 
 
-def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed:
+class Profiled(Record):
+    """What a profiler's trace says, and the file or folder that holds it."""
+
+    training: ProfiledTraining
+    place: Path
+
+
+def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
     r, command = request, request.command
     if not command:
-        raise Misuse("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
+        raise Misuse(
+            "give a command, as in: trainpace diagnose -- python train.py, a recording's folder, or a profiler's trace."
+        )
+    if is_trace(command[0]):
+        if len(command) > 1:
+            raise Misuse(
+                f"{command[0]} is a profiler's trace: options stand before it, and one file or folder is read."
+            )
+        place = Path(command[0])
+        with progress.work(f"reading {place}"):
+            return Profiled(training=read_profiled(place), place=place)
     if len(command) == 1 and Path(command[0]).is_dir():
         folder = Path(command[0])
         watched = Watched(recording=read_recording(folder), folder=folder)

@@ -23,6 +23,7 @@ from trainpace.job import Question, answer
 from trainpace.loader import batch_ms
 from trainpace.offers import Match, picks, with_front
 from trainpace.outcome import Interval
+from trainpace.profilers import is_trace
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.verbs import match
@@ -99,6 +100,8 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     r = request
     if not r.command:
         raise Misuse("give a training script, as in: trainpace train.py --epochs 30.")
+    if len(r.command) == 1 and is_trace(r.command[0]):
+        raise Misuse(f"{r.command[0]} is a profiler's trace, which trainpace diagnose reads.")
     check_one_task(task_of(os.environ), "look")
     command, busy = started_with_python(r.command), busy_words()
     folder = new_folder(r.output, command)

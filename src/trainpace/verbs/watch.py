@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import UnknownName, ending_with
 from trainpace.process import usable_cores
+from trainpace.profilers import is_trace
 from trainpace.records import Record
 from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
@@ -50,6 +51,8 @@ def run(request: WatchRequest, progress: Progress) -> Watched:
         raise Misuse("give a command, as in: trainpace watch -- python train.py, or `recorded` FOLDER.")
     if request.recorded:
         folder = Path(request.recorded)
+        if is_trace(folder):
+            raise Misuse(f"{folder} is a profiler's trace, which trainpace diagnose reads.")
         return Watched(recording=read_recording(folder), folder=folder)
     return record(request.command, request.output, request.stdout, progress)
 
