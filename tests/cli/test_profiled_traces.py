@@ -8,7 +8,7 @@ import pytest
 import made_traces as made
 import trainpace
 from trainpace.cli import main
-from trainpace.cli.meant import meant
+from trainpace.cli.meant import meant, place_last
 from trainpace.profilers import ProfiledTraining
 from trainpace.report.screen import LINES
 from trainpace.verbs import SUMMARIES
@@ -92,6 +92,20 @@ def test_a_trace_alone_is_diagnosed(name, tmp_path):
     assert meant([file, "--details"], tuple(SUMMARIES)) == ["diagnose", "--details", file]
 
 
+@pytest.mark.parametrize("name", ["t.json", ""])
+def test_options_may_stand_behind_what_is_read(name, tmp_path):
+    made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.COMPUTING, 2)))
+    place = str(tmp_path / name)
+    assert place_last(["diagnose", place, "--details"]) == ["diagnose", "--details", place]
+    for as_it_is in (
+        ["diagnose", place],
+        ["diagnose", "--", place, "--details"],
+        ["diagnose", "python", "--details"],
+        ["diagnose"],
+    ):
+        assert place_last(as_it_is) == as_it_is
+
+
 def test_python_gets_the_record(ranks):
     found = trainpace.diagnose(ranks)
     assert isinstance(found, ProfiledTraining)
@@ -101,7 +115,7 @@ def test_python_gets_the_record(ranks):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["TRACE", "--details"], "options stand before it"),
+        (["TRACE", "another"], "one file or folder is read"),
         (["watch", "--from", "TRACE"], "trainpace diagnose reads"),
         (["look", "TRACE"], "trainpace diagnose reads"),
         (["diagnose", "CUT"], "cut short or damaged"),
@@ -114,7 +128,7 @@ def test_what_goes_wrong_is_one_sentence(words, says, tmp_path, capsys):
     cut.write_bytes(whole.read_bytes()[:5000])
     report.write_bytes(b"\x00")
     files = {"TRACE": whole, "CUT": cut, "REPORT": report}
-    words = ["diagnose", *words] if words[-1] == "--details" else words
+    words = ["diagnose", *words] if words[-1] == "another" else words
     code, _, err = ran(capsys, *(files.get(word, word) for word in words))
     assert code == 2
     assert says in " ".join(err.split())

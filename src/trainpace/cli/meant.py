@@ -38,6 +38,15 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     )
 
 
+def place_last(words: Sequence[str]) -> list[str]:
+    """Of `diagnose`, whose options end where a command begins: options behind a trace or a recording's folder come before it."""
+    verb, *rest = words
+    place, *options = rest or [""]
+    begins = bool(options) and options[0].startswith("-") and options[0] != "--"
+    is_place = begins and (os.path.isdir(place) or (place.endswith(TRACES) and _is_trace(place)))
+    return [verb, *options, place] if is_place else [*words]
+
+
 def _kind_of(file: str) -> str:
     """`transformers:` or `diffusers:` of a model's configuration, nothing of a saved workload, else `settings`."""
     if not file.endswith(".json"):

@@ -44,6 +44,10 @@ class _Verbs(click.Group):
             from trainpace.cli.meant import meant
 
             args = meant(args, tuple(VERBS))
+        elif args[:1] == ["diagnose"]:
+            from trainpace.cli.meant import place_last
+
+            args = place_last(args)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:

@@ -58,9 +58,7 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
         )
     if is_trace(command[0]):
         if len(command) > 1:
-            raise Misuse(
-                f"{command[0]} is a profiler's trace: options stand before it, and one file or folder is read."
-            )
+            raise Misuse(f"{command[0]} is a profiler's trace: one file or folder is read, and nothing behind it.")
         place = Path(command[0])
         with progress.work(f"reading {place}"):
             return Profiled(training=read_profiled(place), place=place)
