@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import engines, patches, stopping, trials
+from trainpace.watch.inside import among, engines, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter
@@ -73,6 +73,7 @@ def _after_step(recorder: Recorder, step: Step) -> None:
         if distributed.is_available() and distributed.is_initialized():
             recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
                                  "backend": str(distributed.get_backend())})  # fmt: skip
+    among.note(recorder, step)
     if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 
