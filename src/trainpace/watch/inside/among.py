@@ -86,7 +86,8 @@ def elements(args: Any, kwargs: Any) -> int:
 
 
 def _elements(value: Any, deeper: int) -> int:
-    if hasattr(value, "numel"):
+    # a tensor of another kind may stand for one in a graph that is being traced, to which a question adds something
+    if type(value) is sys.modules["torch"].Tensor:
         return int(value.numel())
     if deeper and isinstance(value, list | tuple | dict):
         inside = value.values() if isinstance(value, dict) else value

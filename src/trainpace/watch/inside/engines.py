@@ -29,6 +29,7 @@ from trainpace.watch.inside.trail import (
     OTHER,
     Fetch,
     TrailWriter,
+    unused,
 )
 
 REDUCTIONS = (
@@ -321,7 +322,7 @@ def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> T
     trainer = multiprocessing.parent_process()  # which a fork server is not, though it be the parent
     pid, host, parent = os.getpid(), socket.gethostname(), trainer.pid if trainer is not None else os.getppid()
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
-    trails[pid] = TrailWriter(os.path.join(folder, f"worker-{parent}-{worker}-{pid}-{host}.trail"), header)
+    trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
     return trails[pid]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from trainpace.watch.inside import among, engines, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter
+from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
@@ -45,8 +45,8 @@ def begin() -> None:
 
 def on_torch(torch: ModuleType) -> None:
     folder = os.environ["TRAINPACE_WATCH"]
-    name = f"process-{os.getpid()}-{socket.gethostname()}.trail"
-    recorder = Recorder(TrailWriter(os.path.join(folder, name), _header()))
+    path = unused(folder, f"process-{os.getpid()}-{socket.gethostname()}")
+    recorder = Recorder(TrailWriter(path, _header()))
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     settings = trials.settings_of(os.environ)
     if settings.get("only_steps"):
