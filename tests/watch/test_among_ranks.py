@@ -119,3 +119,9 @@ def test_connections_within_a_host_are_no_links():
         assert at.recv(1000)
         assert [link for link in among.links() if link[0].startswith("127.")] == []
         at.close()
+
+
+def test_connections_are_let_alone_where_python_would_give_them_a_timeout(monkeypatch):
+    monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
+    monkeypatch.setattr(among.os, "listdir", lambda path: pytest.fail("looked"))
+    assert list(among.links()) == []

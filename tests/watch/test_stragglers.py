@@ -140,7 +140,9 @@ def test_a_node_whose_clock_is_set_otherwise_changes_nothing_but_its_offset(own,
     last = max(own)
     before, after = (found(own, transfer=transfer, steps=6, clocks_ms={last: ms}) for ms in (0.0, ahead))
     assert replace(after, clocks=()) == replace(before, clocks=())
-    (moved,) = (b.offset_ms - a.offset_ms for a, b in zip(before.clocks, after.clocks, strict=True) if a.node == NODES[last])
+    (moved,) = (
+        b.offset_ms - a.offset_ms for a, b in zip(before.clocks, after.clocks, strict=True) if a.node == NODES[last]
+    )
     assert moved == pytest.approx(ahead, abs=1e-5)
 
 
@@ -192,7 +194,9 @@ def test_a_slow_link_costs_at_most_the_transfer_that_ranks_wait_for():
 def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
     def notes(own, peer, sent, busy):
         looks = ((3, 1000, 2000), (13, 1000 + sent, 2000 + busy))
-        return [{"links": [[own, peer, n, us], ["10.0.0.9", "10.0.0.8", 5, 5]], "link_steps": step} for step, n, us in looks]
+        return [
+            {"links": [[own, peer, n, us], ["10.0.0.9", "10.0.0.8", 5, 5]], "link_steps": step} for step, n, us in looks
+        ]
 
     trails = {0: notes("10.0.0.1", "10.0.0.2", 20_000_000, 400_000), 1: notes("10.0.0.2", "10.0.0.1", 999_999, 400_000)}
     (only,) = link_rates(trails, NODES)

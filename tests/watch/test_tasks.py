@@ -72,9 +72,13 @@ def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
     """Both on this machine; neither knows of Slurm."""
     command = words_of(tmp_path, "--json")
     at = command.index("--") + 1
-    torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
+    torchrun = (
+        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
+    )
     started = [
-        subprocess.Popen([*command[: at + 1], *torchrun.split(), number, command[-1]], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command[: at + 1], *torchrun.split(), number, command[-1]], stdout=subprocess.PIPE, text=True
+        )
         for number in ("0", "1")
     ]
     said = [process.communicate(timeout=120)[0] for process in started]

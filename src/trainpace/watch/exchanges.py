@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside.among import GRADIENTS
-from trainpace.watch.inside.trail import COMMUNICATION, Span, Step
+from trainpace.watch.inside.trail import COMMUNICATION, EVALUATION, Span, Step
 
 WARM_UP_STEPS = 3
 LEAVE_TOGETHER = (
@@ -46,8 +46,8 @@ class RankStep(NamedTuple):
 
 
 def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
-    """The plain steps after the warm-up of a trail whose spans were kept, by their number; none where the host does not wait
-    for its collectives."""
+    """The plain steps after the warm-up of a trail whose spans were kept and that have no evaluation, by their number; none
+    where the host does not wait for its collectives."""
     steps: list[tuple[Step, list[Span]]] = []
     names: dict[int, str] = {}
     held: dict[int, int] = {}
@@ -59,7 +59,8 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
             if r.thread == 0 and r.part == COMMUNICATION:
                 spans.append(r)
         elif isinstance(r, Step):
-            if is_detailed and r.trial == 0 and r.number >= WARM_UP_STEPS:
+            # what an evaluation exchanges counts as evaluation, and not every step has one
+            if is_detailed and r.trial == 0 and r.number >= WARM_UP_STEPS and not r.parts_ns[EVALUATION]:
                 steps.append((r, spans))
             spans, is_detailed = [], False
         elif isinstance(r, dict) and "number" in r:

@@ -134,6 +134,9 @@ def _share(
     compute, data, step = (_mean_ms(steps, parts) for parts in (COMPUTE, DATA_PARTS, range(len(steps[0].parts_ns))))
     exchange = fmean(s.exchange_ns for s in steps) / 1e6
     waiting, transfer = (fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1))
+    # a collective that does something else meanwhile, as turning an object into a tensor, has less time of its own
+    waiting = min(waiting, exchange)
+    transfer = min(transfer, exchange - waiting)
     undivided = exchange - waiting - transfer
     return RankShare(
         rank=rank, node=node, step_ms=step, compute_ms=compute, data_ms=data, host_ms=step - compute - data - exchange,

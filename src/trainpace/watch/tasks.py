@@ -1,5 +1,5 @@
-"""`trainpace watch` as one of several: as the tasks of one step of srun, or before torchrun on each of several nodes. All record into
-one folder, and the first reports for all.
+"""`trainpace watch` as one of several: as the tasks of one step of srun, or before torchrun on each of several nodes. All record
+into one folder, and the first reports for all.
 
 Source of the variables: srun's manual. A batch script has SLURM_PROCID as well, but no step, and runs its command alone.
 """
@@ -21,8 +21,8 @@ POLL_S = 0.2
 
 
 class Task(NamedTuple):
-    """One of `tasks` tasks. `step` names the job, the step in it, and which start of the job it is; `is_node`: that of torchrun on
-    one of several nodes, whose names may come again in another run."""
+    """One of `tasks` tasks. `step` names the job, the step in it, and which start of the job it is; `is_node`: that of torchrun
+    on one of several nodes, whose names may come again in another run."""
 
     step: str
     number: int
