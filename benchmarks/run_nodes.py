@@ -54,7 +54,11 @@ class Row(NamedTuple):
     def line(self) -> str:
         where = f"node{self.fault.rank + 1}" if self.fault else "-"
         told = f"{self.found.cause}, {self.found.node}" if self.found.node else "none"
-        planted = f"{self.planted_ms:.1f} | {self.found.ms:.1f} | {self.error:+.0%}" if self.fault else "- | - | -"
+        planted = (
+            f"{self.planted_ms:.1f} | {self.found.ms:.1f} | {self.error:+.0%}"
+            if self.fault
+            else f"- | {self.found.ms:.1f} | -"
+        )
         clock = f"{self.off_ms:.2f} (said: within {self.within_ms:.0f})"
         name, right = self.fault.name if self.fault else "none", "yes" if self.is_right else "**no**"
         return f"| {name} | {where} | {told} | {right} | {planted} | {clock} |"
@@ -105,7 +109,8 @@ def report(rows: list[Row], load: float) -> list[str]:
         f"Named right: {right} of {len(rows)}, of which {len(rows) - len(faults)} without a fault. Milliseconds of a step"
         f" within {CLOSE:.0%}: {close} of {len(faults)}; off by {middle:.0%} at the median, {worst:.0%} at most. Planted:"
         " what the script says that it waited longer; of a slow link"
-        f" ({several_nodes.SLOW_MBIT_PER_S:.0f} Mbit/s) what its bytes take longer at its speed. The nodes share one clock, so that an offset which is found is an error.", "",
+        f" ({several_nodes.SLOW_MBIT_PER_S:.0f} Mbit/s) what its bytes take longer at its speed."
+        " The nodes share one clock, so that an offset which is found is an error.", "",
         "| fault | on | named | right | planted ms | found ms | error | clock off by ms |", "|---|---|---|---|---|---|---|---|",
         *(r.line() for r in rows), "",
     ]  # fmt: skip

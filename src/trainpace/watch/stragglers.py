@@ -15,7 +15,7 @@ from trainpace.watch.inside.trail import BACKWARD, DATA, FORWARD, LOADER_START, 
 from trainpace.watch.links import LinkRate, SlowLink, slow_links
 
 LEAST_STEPS = 5
-BEHIND = 0.03
+BEHIND = 0.05
 """A rank that is behind the others by a smaller share of its step is not told."""
 MORE = 1.1
 """Inputs hold more where they hold so many times the others'."""
