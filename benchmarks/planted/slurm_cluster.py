@@ -125,6 +125,10 @@ class Cluster:
         """As a power cut would: its daemon and all its processes are gone at once."""
         self._nodes[name].end()
 
+    def limit(self, name: str, mbit_per_s: float) -> None:
+        """Change what this host apart may send."""
+        netns.shape(self._joined[self.names.index(name)].prefix[-1], mbit_per_s)
+
     def report_down(self, name: str) -> None:
         """Tell the controller what it would find out by itself after SlurmdTimeout (five minutes)."""
         control("update", f"nodename={name}", "state=down", "reason=killed")

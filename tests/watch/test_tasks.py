@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainpace.watch import read_recording, tasks
-from trainpace.watch.tasks import Task, take, task_of
+from trainpace.watch.tasks import Task, node_of, take, task_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
@@ -49,6 +49,43 @@ def test_a_folder_is_taken_by_all_tasks_of_one_step(tmp_path):
     assert not take(tmp_path / "new", Task("7.1", 0, 2))
     (tmp_path / "file").write_text("")
     assert not take(tmp_path / "file", Task("7.0", 0, 2))
+
+
+def test_a_node_is_known_by_the_options_of_torchrun():
+    node = Task("torchrun-2-nodes", 1, 2, is_node=True)
+    for words in ("torchrun --nnodes 2 --node-rank 1", "/bin/torchrun --node_rank=1 --nnodes=2 --rdzv-backend static",
+                  "python -m torch.distributed.run --nnodes=2 --node-rank=1"):  # fmt: skip
+        assert node_of((*words.split(), "train.py", "--node-rank", "0")) == node
+    for words in ("torchrun --nnodes 1 --node-rank 0", "torchrun --nnodes 2", "torchrun --nnodes 1:4 --node-rank 0",
+                  "torchrun --nnodes 2 --node-rank 2", "torchrun", "python", "torchrun train.py --nnodes 2 --node-rank 1"):  # fmt: skip
+        assert node_of((*words.split(), "train.py")) is None
+
+
+def test_a_node_records_into_a_folder_once(tmp_path):
+    nodes = [Task("torchrun-2-nodes", number, 2, is_node=True) for number in (0, 1)]
+    assert all(take(tmp_path / "shared", node) for node in nodes)
+    assert not any(take(tmp_path / "shared", node) for node in nodes)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
+    """Both on this machine; neither knows of Slurm."""
+    command = words_of(tmp_path, "--json")
+    at = command.index("--") + 1
+    torchrun = (
+        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
+    )
+    started = [
+        subprocess.Popen(
+            [*command[: at + 1], *torchrun.split(), number, command[-1]], stdout=subprocess.PIPE, text=True
+        )
+        for number in ("0", "1")
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert said[1] == ""
+    answer = json.loads(said[0])
+    assert [(r["rank"], r["world_size"]) for r in answer["ranks"]] == [(0, 2), (1, 2)]
+    assert [r["rank"] for r in answer["together"]["ranks"]] == [0, 1]
 
 
 def test_the_first_task_waits_and_says_who_had_not_ended(tmp_path, monkeypatch):

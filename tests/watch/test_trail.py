@@ -1,11 +1,12 @@
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from made_trails import read_trail
-from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter
+from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, unused
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
@@ -43,6 +44,12 @@ def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_fac
     read = read_trail(whole[: max(first, len(whole) - cut)])[1]
     assert read == records[: len(read)]
     assert len(read) < len(records)
+
+
+def test_a_trail_does_not_overwrite_that_of_a_namesake(tmp_path):
+    paths = [unused(str(tmp_path), "process-1-here") for _ in range(3)]
+    assert [Path(p).name for p in paths] == ["process-1-here.trail", "process-1-here-2.trail", "process-1-here-3.trail"]
+    assert unused(str(tmp_path / "none"), "a") == str(tmp_path / "none" / "a.trail")
 
 
 def test_names_of_spans_are_numbered_once(tmp_path):

@@ -235,9 +235,12 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     slow = next((r for r in ranks if r.rank == split.slowest_rank), ranks[0])
     rest = [r for r in ranks if r is not slow]
 
+    def spent(rank: Rank, part: str) -> float:
+        alone = part_ms(rank, "no_sync", part)
+        return alone if alone is not None else 0.0 if part == "communication" else rank.parts_ms[part]
+
     def more(part: str) -> float:
-        mine, others = part_ms(slow, "no_sync", part), [part_ms(r, "no_sync", part) or 0.0 for r in rest]
-        return (mine or 0.0) - (fmean(others) if others else 0.0)
+        return spent(slow, part) - (fmean(spent(r, part) for r in rest) if rest else 0.0)
 
     part = max(slow.parts_ms, key=more)
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
@@ -246,7 +249,8 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
         f" {part.replace('_', ' ')}{where}. "
         "Look for a slower device, a busier host, or more work on that rank.",
-        saves_ms=lost, ceiling_ms=lost, basis="each rank's own pace in steps without exchange",
+        saves_ms=lost, ceiling_ms=lost,
+        basis="each rank's own pace in steps without exchange" if slow.blocks else "the others' waiting for it in collectives",
     )  # fmt: skip
 
 

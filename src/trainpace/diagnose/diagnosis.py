@@ -3,6 +3,7 @@
 import math
 
 from trainpace.diagnose.advice import WORTH, Advice, advise
+from trainpace.diagnose.among_ranks import faults_in_words
 from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
@@ -51,7 +52,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
             f"the command made no training step that could be seen. {recording.seen}{ended}", STEP_IN_WORDS
         )
     ranks = recording.ranks
-    parts = split(ranks)
+    parts = split(ranks, recording.together)
     step = math.fsum(parts.by_cause.values())
     proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
     shares = sorted(
@@ -63,8 +64,9 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     changes = advise(ranks, parts)
     first = ranks[0]
     batches = first.loader.batches if first.loader is not None else None
+    why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
-        verdict=verdict, why=tuple(_why(verdict, ranks, step, shares, proofs)), warnings=tuple(_warnings(recording)),
+        verdict=verdict, why=why, warnings=tuple(_warnings(recording)),
         step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms,
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),

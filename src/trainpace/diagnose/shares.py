@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch import LEAST_ROUNDS, PRECISE, Block, Rank, batches_per_step
+from trainpace.watch import LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
 
 FEW_SAMPLES = 2
 
@@ -108,9 +108,9 @@ class Split(NamedTuple):
     fixed_ms: float | None = None
 
 
-def split(ranks: Sequence[Rank]) -> Split:
-    """Divide the step of these ranks by cause. Without interventions, overlapped communication is taken from DDP's own
-    counters, and launch overhead cannot be told from computation."""
+def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
+    """Divide the step of these ranks by cause. Without interventions, a straggler is the one that the others were seen waiting
+    for, communication that nobody saw is taken from DDP's own counters, and launch overhead cannot be told from computation."""
     proved = set()
     paces = own_pace_ms(ranks)
     others, slowest, straggler = ranks, None, 0.0
@@ -120,6 +120,10 @@ def split(ranks: Sequence[Rank]) -> Split:
         behind = paces[last] - fmean(rest)
         if behind > STRAGGLES * paces[last]:
             others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
+    elif together is not None and together.stragglers:
+        slowest = together.stragglers[0].rank
+        others = [r for r in ranks if r.rank != slowest]
+        straggler = fmean(s.waiting_ms for s in together.ranks if s.rank != slowest)
     parts = {part: fmean(r.parts_ms[part] for r in others) for part in ranks[0].parts_ms}
     communication = parts["communication"]
     if paces is not None and len(ranks) > 1:
@@ -129,8 +133,11 @@ def split(ranks: Sequence[Rank]) -> Split:
         if exchange.low_ms > 0 or not communication:  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
             proved |= {"communication", "straggler"} if exchange.settles else set()
-    elif ranks[0].ddp:
-        communication += _exposed_by_ddp(ranks)
+    else:
+        if ranks[0].ddp:
+            communication = max(communication, _exposed_by_ddp(ranks))
+        straggler = min(straggler, communication)
+        communication -= straggler
     waiting = communication + straggler
     forward, backward, optimizer = _take(
         waiting - parts["communication"], parts["forward"], parts["backward"], parts["optimizer"]

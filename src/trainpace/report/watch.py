@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainpace.journal import Guarded, Pace
 from trainpace.process import ending_of
 from trainpace.records import to_jsonable
+from trainpace.report.among_ranks import print_among_ranks
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
@@ -72,6 +73,7 @@ def print_recording(recording: Recording, folder: str) -> None:
     each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
+    print_among_ranks(recording)
     print_notes(*_remarks(recording, step_ms))
     print_lines(*_doubts(recording))
     diagnose = ["trainpace", "diagnose", "--", *recording.command]

@@ -14,7 +14,7 @@ from trainpace.profilers import is_trace
 from trainpace.records import Record
 from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
-from trainpace.watch import Recording, Task, read_recording, take, task_of, watch
+from trainpace.watch import Recording, Task, node_of, read_recording, take, task_of, watch
 
 if TYPE_CHECKING:
     from trainpace.journal import Pace
@@ -61,8 +61,11 @@ def record(
     command: Sequence[str], output: str | None, stdout: int | None, progress: Progress,
     trials: Mapping[str, object] | None = None,
 ) -> Watched:  # fmt: skip
-    """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun all record together."""
+    """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun, and before torchrun on
+    several nodes that share the folder, all record together."""
     task = task_of(os.environ)
+    if task is None and output is not None and trials is None:
+        task = node_of(command)
     if trials is not None:
         check_one_task(task, "diagnose")
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.watch.clocks import Clock
     from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
+    from trainpace.watch.links import LinkRate, SlowLink
     from trainpace.watch.recording import (
         STEP_IN_WORDS,
         Block,
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
         steady_ms,
     )
     from trainpace.watch.stated import StatedLength, stated_length
-    from trainpace.watch.tasks import Task, take, task_of
+    from trainpace.watch.stragglers import CollectiveShare, RankShare, Straggler, Together
+    from trainpace.watch.tasks import Task, node_of, take, task_of
     from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of, trace_events, write_trace
     from trainpace.watch.trails import Process, header_of, read_processes, records_of
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
 from pathlib import Path
 from statistics import fmean
@@ -15,12 +15,14 @@ from trainpace.intake import read_json
 from trainpace.medians import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.records import Record
 from trainpace.watch.command import COMMAND_FILE
+from trainpace.watch.exchanges import WARM_UP_STEPS, rank_steps
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
+from trainpace.watch.links import link_rates
+from trainpace.watch.stragglers import Together, together
 from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
 from trainpace.workload import LARGEST
 
 STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
-WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 """Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
 
@@ -136,7 +138,8 @@ class _Ended(msgspec.Struct):
 class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
-    that other programs kept the machine busy when it began, in words."""
+    that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
+    alone, where some are missing, and where the host does not wait for collectives."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -144,6 +147,7 @@ class Recording(Record):
     ranks: tuple[Rank, ...]
     seen: str = ""
     busy: str = ""
+    together: Together | None = None
 
 
 def read_recording(folder: Path) -> Recording:
@@ -159,18 +163,28 @@ def read_recording(folder: Path) -> Recording:
     except msgspec.ValidationError:
         raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
     trails = [(trail, list(records_of(trail.path))) for trail in trails_of(folder)]
-    ranks = []
+    found: list[tuple[Rank, list[Any]]] = []
     for trail, records in trails:
         if sum(isinstance(r, Step) for r in records) > 1:
             with readable(trail.path):
-                ranks.append(_undamaged(_rank(trail.header, records, trail.workers)))
-    longest = {r.rank: r for r in sorted(ranks, key=lambda r: r.steps)}
+                found.append((_undamaged(_rank(trail.header, records, trail.workers)), records))
+    ranks = [rank for rank, _ in found]
+    by_rank = {rank.rank: (rank, records) for rank, records in sorted(found, key=lambda pair: pair[0].steps)}
+    longest = {number: rank for number, (rank, _) in by_rank.items()}
     seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
         ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
-        busy=ended.busy,
+        busy=ended.busy, together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
     )  # fmt: skip
+
+
+def _together(folder: Path, ranks: Mapping[int, Rank], records: Mapping[int, Sequence[Any]]) -> Together | None:
+    if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
+        return None
+    nodes = {number: rank.host for number, rank in ranks.items()}
+    with readable(folder):
+        return together({r: rank_steps(found) for r, found in records.items()}, nodes, link_rates(records, nodes))
 
 
 def _undamaged(rank: Rank) -> Rank:

@@ -1,11 +1,12 @@
-"""`trainpace watch` as the tasks of one step of srun: all record into one folder, and the first reports for all.
+"""`trainpace watch` as one of several: as the tasks of one step of srun, or before torchrun on each of several nodes. All record
+into one folder, and the first reports for all.
 
 Source of the variables: srun's manual. A batch script has SLURM_PROCID as well, but no step, and runs its command alone.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,13 @@ POLL_S = 0.2
 
 
 class Task(NamedTuple):
-    """One of `tasks` tasks. `step` names the job, the step in it, and which start of the job it is."""
+    """One of `tasks` tasks. `step` names the job, the step in it, and which start of the job it is; `is_node`: that of torchrun
+    on one of several nodes, whose names may come again in another run."""
 
     step: str
     number: int
     tasks: int
+    is_node: bool = False
 
     @property
     def reports(self) -> bool:
@@ -44,8 +47,28 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
     return Task(f"{job}.{step}" + (f"-{started_again}" if started_again != "0" else ""), int(number), int(tasks))
 
 
+def node_of(command: Sequence[str]) -> Task | None:
+    """The node that torchrun is told to be, by the options of its manual; None where it is told none, or is not asked for."""
+    words = list(command)
+    starts = [i + 1 for i, word in enumerate(words) if Path(word).name == "torchrun" or word == "torch.distributed.run"]
+    if not starts:
+        return None
+    options: dict[str, str] = {}
+    for word, after in zip(words[starts[0] :], [*words[starts[0] + 1 :], ""], strict=True):
+        if word.endswith(".py"):
+            break
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            options[name[2:].replace("_", "-")] = value if equals else after
+    nodes, number = (options.get(name, "") for name in ("nnodes", "node-rank"))
+    if not (nodes.isdigit() and number.isdigit() and int(number) < int(nodes)) or int(nodes) < 2:
+        return None
+    return Task(f"torchrun-{nodes}-nodes", int(number), int(nodes), is_node=True)
+
+
 def take(folder: Path, task: Task) -> bool:
-    """Make the folder the step's own, as each of its tasks does, in any order; False where something else is in it."""
+    """Make the folder the step's own, as each of its tasks does, in any order; False where something else is in it, or, for a
+    node, its own earlier recording."""
     mark = folder / f"step-{task.step}"
     if folder.exists() and not folder.is_dir():
         return False
@@ -54,6 +77,11 @@ def take(folder: Path, task: Task) -> bool:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
+    if task.is_node:
+        try:
+            (folder / f"node-{task.number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
     return True
 
 

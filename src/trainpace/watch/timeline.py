@@ -13,9 +13,9 @@ import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record, written_aside
+from trainpace.watch.exchanges import WARM_UP_STEPS
 from trainpace.watch.inside.recorder import KEEPS
 from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.recording import WARM_UP_STEPS
 from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS_SHOWN = 10

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainpace.errors import UnreadableInput, os_reason
+from trainpace.watch.clocks import offsets
+from trainpace.watch.exchanges import common, rank_steps
 from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records_from
 
 
@@ -67,9 +69,29 @@ def read_processes(folder: Path) -> list[Process]:
     processes = [p for p in processes if p[0].steps] or processes
     processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
     (first, zero), *_ = processes
+    seen = _seen_apart_ns([p for p, _ in processes])
+    # clocks of one host agree better than its processes' readings of the wall clock
     return [
-        p._replace(shift_ns=0 if p.host == first.host else int(clock) - int(zero)) for p, clock in processes
-    ]  # clocks of one host agree better than its processes' readings of the wall clock
+        p._replace(shift_ns=0 if p.host == first.host else -seen[p.host] if p.host in seen else int(clock) - int(zero))
+        for p, clock in processes
+    ]
+
+
+def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
+    """What the clocks of hosts are ahead of the first rank's, by the collectives that all ranks left together; empty where there
+    are none, and then the wall clocks stand for it."""
+    longest = {p.rank: p for p in sorted(processes, key=lambda p: p.steps)}
+    if len({p.host for p in longest.values()}) < 2:
+        return {}
+    recorded = {}
+    for rank, process in longest.items():
+        with readable(process.path):
+            recorded[rank] = rank_steps(records_of(process.path))
+    steps = common(recorded)
+    if not all(steps.values()):
+        return {}
+    known = offsets(steps, {rank: p.host for rank, p in longest.items()})
+    return {host: o.at_ns[len(o.at_ns) // 2] for host, o in known.items()}
 
 
 def trails_of(folder: Path) -> list[ProcessTrail]:

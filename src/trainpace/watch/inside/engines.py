@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import left_out, trials
+from trainpace.watch.inside import among, left_out, trials
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -29,6 +29,7 @@ from trainpace.watch.inside.trail import (
     OTHER,
     Fetch,
     TrailWriter,
+    unused,
 )
 
 REDUCTIONS = (
@@ -60,7 +61,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
         plain = getattr(module, name, None)
         if plain is None:
             continue
-        charged = recorder.wraps(plain, COMMUNICATION, name)
+        charged = _collective(recorder, plain, name)
         watched = left_out.collective(recorder, charged) if name in REDUCTIONS else charged
         setattr(module, name, watched)
         if getattr(public, name, None) is plain:
@@ -68,8 +69,24 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
     _patch(getattr(module, "Work", None), "wait", _charged(recorder, COMMUNICATION, "wait"))
 
 
+def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+    charged: dict[str, Callable[..., Any]] = {}
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = name
+        with contextlib.suppress(Exception):  # a group of a kind that nobody thought of
+            named = among.collective_name(name, args, kwargs)
+        if named not in charged:
+            charged[named] = recorder.wraps(plain, COMMUNICATION, named)
+        return charged[named](*args, **kwargs)
+
+    return call
+
+
 def _data_parallel(module: Any, recorder: Recorder) -> None:
     kind = module.DistributedDataParallel
+    recorder.exchanges = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
     kind.forward = left_out.unsynchronised(recorder, kind.forward)
 
     def remembered(begin: Callable[..., None]) -> Callable[..., None]:
@@ -305,7 +322,7 @@ def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> T
     trainer = multiprocessing.parent_process()  # which a fork server is not, though it be the parent
     pid, host, parent = os.getpid(), socket.gethostname(), trainer.pid if trainer is not None else os.getppid()
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
-    trails[pid] = TrailWriter(os.path.join(folder, f"worker-{parent}-{worker}-{pid}-{host}.trail"), header)
+    trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
     return trails[pid]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainpace import accelerator
-from trainpace.watch.inside import left_out
+from trainpace.watch.inside import among, left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.recorder import Recorder, get_ident
@@ -115,6 +115,7 @@ class _Calls:
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
             if module.training:
+                recorder.input_elements += among.elements(args, kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
                     with contextlib.suppress(Exception):
@@ -177,7 +178,7 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
 
 
 def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
-    charged = _seen(recorder.wraps(backward, BACKWARD, "backward"), recorder, updates)
+    charged = _seen(recorder.wraps(among.Gradients(recorder).within(backward), BACKWARD, "backward"), recorder, updates)
 
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:

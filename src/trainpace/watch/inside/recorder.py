@@ -48,6 +48,8 @@ class Recorder:
         self.capture: Any = None
         self.step_is_the_engines = False
         self.compiled = self.skips_sync = False
+        self.exchanges: Callable[[], bool] = lambda: False
+        self.input_elements = 0
         self.before_end: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
         self.peak_allocated_gib: Callable[[], float | None] | None = None

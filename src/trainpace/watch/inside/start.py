@@ -15,10 +15,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import engines, patches, stopping, trials
+from trainpace.watch.inside import among, engines, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter
+from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
@@ -45,8 +45,8 @@ def begin() -> None:
 
 def on_torch(torch: ModuleType) -> None:
     folder = os.environ["TRAINPACE_WATCH"]
-    name = f"process-{os.getpid()}-{socket.gethostname()}.trail"
-    recorder = Recorder(TrailWriter(os.path.join(folder, name), _header()))
+    path = unused(folder, f"process-{os.getpid()}-{socket.gethostname()}")
+    recorder = Recorder(TrailWriter(path, _header()))
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     settings = trials.settings_of(os.environ)
     if settings.get("only_steps"):
@@ -73,6 +73,7 @@ def _after_step(recorder: Recorder, step: Step) -> None:
         if distributed.is_available() and distributed.is_initialized():
             recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
                                  "backend": str(distributed.get_backend())})  # fmt: skip
+    among.note(recorder, step)
     if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 

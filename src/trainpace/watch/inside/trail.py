@@ -135,6 +135,22 @@ class TrailWriter:
         self._waiting.clear()
 
 
+def unused(folder: str, name: str) -> str:
+    """A new file of this name in the folder, or of the name with a number behind it: containers on two nodes may have one host
+    name, and their processes one number. Where none can be made, the path, for the error to be told."""
+    path = os.path.join(folder, f"{name}.trail")
+    for number in range(2, 100):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            path = os.path.join(folder, f"{name}-{number}.trail")
+        except OSError:
+            break
+        else:
+            break
+    return path
+
+
 def read_header(line: bytes) -> dict[str, Any]:
     """The header from a trail's first line. Raises ValueError for anything but a trail of this version."""
     header = json.loads(line) if line.endswith(b"\n") else None

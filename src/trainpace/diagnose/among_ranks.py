@@ -1,0 +1,65 @@
+"""What ranks that train together do to each other, in sentences: the straggler and why, slow links, uneven lengths."""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from trainpace.units import format_number
+from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
+
+MOST_NAMED = 3
+
+
+def faults_in_words(recording: Recording) -> list[str]:
+    """The one that costs most first; none for one rank alone, and where nothing stands out."""
+    found = recording.together
+    if found is None:
+        return []
+    stragglers = [(s.ms, _straggler(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]]
+    links = [(s.ms, _link(s)) for s in found.slow_links[:MOST_NAMED]]
+    lines = [line for _, line in sorted([*stragglers, *links], key=lambda pair: -pair[0])]
+    return lines + list(_rest(found))
+
+
+def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
+    between = f"{format_number(max(0.0, s.ms_low))} to {format_number(s.ms_high)}"
+    says = f"Rank {s.rank} on {s.node} is a straggler, {format_number(s.ms)} ms a step behind ({between})"
+    part = f"{format_number(s.cause_ms)} ms more"
+    if s.cause == "inputs":
+        return (
+            f"{says}: {part} in computing, since its inputs hold {s.elements:,.0f} numbers a step and the others' "
+            f"{s.usual_elements:,.0f}, as with longer sequences."
+        )
+    if s.cause == "compute":
+        same = ", with inputs as large as the others'" if s.elements else ""
+        return f"{says}: {part} in computing{same}, so its node is slower or busy."
+    if s.cause == "data":
+        mine, usual = _sample_ms(ranks, s.rank)
+        reads = (
+            f"; a sample takes {format_number(mine)} ms there, elsewhere {format_number(usual)}"
+            if mine and usual
+            else ""
+        )
+        return f"{says}: {part} in waiting for its data, so its disk or its loader is slower{reads}."
+    return f"{says}: {part} outside of computing and data, as in output, checkpoints or the script's own code."
+
+
+def _sample_ms(ranks: Sequence[Rank], number: int) -> tuple[float, float]:
+    mine = [r.fetch.sample_wall_ms for r in ranks if r.fetch is not None and r.rank == number]
+    others = [r.fetch.sample_wall_ms for r in ranks if r.fetch is not None and r.rank != number]
+    return (mine[0], fmean(others)) if mine and others else (0.0, 0.0)
+
+
+def _link(s: SlowLink) -> str:
+    costs = f"{'at least ' if s.at_least else ''}{format_number(s.ms)} ms a step"
+    return (
+        f"The link from {s.sender} to {s.receiver} is slow: {format_number(s.mbit_per_s)} Mbit/s where the fastest give "
+        f"{format_number(s.usual_mbit_per_s)}; that costs {costs}."
+    )
+
+
+def _rest(found: Together) -> Iterator[str]:
+    if found.uneven_ms is not None:
+        yield (
+            f"No rank is always behind, but ranks wait {format_number(found.uneven_ms)} ms a step for the one whose inputs hold"
+            " most: batches of like length, or packed sequences, would save that."
+        )

@@ -1,0 +1,110 @@
+"""What ranks do to each other, in sentences, and its place in a diagnosis without interventions."""
+
+import math
+
+import pytest
+
+from diagnose.recordings import fetch, rank, recording
+from trainpace.diagnose import diagnose, faults_in_words
+from trainpace.report.watch import print_recording
+from trainpace.watch import Clock, CollectiveShare, LinkRate, RankShare, SlowLink, Straggler, Together
+
+
+def share(number, **ms):
+    whole = {
+        "compute_ms": 10.0,
+        "data_ms": 1.0,
+        "host_ms": 1.0,
+        "waiting_ms": 0.0,
+        "transfer_ms": 3.0,
+        "undivided_ms": 0.0,
+        **ms,
+    }
+    return RankShare(
+        rank=number, node=f"node{number + 1}", step_ms=math.fsum(whole.values()), input_elements=512.0, **whole
+    )
+
+
+def straggler(cause, **more):
+    return Straggler(
+        rank=1,
+        node="node2",
+        ms=20.0,
+        ms_low=19.0,
+        ms_high=21.0,
+        cause=cause,
+        cause_ms=20.5,
+        **{"elements": 512.0, **more},
+    )
+
+
+def together(stragglers=(), links=(), uneven_ms=None):
+    return Together(
+        steps=77, ranks=(share(0, waiting_ms=20.0), share(1, compute_ms=30.0)), stragglers=stragglers, slow_links=links,
+        collectives=(CollectiveShare(name="gradients", per_step=1.0, exposed_ms=13.0, waiting_ms=10.0, transfer_ms=3.0),
+                     CollectiveShare(name="wait", per_step=1.0, exposed_ms=2.0)),
+        links=(LinkRate(sender="node1", receiver="node2", mb_per_step=1.5, mbit_per_s=700.0),),
+        clocks=(Clock(node="node2", offset_ms=0.4, uncertainty_ms=3.0),), uneven_ms=uneven_ms,
+    )  # fmt: skip
+
+
+def of_two(found, **more):
+    quick = rank(0, 2, forward=10.0, data=1.0, other=1.0, communication=23.0, **more)
+    slow = rank(1, 2, forward=30.0, data=1.0, other=1.0, communication=3.0, **more)
+    return recording(quick, slow, together=found)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (straggler("compute"), "Rank 1 on node2 is a straggler, 20 ms a step behind (19 to 21): 20.5 ms more in computing, with inputs"
+         " as large as the others', so its node is slower or busy."),
+        (straggler("inputs", elements=1536.0, usual_elements=512.0), "since its inputs hold 1,536 numbers a step and the others' 512"),
+        (straggler("data"), "in waiting for its data, so its disk or its loader is slower."),
+        (straggler("host"), "outside of computing and data"),
+    ],
+)  # fmt: skip
+def test_a_straggler_in_words(found, said):
+    (line,) = faults_in_words(of_two(together((found,))))
+    assert said in line
+
+
+def test_what_a_sample_takes_there_and_elsewhere():
+    slow = rank(1, 2, data=20.0, fetch=fetch(wall=2.5))
+    words = faults_in_words(
+        recording(rank(0, 2, data=1.0, fetch=fetch(wall=0.1)), slow, together=together((straggler("data"),)))
+    )
+    assert words[0].endswith("slower; a sample takes 2.5 ms there, elsewhere 0.1.")
+
+
+def test_what_costs_most_comes_first():
+    link = SlowLink(sender="node2", receiver="node1", mbit_per_s=140.0, usual_mbit_per_s=700.0, ms=60.0)
+    first, second = faults_in_words(of_two(together((straggler("compute"),), (link,))))
+    assert first == (
+        "The link from node2 to node1 is slow: 140 Mbit/s where the fastest give 700; that costs 60 ms a step."
+    )
+    assert second.startswith("Rank 1")
+    (only,) = faults_in_words(of_two(together(uneven_ms=5.0)))
+    assert "wait 5 ms a step for the one whose inputs hold most" in only
+    assert faults_in_words(of_two(None)) == []
+
+
+def test_a_recording_without_interventions_tells_waiting_from_exchange():
+    d = diagnose(of_two(together((straggler("compute"),))))
+    shares = {s.cause: s.ms for s in d.shares}
+    assert (shares["straggler"], shares["communication"]) == pytest.approx((20.0, 3.0))
+    assert math.fsum(shares.values()) == pytest.approx(d.step_ms) == pytest.approx(35.0)
+    assert d.verdict == "straggler"
+    assert any("node2 is a straggler" in line for line in d.why)
+    advice = next(a for a in d.advice if a.cause == "straggler")
+    assert advice.saves_ms == pytest.approx(20.0)
+    assert "of them in forward" in advice.how
+
+
+def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    print_recording(of_two(together((straggler("compute"),))), "folder")
+    said = capsys.readouterr().out
+    assert "1 on node2" in said
+    assert "Clock of node2: 0.4 ms ahead of the first rank's node, within 3 ms." in said
+    assert "Link from node1 to node2: 1.5 MB a step, at 700 Mbit/s while it sends." in said

@@ -1,0 +1,127 @@
+"""What the recorder notes only where ranks train together."""
+
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from made_trails import read_trail
+from trainpace.watch import watch
+from trainpace.watch.inside import among
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import BACKWARD, COMMUNICATION, Span, TrailWriter
+from trainpace.watch.recording import read_recording
+
+SLOW = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 4)
+        def forward(self, x):
+            time.sleep(0.02 * dist.get_rank())
+            return self.layer(x)
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(4 * STEPS, 64))
+    losses = []
+    for i, (x,) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
+        loss = model(x).square().mean()
+        loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        work = dist.all_reduce(total.clone(), async_op=True)
+        work.wait()
+        losses.append(total.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with open(sys.argv[1] + os.environ["RANK"], "w") as file:
+        file.write(repr(losses))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_waited_for_in_the_exchange_of_gradients(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SLOW).replace("STEPS", "40"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, str(tmp_path / "train.py"), str(tmp_path / "alone")], check=False, timeout=120)
+    watch([*torchrun, str(tmp_path / "train.py"), str(tmp_path / "watched")], tmp_path / "recording")
+    for rank in "01":
+        assert (tmp_path / f"alone{rank}").read_text() == (tmp_path / f"watched{rank}").read_text()
+    found = read_recording(tmp_path / "recording").together
+    (straggler,) = found.stragglers
+    assert (straggler.rank, straggler.cause) == (1, "compute")
+    assert straggler.ms == pytest.approx(20.0, rel=0.2)
+    assert found.clocks == found.links == ()
+    collectives = {c.name: c for c in found.collectives}
+    assert {"gradients", "all_reduce", "all_reduce started", "wait"} <= set(collectives)
+    assert collectives["gradients"].waiting_ms == pytest.approx(10.0, rel=0.25)  # the mean of both ranks
+    assert collectives["all_reduce"].per_step == 1.0
+    assert collectives["wait"].waiting_ms is None
+    assert {r.input_elements for r in found.ranks} == {256.0}
+
+
+def test_numbers_of_the_largest_input_are_counted_without_asking_tensors_of_other_kinds():
+    class Other(torch.Tensor):
+        def numel(self):
+            raise AssertionError
+
+    small, large = torch.zeros(2), torch.zeros(3, 4)
+    assert among.elements((small, large), {}) == 12
+    assert among.elements((), {"batch": {"tokens": [small, large]}, "n": 5}) == 12
+    assert among.elements((torch.zeros(3).as_subclass(Other), small), {}) == 2
+    assert among.elements((), {}) == 0
+
+
+def recorded(tmp_path, exchanges, backward):
+    trail = TrailWriter(str(tmp_path / "a.trail"), {})
+    recorder = Recorder(trail)
+    recorder.exchanges = lambda: exchanges
+    call = recorder.wraps(among.Gradients(recorder).within(backward), BACKWARD, "backward")
+    weight = torch.ones(3, requires_grad=True)
+    call((weight * 2).sum())
+    trail.flush()
+    return weight, [r.part for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Span)]
+
+
+@pytest.mark.parametrize(("exchanges", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])])
+def test_what_follows_a_ranks_own_gradients_is_exchange(tmp_path, exchanges, parts):
+    weight, found = recorded(tmp_path, exchanges, torch.Tensor.backward)
+    assert weight.grad.tolist() == [2.0] * 3
+    assert found == parts
+
+
+def test_a_backward_pass_that_fails_is_left_as_it_was(tmp_path):
+    def fails(loss):
+        loss.backward()
+        raise RuntimeError("as the script's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        recorded(tmp_path, True, fails)
+
+
+def test_connections_within_a_host_are_no_links():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+        at = server.accept()[0]
+        peer.sendall(b"x" * 1000)
+        assert at.recv(1000)
+        assert [link for link in among.links() if link[0].startswith("127.")] == []
+        at.close()
+
+
+def test_connections_are_let_alone_where_python_would_give_them_a_timeout(monkeypatch):
+    monkeypatch.setattr(socket, "getdefaulttimeout", lambda: 5.0)
+    monkeypatch.setattr(among.os, "listdir", lambda path: pytest.fail("looked"))
+    assert list(among.links()) == []

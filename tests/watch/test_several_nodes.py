@@ -1,0 +1,44 @@
+"""Faults on one of three nodes of a real Slurm, each with its own network: one recording over all ranks names them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
+
+import netns
+import several_nodes
+import slurm_cluster
+
+WHY_NOT = slurm_cluster.missing() or netns.missing()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=f"no nodes: {WHY_NOT}")]
+
+NODES = 3
+CLOSE = 0.35
+"""Wider than what benchmarks/several_nodes.py finds on a machine that does nothing else: here other tests run beside it."""
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with slurm_cluster.cluster(NODES, mbit_per_s=several_nodes.MBIT_PER_S) as made:
+        yield made
+
+
+@pytest.mark.parametrize("fault", several_nodes.FAULTS, ids=lambda f: f.name.replace(" ", "-"))
+def test_a_planted_fault_is_named(nodes, tmp_path, fault):
+    made = several_nodes.recorded(fault, nodes, tmp_path / "recording")
+    recording = made.recording
+    assert [(r.rank, r.host) for r in recording.ranks] == [(i, f"node{i + 1}") for i in range(NODES)]
+    found = several_nodes.named(recording)
+    assert (found.cause, found.node) == (fault.expected, f"node{fault.rank + 1}"), recording.together
+    assert found.ms == pytest.approx(fault.planted_ms(made), rel=CLOSE), recording.together
+    for clock in recording.together.clocks:  # in truth all nodes have one clock
+        assert abs(clock.offset_ms) <= clock.uncertainty_ms
+    words = subprocess.run(
+        (sys.executable, "-m", "trainpace", "watch", "--from", str(tmp_path / "recording")),
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert f"node{fault.rank + 1}" in words
+    assert words.count("\n") <= 24
