@@ -3,9 +3,12 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from diagnose.recordings import fetch, rank, recording
 from trainpace.diagnose import diagnose, faults_in_words
+from trainpace.report.among_ranks import ranks_chart
+from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.watch import print_recording
 from trainpace.watch import Clock, CollectiveShare, LinkRate, RankShare, SlowLink, Straggler, Together
 
@@ -108,3 +111,20 @@ def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
     assert "1 on node2" in said
     assert "Clock of node2: 0.4 ms ahead of the first rank's node, within 3 ms." in said
     assert "Link from node1 to node2: 1.5 MB a step, at 700 Mbit/s while it sends." in said
+
+
+def test_the_bars_of_ranks_are_their_steps():
+    found = together([straggler("compute")])
+    d = diagnose(of_two(found))
+    made = ranks_chart(d.together)
+    assert [bar.total for bar in made.groups[0].bars] == pytest.approx([r.step_ms for r in found.ranks])
+    assert made.finding == "Rank 1 on node2 waits least for the others: 0 ms of a step."
+    assert "Each rank&#39;s step" in diagnosis_page(d, "torchrun train.py")
+    assert ranks_chart(None) is None
+
+
+def test_of_many_ranks_those_that_are_waited_for_are_drawn():
+    ranks = tuple(share(i, waiting_ms=float(100 - i)) for i in range(40))
+    made = ranks_chart(replace(together(), ranks=ranks))
+    assert [bar.label for bar in made.groups[0].bars] == [f"rank {i} on node{i + 1}" for i in range(24, 40)]
+    assert "24 ranks that wait longer are not drawn." in made.note

@@ -243,11 +243,12 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return spent(slow, part) - (fmean(spent(r, part) for r in rest) if rest else 0.0)
 
     part = max(slow.parts_ms, key=more)
+    spent_in = "the script's own code" if part == "other" else part.replace("_", " ")
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
     yield Advice(
         cause="straggler", title=f"repair straggler rank {slow.rank} on {slow.host}",
         how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
-        f" {part.replace('_', ' ')}{where}. "
+        f" {spent_in}{where}. "
         "Look for a slower device, a busier host, or more work on that rank.",
         saves_ms=lost, ceiling_ms=lost,
         basis="each rank's own pace in steps without exchange" if slow.blocks else "the others' waiting for it in collectives",

@@ -9,7 +9,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, batches_per_step
+from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step
 
 
 class Share(Record):
@@ -23,7 +23,8 @@ class Share(Record):
 
 
 class Diagnosis(Record):
-    """The causes of a step's time, and what to change. Shares add up to `step_ms`."""
+    """The causes of a step's time, and what to change. Shares add up to `step_ms`. `together`: what ranks do to each other, where
+    several were recorded and their collectives say it."""
 
     verdict: str
     why: tuple[str, ...]
@@ -38,6 +39,7 @@ class Diagnosis(Record):
     epochs: float | None
     share_of_roof: float | None
     warnings: tuple[str, ...] = ()
+    together: Together | None = None
 
     def seconds_an_epoch(self, ms: float) -> float | None:
         """Milliseconds per step as seconds per epoch; None where the epoch's length is unknown."""
@@ -66,7 +68,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     batches = first.loader.batches if first.loader is not None else None
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
-        verdict=verdict, why=why, warnings=tuple(_warnings(recording)),
+        verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
         step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms,
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),

@@ -3,6 +3,7 @@
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
+from trainpace.report.among_ranks import print_ranks, ranks_chart
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
@@ -47,6 +48,8 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
         ]  # fmt: skip
         print_table(columns, [[a.title, *savings(a, d)] for a in d.advice])
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
+    if d.together is not None:
+        print_ranks(d.together)
     with in_details("what is not worth a change"):
         for a in d.not_worth:
             epoch = d.seconds_an_epoch(a.saves_ms)
@@ -125,4 +128,4 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
 
 
 def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
-    return [shares_chart(d), proofs_chart(d)]
+    return [shares_chart(d), ranks_chart(d.together), proofs_chart(d)]
