@@ -37,6 +37,10 @@ ANSWERS: dict[str, tuple[list[str], dict[str, str]]] = {
          "--precision", "amp_fp16", "--no-journal"],
         {"a-step-over-data-host-device-and-links": "gantt", "scaling-over-devices": "scaling"},
     ),
+    "roles": (
+        ["forecast", "resnet50", "--gpu", "A100", "--batch", "64", "--precision", "amp_fp16", "--no-journal"],
+        {"what-the-layers-of-each-role-take": "roles"},
+    ),
     "match": (["match", "resnet50", *JOB], {"": "pareto"}),
     "plan": (
         ["plan", "resnet50", "--gpu", "T4", "--num-gpus", "4", "--batch", "32", "--accumulate", "8", *JOB, "--no-journal"],
