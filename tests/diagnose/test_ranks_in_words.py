@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from diagnose.recordings import fetch, rank, recording
 from trainpace.diagnose import diagnose, faults_in_words
 from trainpace.report.among_ranks import ranks_chart
-from trainpace.report.diagnosis import diagnosis_page
+from trainpace.report.diagnosis import diagnosis_page, print_diagnosis
 from trainpace.report.watch import print_recording
 from trainpace.watch import Clock, CollectiveShare, LinkRate, RankShare, SlowLink, Straggler, Together
 
@@ -128,3 +128,11 @@ def test_of_many_ranks_those_that_are_waited_for_are_drawn():
     made = ranks_chart(replace(together(), ranks=ranks))
     assert [bar.label for bar in made.groups[0].bars] == [f"rank {i} on node{i + 1}" for i in range(24, 40)]
     assert "24 ranks that wait longer are not drawn." in made.note
+
+
+def test_a_recording_that_was_read_says_how_to_prove_it(capsys):
+    d = diagnose(of_two(together()))
+    print_diagnosis(d, "folder", ("torchrun", "train.py"))
+    assert "trainpace diagnose -- torchrun train.py" in capsys.readouterr().out
+    print_diagnosis(d, "folder")  # that was just done
+    assert "trainpace diagnose --" not in capsys.readouterr().out

@@ -35,6 +35,9 @@ DIAGNOSIS = Diagnosis(
 )  # fmt: skip
 
 
+REQUEST = LookRequest(seconds=1.0)
+
+
 @pytest.fixture
 def script(tmp_path):
     path = tmp_path / "train.py"
@@ -78,6 +81,20 @@ def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
     assert not looked.watched.recording.ranks[0].stopped
     assert looked.length.steps == 384
     assert [chosen.match.offer.device for chosen in looked.elsewhere] == ["T4"]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_loader_is_told_its_batch(script):
+    loop = "for x, y in DataLoader(data, batch_size=32)"
+    script.write_text(
+        script.read_text().replace(loop, "for x, y in [(a[:32], b[:32]) for a, b in [data.tensors] * 400]")
+    )
+    unknown = look(script, "--epochs", "100000")
+    assert not unknown.elsewhere
+    assert "--global-batch N says it" in unknown.not_elsewhere
+    told = run(replace(REQUEST, command=unknown.watched.recording.command, global_batch=32, gpu=("T4",)), Silent())
+    (chosen,) = told.elsewhere
+    assert chosen.match.forecast.execution.global_batch == 32
 
 
 @pytest.mark.slow

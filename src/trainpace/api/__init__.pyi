@@ -368,6 +368,7 @@ def look(
     seconds: float | str = ...,
     epochs: float | str | None = ...,
     max_steps: int | str | None = ...,
+    global_batch: int | str | None = ...,
     gpu: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Looked:

@@ -391,7 +391,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
-        report.print_diagnosis(diagnosis, str(watched.folder))
+        report.print_diagnosis(diagnosis, str(watched.folder), watched.recording.command if answer.was_read else ())
     words = " ".join(watched.recording.command)
 
     def page() -> str:

@@ -1,5 +1,7 @@
 """A diagnosis for the terminal, as pictures and as a page: the verdict, why, the interventions, and what to change."""
 
+from collections.abc import Sequence
+
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
@@ -24,7 +26,8 @@ _PROOFS = {
 NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
 
 
-def print_diagnosis(d: Diagnosis, folder: str) -> None:
+def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:
+    """`again`: the command of a recording without interventions, which running it would prove."""
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
@@ -57,8 +60,8 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
             print_lines(f"Not worth it: {a.title} saves {saved}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
-    if not d.proofs:
-        print_next("trainpace diagnose -- python train.py", "with your own command: interventions prove the shares")
+    if again and not d.proofs:
+        print_next(["trainpace", "diagnose", "--", *again], "proves the shares, by taking one cause after another away")
     else:
         print_next(
             ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline, worker by worker"

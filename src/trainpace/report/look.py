@@ -104,9 +104,7 @@ def _conditions(looked: Looked) -> list[str]:
             "The command does not say how long the whole training is: trainpace look --epochs N COMMAND would."
         )
     elif length.words and length.words != "as you say":
-        lines.append(
-            f"The command's {length.words} gives the length; evaluations that it did not reach are not counted."
-        )
+        lines.append(f"The command's {length.words} gives the length; what the script does only later is not counted.")
     lines += [f"Note: {looked.busy}"] * bool(looked.busy)
     return lines
 
@@ -125,14 +123,21 @@ def _print_elsewhere(looked: Looked) -> None:
         assert m.forecast.step is not None
         low, high = 3600 * m.hours.low, 3600 * m.hours.high
         rows.append(
-            (m.offer.device, chosen.role, number(m.forecast.step.total_ms), duration(3600 * m.mean_hours),
+            (m.offer.device, chosen.role, number(_step_ms(chosen, looked.length.steps)), duration(3600 * m.mean_hours),
              span(low, high, format_duration), usd(m.mean_usd), f"{m.offer.provider}, {m.offer.vcpus or '?'} vCPUs")
         )  # fmt: skip
+    time = looked.elsewhere[0].match.forecast.training_time
+    startup_s = 0.0 if time is None else time.startup_s
     columns = (
-        words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2), Column("time, forecast"), Column("90 %", 1),
+        words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2),
+        Column("time with start" if startup_s else "time, forecast"), Column("90 %", 1),
         Column("cost"), words("server", 4, 8),
     )  # fmt: skip
     print_table(columns, rows, spaced=False)
+    if startup_s:
+        print_lines(
+            f"Times on these cards include a start of {duration(startup_s)}, and steps what they wait for data."
+        )
     slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
@@ -141,3 +146,11 @@ def _print_elsewhere(looked: Looked) -> None:
             f"These cards are forecast with a loader worker for each vCPU: with {workers}, as now, the data of a step would take"
             f" about {number(looked.loading_ms)} ms there too."
         )
+
+
+def _step_ms(chosen: Elsewhere, steps: int) -> float:
+    """With what a step waits for its data."""
+    forecast = chosen.match.forecast
+    assert forecast.step is not None
+    waits_s = 0.0 if forecast.training_time is None else forecast.training_time.data_wait_s
+    return forecast.step.total_ms + 1000 * waits_s / steps

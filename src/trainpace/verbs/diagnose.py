@@ -39,8 +39,11 @@ class DiagnoseRequest(Request):
 
 
 class Diagnosed(Record):
+    """`was_read`: an earlier recording was; nothing was run."""
+
     diagnosis: Diagnosis
     watched: Watched
+    was_read: bool = False
 
 
 class Profiled(Record):
@@ -62,7 +65,8 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
         place = Path(command[0])
         with progress.work(f"reading {place}"):
             return Profiled(training=read_profiled(place), place=place)
-    if len(command) == 1 and Path(command[0]).is_dir():
+    was_read = len(command) == 1 and Path(command[0]).is_dir()
+    if was_read:
         folder = Path(command[0])
         watched = Watched(recording=read_recording(folder), folder=folder)
     else:
@@ -72,4 +76,4 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
         }  # fmt: skip
         watched = record(command, r.output, r.stdout, progress, trials)
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
-        return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched)
+        return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched, was_read=was_read)

@@ -55,6 +55,9 @@ class LookRequest(Request):
     max_steps: Annotated[
         int | None, Field("Optimizer updates of the whole training, in place of epochs.", AT_LEAST_1)
     ] = None
+    global_batch: Annotated[
+        int | None, Field("Samples of a step over all ranks, where no loader of the script tells.", AT_LEAST_1)
+    ] = None
     gpu: Annotated[
         tuple[str, ...], Field("A card to rent, several times if you like.  [default: the cheapest, the fastest, one between]")
     ] = ()  # fmt: skip
@@ -120,7 +123,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     )  # fmt: skip
     try:
         with progress.work("forecasting the same training on cards for rent"):
-            return replace(looked, elsewhere=elsewhere(looked, r.gpu, progress))
+            return replace(looked, elsewhere=elsewhere(looked, r.gpu, progress, r.global_batch))
     except TrainpaceError as error:
         if r.gpu:  # what was asked for by name
             raise
@@ -158,16 +161,21 @@ def length_of(diagnosis: Diagnosis, stated: StatedLength | None, epochs: float |
     return Length(steps=max(1, round(count * each)), of="training", epochs=count, words=words)
 
 
-def elsewhere(looked: Looked, gpus: Sequence[str], progress: Progress) -> tuple[Elsewhere, ...]:
+def elsewhere(
+    looked: Looked, gpus: Sequence[str], progress: Progress, global_batch: int | None = None
+) -> tuple[Elsewhere, ...]:
     """The same steps on single cards that can be rented: the cheapest, the fastest and one between, or those asked for. The
-    loader's cost of a sample is the recorded one. Raises TrainpaceError where there is no forecast."""
+    loader's cost of a sample is the recorded one, and so are the samples of a step, without a `global_batch`. Raises
+    TrainpaceError where there is no forecast."""
     workload = looked.watched.folder / WORKLOAD_FILE
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
         raise TrainpaceError("the model could not be read out of the script, so there is no forecast for other cards.")
-    whole = sum(round(rank.samples_per_step) for rank in looked.watched.recording.ranks)
+    whole = global_batch or sum(round(rank.samples_per_step) for rank in looked.watched.recording.ranks)
     if not whole:
-        raise TrainpaceError("how many samples a step takes is not known, so there is no forecast for other cards.")
+        raise TrainpaceError(
+            "no loader tells how many samples a step takes, so there is no forecast; --global-batch N says it."
+        )
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     known = first.number_format in PRECISIONS
@@ -203,7 +211,7 @@ def _loading_ms(rank: Rank) -> float | None:
 
 
 def _watch(command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress) -> Watched:
-    with progress.work(f"training for {seconds:g} s, its output into {folder / OUTPUT_FILE}"):
+    with progress.work(f"training for {seconds:g} s, with its own checkpoints, its output into {folder / OUTPUT_FILE}"):
         code = watch(command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
