@@ -24,9 +24,10 @@ from cpu_share import share
 
 from trainpace.process import guard
 
-PORTS_EACH = 16
-_first_ports = itertools.count(10_000 + os.getpid() % 500 * PORTS_EACH, PORTS_EACH)
-"""The controller's port, and from the next on, the nodes': others for each cluster, below those that Linux hands out."""
+PORTS_EACH, CLUSTERS_EACH = 16, 20
+_first_ports = itertools.count(10_000 + os.getpid() % 70 * CLUSTERS_EACH * PORTS_EACH, PORTS_EACH)
+"""The controller's port, and from the next on, the nodes': others for each cluster, below those that Linux hands out. Processes
+that were started one after the other, as those of the tests are, are CLUSTERS_EACH clusters apart."""
 READY_S = 30.0
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "munged")
 
@@ -197,7 +198,7 @@ def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int,
     key = folder / "munge" / "key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    ports = next(_first_ports)
+    ports = next(first for first in _first_ports if all(map(_is_free, range(first, first + PORTS_EACH))))
     controller = socket.gethostname().partition(".")[0]
     lines = [CONF.format(controller=controller, address=address, port=ports, folder=folder)]
     for i in range(nodes):
@@ -216,6 +217,16 @@ def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int,
         (folder / "gres.conf").write_text(
             f"NodeName=node[1-{nodes}] Name=gpu Count={gpus} File={folder}/nvidia[0-{gpus - 1}]\n"
         )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm does
+        try:
+            one.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _set_conf(path: str | None) -> None:
