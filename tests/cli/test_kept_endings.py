@@ -1,5 +1,6 @@
 """What a signal's handler raises ends the program, even where it comes up within code that swallows it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import textwrap
 
 import pytest
 
+from trainpace.cli import endings
 from trainpace.cli.endings import kept
 
 LOST = """
@@ -68,3 +70,12 @@ def test_a_signal_that_is_ignored_stays_so():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_ending_that_is_lost_at_the_end_leaves_no_alarm_behind(monkeypatch):
+    monkeypatch.setattr(endings, "AGAIN_S", 600.0)
+    with kept():
+        with contextlib.suppress(KeyboardInterrupt):  # pytest.raises would hold it
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

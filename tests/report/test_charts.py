@@ -234,7 +234,7 @@ def test_forecasts_that_held_are_counted():
 def test_a_diagnosis_adds_up_to_the_step():
     blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
     d = diagnose(recording(rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())))
-    bars = shares_chart(d).groups[0].bars
+    bars = shares_chart(d.shares, d.verdict, "").groups[0].bars
     assert math.fsum(bar.total for bar in bars) == pytest.approx(d.step_ms, rel=0.01)
     plain, without = proofs_chart(d).groups[0].bars
     assert plain.total - without.total == pytest.approx(d.proofs[0].saved_ms)

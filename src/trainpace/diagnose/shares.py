@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch import LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
+from trainpace.watch import BEHIND, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
 
 FEW_SAMPLES = 2
-
-STRAGGLES = 0.05
-"""A rank slower than the others' mean by this share is a straggler that makes them wait."""
 
 IN_WORDS = {
     "data": "waiting for data",
@@ -118,7 +115,7 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         last = paces.index(max(paces))
         rest = [pace for i, pace in enumerate(paces) if i != last]
         behind = paces[last] - fmean(rest)
-        if behind > STRAGGLES * paces[last]:
+        if behind > BEHIND * paces[last]:
             others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
     elif together is not None and together.stragglers:
         slowest = together.stragglers[0].rank

@@ -13,9 +13,8 @@ from trainpace.profilers.bounds import Bound, bounds
 from trainpace.profilers.kernels import KINDS
 from trainpace.profilers.ranks import Kernel, RankShares
 from trainpace.records import Record
+from trainpace.watch import BEHIND
 
-STRAGGLES = 0.05
-"""Of a step, waiting of the others for one rank, from which on it is called a straggler; as in `diagnose`."""
 FEW_STEPS = 5
 
 
@@ -84,7 +83,7 @@ def _waiting_for_one(ranks: Sequence[RankShares]) -> tuple[float, int | None]:
     last = min(ranks, key=lambda rank: rank.communication_ms)
     exposed = last.causes_ms["communication"]
     waiting = fmean(max(0.0, rank.causes_ms["communication"] - exposed) for rank in ranks)
-    if waiting < STRAGGLES * fmean(rank.step_ms for rank in ranks):
+    if waiting < BEHIND * fmean(rank.step_ms for rank in ranks):
         return 0.0, None
     return waiting, last.rank
 

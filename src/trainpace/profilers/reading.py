@@ -1,4 +1,4 @@
-"""Files and folders that hold traces: which they are, and the ranks in them, one after another."""
+"""The ranks in a file or a folder of traces, one after another."""
 
 from __future__ import annotations
 
@@ -8,41 +8,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.intake import GZIP, SQLITE, first_bytes
+from trainpace.errors import UnreadableInput
+from trainpace.intake import SQLITE, first_bytes
 from trainpace.profilers.kineto import read_kineto
 from trainpace.profilers.nsight import MADE_BY as NSIGHT
 from trainpace.profilers.nsight import read_nsight
 from trainpace.profilers.profiled import ProfiledTraining, together
 from trainpace.profilers.ranks import RankShares, rank_shares
+from trainpace.profilers.recognising import UNEXPORTED, trace_files
 from trainpace.profilers.spans import Trace
-
-ENDINGS = (".json", ".json.gz", ".sqlite")
-UNEXPORTED = (".nsys-rep", ".qdrep")
-LOOKED_AT_BYTES = 1 << 16
-"""Of a file, for the word that tells a trace: properties of its devices may stand before it."""
-MOST_FILES = 4096
-
-
-def is_trace(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or folder looks like a trace to be read here, by its beginning or its name. No other is opened whole."""
-    place = Path(path)
-    try:
-        if place.is_dir():
-            return not (place / "command.json").is_file() and any(is_trace(file) for file in _files(place))
-        if not place.is_file():
-            return False
-        if place.name.endswith(UNEXPORTED):
-            return True
-        begins = first_bytes(place, LOOKED_AT_BYTES)
-    except (TrainpaceError, OSError, ValueError):
-        return False
-    if begins.startswith(GZIP):
-        return place.name.endswith(".json.gz")
-    if begins.startswith(SQLITE):
-        return place.suffix == ".sqlite"
-    told = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
-    return place.suffix == ".json" and (told or (begins.lstrip().startswith(b"[") and b'"ph"' in begins))
 
 
 def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None) -> ProfiledTraining:
@@ -51,7 +25,7 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
     Of several traces of one rank the one with the most steps counts. Raises UnreadableInput for anything else.
     """
     place = Path(path)
-    files = _files(place) if place.is_dir() else [place]
+    files = trace_files(place) if place.is_dir() else [place]
     if place.is_dir() and not files:
         raise UnreadableInput(
             f"{place} holds no trace.", "Name a file, or a folder with one .json or .json.gz for each rank."
@@ -79,11 +53,6 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
             f"{again} more {'trace of the same rank is' if again == 1 else 'traces of the same ranks are'} left out."
         )
     return together(chosen, left_out)
-
-
-def _files(folder: Path) -> list[Path]:
-    found = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
-    return found[:MOST_FILES]
 
 
 def _traces(file: Path) -> Iterator[Trace]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof
+from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.among_ranks import print_ranks, ranks_chart
@@ -78,17 +78,16 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
     ]  # fmt: skip
 
 
-def shares_chart(d: Diagnosis) -> BarChart:
+def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
     """A bar a cause, the longest first; together they are the step."""
-    shown = [s for s in d.shares if s.share >= LEAST_SHARE]
-    top = next((s for s in shown if s.cause == d.verdict), shown[0])
+    shown = [s for s in shares if s.share >= LEAST_SHARE]
+    top = next((s for s in shown if s.cause == verdict), shown[0])
     parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
     ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
     bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
     return BarChart(
         title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
-        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),
-        note="Proved: an intervention removed the cause, and the step became shorter by this much.",
+        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),), note=note,
     )  # fmt: skip
 
 
@@ -131,4 +130,5 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
 
 
 def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
-    return [shares_chart(d), ranks_chart(d.together), proofs_chart(d)]
+    proved = "Proved: an intervention removed the cause, and the step became shorter by this much."
+    return [shares_chart(d.shares, d.verdict, proved), ranks_chart(d.together), proofs_chart(d)]

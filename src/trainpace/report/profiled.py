@@ -6,22 +6,19 @@ from collections.abc import Sequence
 
 from trainpace.profilers import Kernel, ProfiledTraining, RankShares
 from trainpace.records import to_jsonable
-from trainpace.report.charts import BarChart, BarGroup, Picture, bar
+from trainpace.report.charts import Picture
+from trainpace.report.diagnosis import LEAST_SHARE, shares_chart
 from trainpace.report.pages import page
 from trainpace.report.phrases import number, percent, plural, span
 from trainpace.report.screen import in_details, is_brief
 from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
 
-LEAST_SHARE, WORTH = 0.005, 0.03
-"""Of a step, what is shown at all; and the most that a change saves from which on it is worth a line on one screen."""
+WORTH = 0.03
+"""Of a step, the most that a change saves from which on it is worth a line on one screen."""
 FEW_KERNELS = 3
 MOST_RANKS = 64
 APART = 0.05
 """Between the mean and the median step, from which on both are told."""
-_TONES = {
-    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward",
-    "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
-}  # fmt: skip
 
 
 def print_profiled(p: ProfiledTraining, place: str) -> None:
@@ -143,21 +140,8 @@ def _kernel_row(k: Kernel, step_ms: float) -> Sequence[str]:
     return [k.name, number(k.ms), f"{100 * k.ms / step_ms:.1f} %", number(k.count), k.kind]
 
 
-def shares_chart(p: ProfiledTraining) -> BarChart:
-    """A bar a cause, the longest first; together they are the step."""
-    shown = [s for s in p.shares if s.share >= LEAST_SHARE]
-    bars = [
-        bar(s.in_words, f"{number(s.ms)} ms, {s.share:.1%}", [("of the step", _TONES.get(s.cause, "muted"), s.ms)]) for s in shown
-    ]  # fmt: skip
-    return BarChart(
-        title="Where a step's time goes", finding=f"{shown[0].share:.0%} of a step is {shown[0].in_words}.",
-        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),
-        note=source_words(p),
-    )  # fmt: skip
-
-
 def profiled_pictures(p: ProfiledTraining) -> list[Picture | None]:
-    return [shares_chart(p)]
+    return [shares_chart(p.shares, p.verdict, source_words(p))]
 
 
 def profiled_page(p: ProfiledTraining, place: str) -> str:

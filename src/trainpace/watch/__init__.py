@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         steady_ms,
     )
     from trainpace.watch.stated import StatedLength, stated_length
-    from trainpace.watch.stragglers import CollectiveShare, RankShare, Straggler, Together
+    from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together
     from trainpace.watch.tasks import Task, node_of, take, task_of
     from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of, trace_events, write_trace
     from trainpace.watch.trails import Process, header_of, read_processes, records_of

@@ -16,7 +16,7 @@ from trainpace.watch.links import LinkRate, SlowLink, slow_links
 
 LEAST_STEPS = 5
 BEHIND = 0.05
-"""A rank that is behind the others by a smaller share of its step is not told."""
+"""A rank that is behind the others by a smaller share of a step is no straggler, nor is a smaller wait for it told."""
 MORE = 1.1
 """Inputs hold more where they hold so many times the others'."""
 ROUNDING_MS = 1e-6

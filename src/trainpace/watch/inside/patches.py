@@ -115,7 +115,8 @@ class _Calls:
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
             if module.training:
-                recorder.input_elements += among.elements(args, kwargs)
+                if recorder.spans_on:  # what is noted of them, in no other step
+                    recorder.input_elements += among.elements(args, kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
                     with contextlib.suppress(Exception):
