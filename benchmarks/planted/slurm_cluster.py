@@ -25,9 +25,9 @@ from cpu_share import share
 from trainpace.process import guard
 
 PORTS_EACH, CLUSTERS_EACH = 16, 20
-_first_ports = itertools.count(10_000 + os.getpid() % 70 * CLUSTERS_EACH * PORTS_EACH, PORTS_EACH)
-"""The controller's port, and from the next on, the nodes': others for each cluster, below those that Linux hands out. Processes
-that were started one after the other, as those of the tests are, are CLUSTERS_EACH clusters apart."""
+_first_ports = itertools.count(1_100 + os.getpid() % 59 * CLUSTERS_EACH * PORTS_EACH, PORTS_EACH)
+"""The controller's port, and from the next on, the nodes': others for each cluster, below those of ranks and those that Linux
+hands out. Processes that were started one after the other, as those of the tests are, are CLUSTERS_EACH clusters apart."""
 READY_S = 30.0
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "munged")
 

@@ -1,5 +1,6 @@
 """The Slurm launcher against a real Slurm of four nodes on this machine."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -90,6 +91,21 @@ def test_two_nodes_reduce(tmp_path):
     assert {line for line in said if line.startswith("rank")} == {
         f"rank {i} of 4 on node{i // 2 + 1}" for i in range(4)
     }
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_port_that_is_taken_is_passed_over(tmp_path):
+    code = f"import os; print(os.environ['MASTER_PORT'], flush=True)\n{WRITES}"
+
+    def port_of(name):
+        said = []
+        ended = LAUNCHER.run(job_of(tmp_path, code, name=name), said.append)
+        assert ended.state == "done", ended.tail
+        return next(int(line) for line in said if line.isdecimal())
+
+    after = port_of("first") + 1  # ports follow the numbers of jobs
+    with socket.create_server(("", after)):
+        assert port_of("second") == after + 1
 
 
 @pytest.mark.usefixtures("cluster")

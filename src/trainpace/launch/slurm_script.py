@@ -110,6 +110,8 @@ _ADDRESS = [
     'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     'MASTER_ADDR=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p" | head -n 1)',
     f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+    # the script runs on the first node, where rank 0 will listen: a port on which something else does is passed over
+    'while (: <>"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null; do ((MASTER_PORT++)); done',
 ]
 
 
