@@ -24,13 +24,13 @@ def fetch(wall=1.0, cpu=1.0, collate=0.0, in_workers=False):
     return FetchCost(sample_wall_ms=wall, sample_cpu_ms=cpu, collate_ms=collate, batches=50, in_workers=in_workers)
 
 
-def rank(number=0, world_size=1, blocks=(), micro_steps=1.0, samples=16.0, cpus=8, **more):
+def rank(number=0, world_size=1, blocks=(), micro_steps=1.0, samples=16.0, cpus=8, threads=1, **more):
     ms = parts(**{k: more.pop(k) for k in list(more) if k in PARTS})
     step = sum(ms.values())
     return Rank(
         rank=number, world_size=world_size, host="here", steps=50, step_ms=step, step_ms_low=0.98 * step,
         step_ms_high=1.02 * step, parts_ms=ms, micro_steps=micro_steps, samples_per_step=samples, cpus=cpus, torch="2",
-        threads=1, blocks=tuple(blocks), **more,
+        threads=threads, blocks=tuple(blocks), **more,
     )  # fmt: skip
 
 

@@ -139,7 +139,64 @@ def test_a_larger_batch_saves_no_more_than_its_ceiling_where_ranks_exchange():
 
 def test_one_more_worker_than_very_many_is_priced_as_such():
     r = rank(data=25, forward=5, loader=loader(workers=40), fetch=fetch(60, 0.1, in_workers=True), cpus=64)
-    assert saving(diagnose(recording(r)), "41 loader workers instead of 40") == pytest.approx(30 - 60 * 16 / 41)
+    assert saving(diagnose(recording(r)), "41 loader workers instead of 40") == pytest.approx(
+        60 * 16 / 40 - 60 * 16 / 41
+    )
+
+
+def test_no_worker_more_where_the_cores_are_full():
+    """Two workers and the training share two cores: each batch waits a little, which a third worker would not shorten."""
+    r = rank(
+        data=5,
+        forward=10,
+        backward=10,
+        loader=loader(workers=2),
+        fetch=fetch(2, 1.5, in_workers=True),
+        cpus=2,
+        threads=2,
+    )
+    d = diagnose(recording(r))
+    assert saving(d, "3 loader workers instead of 2") == 0
+    assert any("keep 1.0 of 2 cores busy" in line for line in d.why)
+    roomy = diagnose(recording(replace(r, cpus=8)))
+    assert not any("cores busy" in line for line in roomy.why)
+
+
+@pytest.mark.parametrize(
+    ("share", "title", "saved"), [(0.01, "evaluation every second epoch", 5), (0.1, "evaluation 1/10", 9)]
+)
+def test_what_comes_once_an_epoch_is_not_to_come_ten_times_as_rarely(share, title, saved):
+    r = rank(evaluation=10, forward=10, loader=loader(), occasions={"evaluation": share})
+    assert saving(diagnose(recording(r)), title) == pytest.approx(saved)
+
+
+def test_on_a_busy_machine_a_step_may_be_shorter_by_what_it_waited_for_a_core():
+    alone = recording(rank(forward=10, delayed_share=0.25))
+    assert diagnose(alone).step_ms_low == pytest.approx(9.8)
+    beside = diagnose(replace(alone, busy="other programs keep all 2 cores busy."))
+    assert (beside.step_ms_low, beside.step_ms_high) == pytest.approx((0.75 * 9.8, 10.2))
+
+
+@pytest.mark.parametrize(("workers", "noise", "slowed"), [(2, 0.2, 6.0), (2, 20.0, 0.0), (0, 0.2, 0.0)])
+def test_computing_that_loader_workers_slow_down_is_told_apart(workers, noise, slowed):
+    """With a cached batch no worker does anything, and forward and backward take 14 ms in place of 20."""
+    blocks = [
+        made for wobble in (-noise, 0, noise)
+        for made in (block("plain", data=1, forward=8 + wobble, backward=12), block("cached_batch", forward=5, backward=9))
+    ]  # fmt: skip
+    r = rank(
+        data=1,
+        forward=8,
+        backward=12,
+        blocks=blocks,
+        loader=loader(workers=workers),
+        fetch=fetch(2, 1.5, in_workers=True),
+    )
+    d = diagnose(recording(r))
+    assert by_cause(d)["contention"] == pytest.approx(slowed)
+    assert sum(by_cause(d).values()) == pytest.approx(d.step_ms)
+    if slowed:
+        assert saving(d, "offline") == pytest.approx(1 + slowed)
 
 
 def test_ddps_counters_are_of_backward_passes_that_exchange():
@@ -253,7 +310,7 @@ def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_make
     r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=40, large_operators_ms=0.5, loader=loader())
     d = diagnose(recording(r))
     assert not any("all samples of a batch at once" in a.title for a in (*d.advice, *d.not_worth))
-    assert saving(d, "torch.compile") > 0
+    assert saving(d, "a batch 4 times as large") > 0
 
 
 def test_nothing_is_said_of_batches_where_no_loader_makes_any():

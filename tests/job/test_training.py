@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import find_device
 from trainpace.job import JobConditions, Training, power_w
-from trainpace.job.training import slowest_of
-from trainpace.outcome import JOB_PARTS, StepTime
+from trainpace.job.conditions import CORE_SPREAD
+from trainpace.job.training import job_ranges, slowest_of
+from trainpace.outcome import JOB_PARTS, Interval, StepTime
 
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 
@@ -41,6 +42,19 @@ def test_loading_slower_than_the_steps_shows_as_data_wait():
     assert job(JobConditions(samples_per_cpu_s=80.0), vcpus=8).data_wait_s == 0.0
     assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(10_000 * (1.0 - 0.1))
     assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=None).data_wait_s == 0.0
+
+
+def test_the_interval_of_a_training_that_waits_for_data_is_that_of_its_cores():
+    waits = training(
+        JobConditions(samples_per_cpu_s=8.0, startup_s=0.0, checkpoints=False, device_mtbf_h=None), nodes=1, vcpus=8
+    )
+    sure = Interval(low=STEP.total_ms, high=STEP.total_ms, coverage=0.9, basis="a step that is known exactly")
+    (ranged,) = job_ranges([(waits, STEP, sure)])
+    loading_s = 10_000 * 256 / (8 * 8.0)
+    assert ranged.time.total_s == pytest.approx(loading_s)
+    assert (ranged.seconds.low, ranged.seconds.high) == pytest.approx(
+        (loading_s / CORE_SPREAD, loading_s * CORE_SPREAD)
+    )
 
 
 def test_evaluation_is_the_forward_part():

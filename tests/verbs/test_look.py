@@ -84,17 +84,50 @@ def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
 
 
 @pytest.mark.slow
-def test_a_script_without_a_loader_is_told_its_batch(script):
+def test_the_batch_of_a_script_without_a_loader_is_that_of_the_models_input(script):
     loop = "for x, y in DataLoader(data, batch_size=32)"
     script.write_text(
         script.read_text().replace(loop, "for x, y in [(a[:32], b[:32]) for a, b in [data.tensors] * 400]")
     )
-    unknown = look(script, "--epochs", "100000")
-    assert not unknown.elsewhere
-    assert "--global-batch N says it" in unknown.not_elsewhere
-    told = run(replace(REQUEST, command=unknown.watched.recording.command, global_batch=32, gpu=("T4",)), Silent())
-    (chosen,) = told.elsewhere
-    assert chosen.match.forecast.execution.global_batch == 32
+    seen = look(script, "--epochs", "100000", gpu=("T4",))
+    told = run(replace(REQUEST, command=seen.watched.recording.command, global_batch=64, gpu=("T4",)), Silent())
+    batches = [looked.elsewhere[0].match.forecast.execution.global_batch for looked in (seen, told)]
+    assert batches == [32, 64]
+
+
+SAVES = """
+import os, shutil, sys, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad(); model(torch.rand(4, 8)).sum().backward(); optimizer.step()
+    if step % 20 == 0:
+        torch.save(model.state_dict(), "last.pt")
+        shutil.copyfile("last.pt", "best.pt")
+        torch.save(model.state_dict(), "written.pt.tmp"); os.replace("written.pt.tmp", "written.pt")
+        torch.save(model.state_dict(), "new.pt")
+if len(sys.argv) > 2: raise SystemExit(3)
+"""
+EARLIER = ("last.pt", "best.pt", "written.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "put_back"), [(("100000000",), True), (("200",), False), (("200", "fails"), True)], ids=str
+)
+def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, arguments, put_back):
+    """Unless the script trained to its end, as it would have alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SAVES)
+    for name in EARLIER:
+        (tmp_path / name).write_bytes(b"of an earlier run")
+    looked = run(replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"), Silent())
+    kept = [(tmp_path / name).read_bytes() == b"of an earlier run" for name in EARLIER]
+    assert kept == [put_back] * 3
+    assert (tmp_path / "new.pt").stat().st_size > 1000
+    restored = {Path(name).name for name in looked.watched.recording.restored}
+    assert restored == (set(EARLIER) if put_back else set())
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*EARLIER, "new.pt", "recording", "train.py"])
 
 
 @pytest.mark.slow

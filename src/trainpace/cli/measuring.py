@@ -423,9 +423,9 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     """Let a training script train for some seconds; say how long it will take, what slows it down, and what it costs elsewhere.
 
     `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
-    the script, and the script's own after it. The script trains as it always does, writes what it always writes, and is ended
-    after some seconds of steps; what it prints goes into output.txt in the recording's folder. The number of epochs is that of
-    the script's own arguments, or of --epochs. Savings are estimated from the recording, and trainpace diagnose proves them.
+    the script, and the script's own after it. The script trains as it always does, and is ended after some seconds of steps.
+    Checkpoints of earlier runs that it writes over are put back then; what it prints goes into output.txt in the recording's
+    folder. The number of epochs is that of the script's own arguments, or of --epochs. Savings are estimated from the recording, and trainpace diagnose proves them.
 
     \b
     trainpace train.py --epochs 30

@@ -22,6 +22,8 @@ LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
 LARGER_BATCH = 4
 LESS_OFTEN = 10
+ONCE_AN_EPOCH = 1.5
+"""Fewer times an epoch than this is once."""
 LEAST_LAUNCH = 0.1
 OPERATORS_A_SAMPLE = 3
 """A script that loops over the samples of a batch launches at least so many in forward and backward for each of them."""
@@ -100,6 +102,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     ceiling = max(split.by_cause["data"], 0.0)
     if now and fewest <= now:
         fewest = now + 1
+    if now:  # what the wait is longer than its number of workers explains, another worker does not shorten
+        measured = min(measured, by_workers[now])
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
@@ -113,18 +117,37 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         settings={"num_workers": fewest},
     )  # fmt: skip
     stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
-    offline = max(0.0, waiting - stays)
+    slowed = split.by_cause["contention"]
+    offline = max(0.0, waiting - stays) + slowed
+    dataset = rank.loader.dataset.rpartition(".")[2]
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
     if rank.loader.samples_in_dataset is not None and batch > max(LEAST_BATCH_MS, 0.05 * compute):
         yield Advice(
             cause="data", title="prepare samples once, offline",
-            how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs."
+            how=f"trainpace precompute FILE.py:NAME writes them into shards, where NAME is your {dataset} or a function"
+            " that returns it; --estimate says first what that costs."
             + (" First move the work of the collate function on each sample into the dataset."
                if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
-            saves_ms=offline, ceiling_ms=ceiling,
-            basis="the data wait without the remaining collate; reading shards and random augmentation remain as well",
+            saves_ms=offline, ceiling_ms=ceiling + slowed,
+            basis="the data wait without the remaining collate, and what workers slow down; reading shards and random"
+            " augmentation remain as well",
             settings={"precompute": "yes"},
         )  # fmt: skip
+
+
+def cores_of_workers(ranks: Sequence[Rank]) -> float:
+    """How many cores loader workers keep busy beside computing on the same cores, of all ranks of the first one's host; 0 where
+    there are no workers, or an accelerator computes."""
+    here = [r for r in ranks if r.host == ranks[0].host]
+    return math.fsum(_cores_of_its_workers(r) for r in here)
+
+
+def _cores_of_its_workers(rank: Rank) -> float:
+    cost = loader_cost(rank)
+    if cost is None or rank.loader is None or not rank.loader.workers or rank.accelerator or rank.step_ms <= 0:
+        return 0.0
+    each_batch_ms = cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
+    return each_batch_ms * batches_per_step(rank) / rank.step_ms
 
 
 def _worker_start(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -181,9 +204,9 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
     saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)
     yield Advice(
-        cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",
+        cause="launch", title=f"a batch {LARGER_BATCH} times as large",
         how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
-        "learning rate); torch.compile or CUDA graphs launch fewer.",
+        "learning rate). With the batch as it is, torch.compile or CUDA graphs launch fewer operators.",
         saves_ms=saves, ceiling_ms=min(fixed, step),
         basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
         settings={"batch_factor": LARGER_BATCH},
@@ -256,6 +279,10 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Of what comes once an epoch, every second one: ten times as few would leave a short training without any."""
+    rank = ranks[0]
+    batches = rank.loader.batches if rank.loader is not None else None
+    steps_an_epoch = batches / batches_per_step(rank) if batches is not None else math.inf
     for cause, title, how in (
         ("logging", f"log every {LESS_OFTEN} steps",
          "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait."),
@@ -263,11 +290,13 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
          "Or write them while training continues: torch.distributed.checkpoint.async_save."),
         ("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
     ):  # fmt: skip
-        spent = split.by_cause[cause]
+        spent, factor = split.by_cause[cause], LESS_OFTEN
+        if rank.occasions.get(cause, 1.0) * steps_an_epoch < ONCE_AN_EPOCH:
+            title, factor = f"{cause}{'s' if cause == 'checkpoint' else ''} every second epoch", 2
         if spent > 0:
             yield Advice(
-                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / LESS_OFTEN), ceiling_ms=spent,
-                basis="its time in the recorded steps", settings={"less_often": LESS_OFTEN},
+                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / factor), ceiling_ms=spent,
+                basis="its time in the recorded steps", settings={"less_often": factor},
             )  # fmt: skip
 
 

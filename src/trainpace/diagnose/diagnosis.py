@@ -1,8 +1,9 @@
 """Verdict, reasons and next steps for one recording."""
 
 import math
+from collections.abc import Sequence
 
-from trainpace.diagnose.advice import WORTH, Advice, advise
+from trainpace.diagnose.advice import WORTH, Advice, advise, cores_of_workers
 from trainpace.diagnose.among_ranks import faults_in_words
 from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
@@ -10,6 +11,9 @@ from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
 from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step
+
+LEAST_CORES = 0.2
+"""Workers that keep less of a core busy slow nothing down that could be noticed."""
 
 
 class Share(Record):
@@ -69,13 +73,18 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
         verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
-        step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms,
+        step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)),
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
         steps_per_epoch=batches / batches_per_step(first) if batches is not None else None, epochs=epochs,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
+
+
+def _delayed(recording: Recording) -> float:
+    """The share of a step that would be gone at most without the programs that kept the machine busy."""
+    return max(min(r.delayed_share, 1.0) for r in recording.ranks) if recording.busy else 0.0
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
@@ -111,10 +120,21 @@ def _why(
             f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind}; "
             f"a batch's collate {format_number(first.fetch.collate_ms)} ms."
         )
+    if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
+        lines.append(beside)
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
     return lines + [f"{line.share:.0%} of that was seen at {place}." for line, place in zip(seen, places, strict=True)]
+
+
+def workers_beside(ranks: Sequence[Rank]) -> str:
+    """That loader workers compute on the cores that the training needs, as a sentence; empty where there are cores for both."""
+    busy, first = cores_of_workers(ranks), ranks[0]
+    here = sum(r.threads for r in ranks if r.host == first.host)
+    if busy < LEAST_CORES or busy + min(here, first.cpus) <= first.cpus:
+        return ""
+    return f"Loader workers keep {busy:.1f} of {first.cpus} cores busy, where the model computes too: each slows the other down."
 
 
 def _warnings(recording: Recording) -> list[str]:

@@ -17,6 +17,7 @@ IN_WORDS = {
     "host_to_device": "copies to the device",
     "launch": "host overhead (launching operators)",
     "compute": "computing",
+    "contention": "computing slowed down by loader workers",
     "optimizer": "the optimizer",
     "communication": "exchange between ranks",
     "straggler": "waiting for the slowest rank",
@@ -95,6 +96,22 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
 
 
+def slowed_ms(ranks: Sequence[Rank]) -> float:
+    """What forward and backward take longer while loader workers are busy on the same cores: blocks of plain steps against blocks
+    with a cached batch, for which no worker does anything. 0 where noise or the script's own workers do not show it."""
+    if not all(r.loader is not None and r.loader.workers and r.device_busy_ms is None for r in ranks):
+        return 0.0
+    rounds = min(min(len(of_trial(r, "plain")), len(of_trial(r, "cached_batch"))) for r in ranks)
+    if rounds < LEAST_ROUNDS:
+        return 0.0
+
+    def computing(trial: str, i: int) -> float:
+        return fmean(math.fsum(of_trial(r, trial)[i].parts_ms[p] for p in ("forward", "backward")) for r in ranks)
+
+    slowed, half = mean_and_half_width([computing("plain", i) - computing("cached_batch", i) for i in range(rounds)])
+    return slowed if slowed - half > 0 else 0.0
+
+
 class Split(NamedTuple):
     """Mean milliseconds per step by cause, over the ranks that wait for a straggler if there is one, else over all; and
     the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the batch."""
@@ -155,9 +172,12 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         tried = proof(ranks, trial)
         if tried is not None and tried.settles:
             proved.add(cause)
+    slowed = 0.0 if waiting else min(slowed_ms(ranks), computing - launch)
+    proved |= {"contention"} if slowed else set()
     by_cause = {
         "data": parts["data"] + parts["loader_start"], "host_to_device": parts["host_to_device"], "launch": launch,
-        "compute": computing - launch, "optimizer": optimizer, "communication": communication, "straggler": straggler,
+        "compute": computing - launch - slowed, "contention": slowed, "optimizer": optimizer,
+        "communication": communication, "straggler": straggler,
         "logging": parts["logging"] + parts["synchronisation"], "checkpoint": parts["checkpoint"],
         "evaluation": parts["evaluation"], "own_code": parts["other"], "trainpace": parts["trainpace"],
     }  # fmt: skip

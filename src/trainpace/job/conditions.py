@@ -24,6 +24,9 @@ PREEMPTION_MEAN_H = 24.0
 live at most 24 h; others last from hours to weeks (Wu et al., "Can't Be Late", NSDI 2024)."""
 STORAGE_GB_PER_S = 1.0
 """Bandwidth of the shared storage that checkpoints go to: an assumption, one client's share of a cloud's network file system."""
+CORE_SPREAD = 1.4
+"""How many times as fast, or as slow, a server's core may prepare samples as the one that was timed: an assumption. Published
+single-core results of the processors that clouds rent differ by about twice between the oldest and the newest."""
 DOWNLOAD_GB_PER_S = 0.125
 """Bandwidth into the cloud: an assumption, 1 Gbit/s."""
 
@@ -144,6 +147,8 @@ def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str,
         lines.append(f"a spot server is taken away every {format_number(PREEMPTION_MEAN_H)} h")
     if c.checkpoint_s is None and assumed("storage_gb_per_s"):
         lines.append(f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s")
+    if c.samples_per_cpu_s:
+        lines.append(f"a core prepares samples up to {format_number(CORE_SPREAD)} times as fast or as slow as stated")
     return tuple(lines)
 
 

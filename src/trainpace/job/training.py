@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import Device
-from trainpace.job.conditions import ASSUMED, JobConditions, assumptions
+from trainpace.job.conditions import ASSUMED, CORE_SPREAD, JobConditions, assumptions
 from trainpace.job.failures import (
     FailureRate,
     Interruption,
@@ -63,9 +63,10 @@ class Training(NamedTuple):
         (time,) = self.times(np.array([step_s]), None if forward_s is None else np.array([forward_s]))
         return _priced(time, self.conditions, self.devices)
 
-    def times(self, step_s: Floats, forward_s: Floats | None = None) -> list[JobTime]:
-        """The training at every one of some step times, row by row, without dollars."""
-        parts = self.parts(step_s, forward_s)
+    def times(self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0) -> list[JobTime]:
+        """The training at every one of some step times, row by row, without dollars. `core_speed`: how many times as fast as
+        stated cores prepare samples."""
+        parts = self.parts(step_s, forward_s, core_speed)
         watts = [None] if self.power_w is None else self.power_w
         columns = {
             name: np.broadcast_to(np.asarray(values), step_s.shape).ravel().tolist()
@@ -90,13 +91,13 @@ class Training(NamedTuple):
         parts = counted.parts(np.where(able, step_s, 1.0), forward)
         return np.where(able, sum_of_parts(parts), np.inf)
 
-    def parts(self, step_s: Floats, forward_s: Floats | None) -> dict[str, Floats]:
+    def parts(self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0) -> dict[str, Floats]:
         """JOB_PARTS, the number of checkpoints and the work between them."""
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
         c, steps = self.conditions, np.asarray(self.steps, dtype=np.float64)
         stepping = steps * step_s
-        waiting = self._loading_s() - (step_s if c.loads_beside else 0.0)
+        waiting = self._loading_s(core_speed) - (step_s if c.loads_beside else 0.0)
         data_wait = steps * np.maximum(0.0, waiting)
         stragglers = stepping * slowest_of(self.nodes, c.step_variation)
         evaluation = np.floor_divide(steps, c.evaluate_every_steps or np.inf) * c.evaluation_s
@@ -116,12 +117,12 @@ class Training(NamedTuple):
             "checkpoints": n * segments, "checkpoint_interval_s": each,
         }  # fmt: skip
 
-    def _loading_s(self) -> Numbers:
+    def _loading_s(self, core_speed: Numbers) -> Numbers:
         """Seconds in which the samples of a step are read and prepared."""
         c = self.conditions
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
         if c.samples_per_cpu_s and self.vcpus is not None:
-            rate = c.samples_per_cpu_s * np.asarray(self.vcpus) * self.nodes
+            rate = c.samples_per_cpu_s * np.asarray(core_speed) * np.asarray(self.vcpus) * self.nodes
             prepared = np.where(rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0)
             loading = np.maximum(loading, prepared)
         return loading
@@ -199,7 +200,8 @@ class JobRange(NamedTuple):
 
 
 def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
-    """Trainings at their forecast steps and at the ends of the steps' intervals, where all parts are longer or shorter alike.
+    """Trainings at their forecast steps and at the ends of the steps' intervals, where all parts are longer or shorter alike, and
+    samples are prepared by cores that are faster or slower than stated (CORE_SPREAD).
 
     Those whose conditions differ in money alone are worked out together.
     """
@@ -209,7 +211,7 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
     ranges: dict[int, JobRange] = {}
     for conditions, members in groups.items():
         some = [forecasts[i] for i in members]
-        times = iter(_together([training for training, _, _ in some], conditions).times(*_ends(some)))
+        times = iter(_together([training for training, _, _ in some], conditions).times(*_ends(some), _CORE_SPEEDS))
         for i, (training, _, interval) in zip(members, some, strict=True):
             middle, *ends = (_priced(next(times), training.conditions, training.devices) for _ in range(3))
             usd = [end.usd for end in ends if end.usd is not None]
@@ -219,6 +221,8 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
     return [ranges[i] for i in range(len(forecasts))]
 
 
+_CORE_SPEEDS = np.array([[1.0, CORE_SPREAD, 1 / CORE_SPREAD]])
+"""At a step's forecast time, and at the low and the high end of its interval."""
 _NO_MONEY = {"price_usd_per_device_hour": None, "electricity_usd_per_kwh": 0.0, "egress_usd": 0.0}
 
 

@@ -16,7 +16,7 @@ from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
 _TONES = {
-    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward",
+    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward", "contention": "backward",
     "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
 }  # fmt: skip
 _PROOFS = {
@@ -35,7 +35,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None:
-        roof = f" Forward and backward reach {d.share_of_roof:.0%} of the rate of a large matrix multiplication on this device."
+        roof = f" Forward and backward compute at {d.share_of_roof:.0%} of the speed of a large matrix multiplication here."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)

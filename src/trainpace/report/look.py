@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
+from trainpace.diagnose import workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
@@ -49,6 +52,9 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
     print_next(diagnose, "proves what slows it down, by taking one cause after another away")
+    print_next(
+        ["trainpace", "diagnose", str(looked.watched.folder)], "shows all that was recorded, without training again"
+    )
     if first.steps < 2 * MOST_CAUSES:
         print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
 
@@ -105,8 +111,21 @@ def _conditions(looked: Looked) -> list[str]:
         )
     elif length.words and length.words != "as you say":
         lines.append(f"The command's {length.words} gives the length; what the script does only later is not counted.")
-    lines += [f"Note: {looked.busy}"] * bool(looked.busy)
-    return lines
+    by_input = (
+        ""
+        if samples or not first.model_batch
+        else f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
+    )
+    notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored)]
+    return lines + [f"Note: {note}" for note in notes if note]
+
+
+def _put_back(restored: Sequence[str]) -> str:
+    """That checkpoints of earlier runs are as they were."""
+    if not restored:
+        return ""
+    more = f" and {plural(len(restored) - 1, 'other file')}" if len(restored) > 1 else ""
+    return f"the earlier {os.path.relpath(restored[0])}{more}, over which the script wrote, {'are' if more else 'is'} as before."
 
 
 def _saved_s(looked: Looked, saves_ms: float) -> float:

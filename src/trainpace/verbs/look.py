@@ -56,7 +56,8 @@ class LookRequest(Request):
         int | None, Field("Optimizer updates of the whole training, in place of epochs.", AT_LEAST_1)
     ] = None
     global_batch: Annotated[
-        int | None, Field("Samples of a step over all ranks, where no loader of the script tells.", AT_LEAST_1)
+        int | None,
+        Field("Samples of a step over all ranks.  [default: as its loader or the model's input tells]", AT_LEAST_1),
     ] = None
     gpu: Annotated[
         tuple[str, ...], Field("A card to rent, several times if you like.  [default: the cheapest, the fastest, one between]")
@@ -171,10 +172,10 @@ def elsewhere(
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
         raise TrainpaceError("the model could not be read out of the script, so there is no forecast for other cards.")
-    whole = global_batch or sum(round(rank.samples_per_step) for rank in looked.watched.recording.ranks)
+    whole = global_batch or samples_of_step(looked.watched.recording.ranks)
     if not whole:
         raise TrainpaceError(
-            "no loader tells how many samples a step takes, so there is no forecast; --global-batch N says it."
+            "neither a loader nor the model's input tells how many samples a step takes; --global-batch N says it."
         )
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
@@ -201,6 +202,12 @@ def elsewhere(
     chosen = picks(with_front(single))
     alone = len(chosen) == 1
     return tuple(Elsewhere(role="cheapest and fastest" if alone else ROLES[p.name], match=p.match) for p in chosen)
+
+
+def samples_of_step(ranks: Sequence[Rank]) -> int:
+    """Samples of a step over all ranks, by their loaders, else by what the model was given; 0 where neither is known."""
+    loaded = sum(round(rank.samples_per_step) for rank in ranks)
+    return loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
 
 
 def _loading_ms(rank: Rank) -> float | None:

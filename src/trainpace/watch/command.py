@@ -18,7 +18,7 @@ from pathlib import Path
 from trainpace.errors import TrainpaceError, ending_with, os_reason
 from trainpace.records import make_folder, write_whole
 from trainpace.watch import tasks
-from trainpace.watch.inside.trail import ASIDE, STOP_AFTER
+from trainpace.watch.inside.trail import ASIDE, EARLIER, STOP_AFTER
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
@@ -46,7 +46,8 @@ def watch(
 ) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
     of several the first one waits for the others' ends, for a bounded time, and keeps how they ended. With `stop_after_s` its
-    training ends after so many seconds of steps. `busy`: what is kept in the recording of other programs, in words.
+    training ends after so many seconds of steps, and checkpoints of earlier runs that it wrote over are put back. `busy`: what is
+    kept in the recording of other programs, in words.
 
     The command keeps its input, its output (unless `output` is another file descriptor for what it prints, or `output_file` takes
     that and its errors) and its signals: an interrupt reaches it as usual, others are passed on, and the recording so far is
@@ -73,6 +74,8 @@ def watch(
         code = _run(command, around, output, errors)
     if trials is not None:
         remove_asides(folder)
+    if stop_after_s is not None and (restored := put_back(folder, whole=code == 0)):
+        note["restored"] = restored
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
@@ -128,6 +131,32 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None, 
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
+
+
+def put_back(folder: Path, whole: bool) -> list[str]:
+    """Put back the checkpoints of earlier runs that were moved aside, and return their names; remove them where the script came
+    to its own end (`whole`: with exit code 0), as it does alone."""
+    from trainpace.watch.trails import records_of
+
+    notes = [r for path in folder.glob("process-*.trail") for r in records_of(path) if isinstance(r, dict)]
+    whole = whole and not any(note.get("stopped") for note in notes)
+    restored = []
+    for place in dict.fromkeys(str(note["earlier"]) for note in notes if "earlier" in note):
+        aside = place + EARLIER
+        if os.path.lexists(aside):
+            with contextlib.suppress(OSError):
+                _remove(aside if whole else place)
+                if not whole:
+                    os.rename(aside, place)
+                    restored.append(place)
+    return restored
+
+
+def _remove(place: str) -> None:
+    if os.path.isdir(place) and not os.path.islink(place):
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        os.unlink(place)
 
 
 def remove_asides(folder: Path) -> None:

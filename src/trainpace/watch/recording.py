@@ -77,7 +77,9 @@ class Rank(Record):
     nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
     where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
     update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
-    trained; empty for a CPU.
+    trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have
+    run, what it waited for a core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not
+    captured. `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none.
     """
 
     rank: int
@@ -123,6 +125,9 @@ class Rank(Record):
     stopped: bool = False
     optimizers: int = 1
     accelerator: str = ""
+    delayed_share: float = 0.0
+    model_batch: int = 0
+    occasions: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class _Ended(msgspec.Struct):
@@ -133,13 +138,15 @@ class _Ended(msgspec.Struct):
     exit_code: int | None
     unended: str = ""
     busy: str = ""
+    restored: tuple[str, ...] = ()
 
 
 class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
-    alone, where some are missing, and where the host does not wait for collectives."""
+    alone, where some are missing, and where the host does not wait for collectives. `restored`: checkpoints of
+    earlier runs that were put back after `look` had ended the command."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -148,6 +155,7 @@ class Recording(Record):
     seen: str = ""
     busy: str = ""
     together: Together | None = None
+    restored: tuple[str, ...] = ()
 
 
 def read_recording(folder: Path) -> Recording:
@@ -175,7 +183,8 @@ def read_recording(folder: Path) -> Recording:
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
         ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
-        busy=ended.busy, together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
+        busy=ended.busy, restored=ended.restored,
+        together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
     )  # fmt: skip
 
 
@@ -267,12 +276,14 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = _training_loader(loaders, steps)
     parts = _parts(steady) | _occasional(steps, steady, loader)
+    after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
     as_noted = {name: value for name, value in (notes | model).items() if name in Rank.__struct_fields__}
     return Rank(
-        **as_noted, steps=len(steady), step_ms=step_ms,
+        **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
+        steps=len(steady), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
@@ -295,6 +306,10 @@ def ms(step: Step) -> float:
 
 def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
+
+
+def _share_with(steps: Sequence[Step], part: str) -> float:
+    return fmean(s.parts_ns[PARTS.index(part)] > 0 for s in steps)
 
 
 def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None) -> dict[str, float]:

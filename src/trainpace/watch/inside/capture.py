@@ -91,7 +91,7 @@ class Capture:
                 self.arguments = _described(args, kwargs)
                 self.name = type(model).__qualname__
                 self.model, self.optimizer = _on_meta(recorder, model)
-                recorder.trail.note({"number_format": _number_format(model)})
+                recorder.trail.note({"number_format": _number_format(model), "model_batch": self.batch_size})
             elif self.output is not None and self.criterion is None and not has_parameters:
                 self.made_by(model, args, kwargs)
         finally:

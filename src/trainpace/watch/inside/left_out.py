@@ -88,17 +88,22 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
 
 def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
     """Under trials, write a checkpoint beside its place, the argument `file`, so that the user's own stays. It is kept until the
-    end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it."""
+    end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it. Of a script that is
+    only looked at, what lies in that place is moved aside."""
     import inspect  # which torch has imported by now, and other processes need not
 
     signature = inspect.signature(save)
 
     @functools.wraps(save)
     def maybe(*args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is None:
+        if recorder.trials is None and recorder.earlier is None:
             return save(*args, **kwargs)
         call = signature.bind(*args, **kwargs)
-        if isinstance(call.arguments[file], str | os.PathLike):
+        if not isinstance(call.arguments[file], str | os.PathLike):
+            pass
+        elif recorder.trials is None:
+            recorder.earlier.keep(call.arguments[file])
+        else:
             aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
             if aside not in recorder.trials.asides:
                 recorder.trials.asides.add(aside)

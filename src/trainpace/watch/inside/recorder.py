@@ -42,6 +42,8 @@ class Recorder:
         self.fetched_samples = 0
         self.trial = self.active_trial = 0
         self.trials: Any = None
+        self.earlier: Any = None
+        self.scheduled: Any = None
         self.losses: Any = None
         self.optimizer: Any = None
         self.product_dtype: Any = None

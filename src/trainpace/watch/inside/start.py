@@ -15,7 +15,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, engines, patches, stopping, trials
+from trainpace.watch.inside import among, cores, engines, patches, stopping, trials
+from trainpace.watch.inside.earlier import Earlier
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter, unused
@@ -60,6 +61,7 @@ def on_torch(torch: ModuleType) -> None:
         recorder.trials = trials.Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
     if (seconds := stopping.seconds_of(os.environ)) is not None:
+        recorder.earlier = Earlier(recorder)
         recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
@@ -74,6 +76,8 @@ def _after_step(recorder: Recorder, step: Step) -> None:
             recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
                                  "backend": str(distributed.get_backend())})  # fmt: skip
     among.note(recorder, step)
+    if step.number == cores.SETTLED_STEP:
+        recorder.scheduled = cores.scheduled()
     if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 
@@ -103,6 +107,8 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.trail.note({"losses": recorder.losses.per_step()})
     if recorder.peak_allocated_gib is not None and (peak := recorder.peak_allocated_gib()) is not None:
         recorder.trail.note({"peak_allocated_gib": peak})
+    if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
+        recorder.trail.note({"delayed_share": share})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
 

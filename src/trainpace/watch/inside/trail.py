@@ -32,6 +32,8 @@ TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "fe
 
 ASIDE = ".trainpace-trial"
 """The suffix of checkpoints that a script writes under trials."""
+EARLIER = ".before-trainpace-look"
+"""The suffix of checkpoints of earlier runs, while a script is only looked at that writes others in their place."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
 """The environment variable with the seconds of steps after which a script is ended that is only looked at."""
 

@@ -1,0 +1,42 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainpace.watch.inside import cores
+
+BUSY = "while True: pass"
+MEASURED = """
+import time
+from trainpace.watch.inside import cores
+before, end = cores.scheduled(), time.process_time() + 0.5
+while time.process_time() < end: pass
+print(cores.delayed_share(before))
+"""
+
+pytestmark = pytest.mark.skipif(cores.scheduled() is None, reason="the kernel does not say")
+
+
+@pytest.mark.slow
+def test_a_thread_that_shares_its_core_with_another_program_waits_for_half_of_the_time():
+    one = min(os.sched_getaffinity(0))
+    others = [subprocess.Popen(("taskset", "-c", str(one), sys.executable, "-c", BUSY)) for _ in range(2)]
+    try:
+        command = ("taskset", "-c", str(one), sys.executable, "-c", MEASURED)
+        share = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert share > 0.5  # two others have two thirds of the core
+
+
+def test_an_end_that_is_not_known_says_nothing():
+    assert cores.scheduled(thread=2**22) is None
+    assert cores.delayed_share(cores.Scheduled(2**22, 1, 1)) is None
+
+
+def test_a_share_of_no_time_is_none():
+    now = cores.scheduled()
+    assert cores.delayed_share(now._replace(ran_ns=now.ran_ns + 10**12)) is None
