@@ -425,7 +425,8 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
     `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
     the script, and the script's own after it. The script trains as it always does, and is ended after some seconds of steps.
     Checkpoints of earlier runs that it writes over are put back then; what it prints goes into output.txt in the recording's
-    folder. The number of epochs is that of the script's own arguments, or of --epochs. Savings are estimated from the recording, and trainpace diagnose proves them.
+    folder. The number of epochs is that of the script's own arguments, or of --epochs. Savings are estimated from the
+    recording, and trainpace diagnose proves them.
 
     \b
     trainpace train.py --epochs 30
