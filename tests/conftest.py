@@ -18,9 +18,10 @@ os.environ.pop("TRAINPACE_JOURNAL", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # commands that tests start find bytecode, as users' do; compiling the modules anew takes as long as a forecast
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# a shell's background jobs, as under nohup or in some CI, ignore Ctrl-C, and so would every command that a test interrupts
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# a shell's background jobs ignore Ctrl-C, under nohup also a closed terminal, and so would every command that a test ends
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -95,7 +95,7 @@ def browser():
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 390)])
 def test_pages_in_a_browser(scheme, width, site, address, browser):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -131,12 +131,12 @@ def test_accumulation_counts_every_micro_batch(simulated, tmp_path):
 def test_launches_bound_a_step_of_small_kernels(simulated, tmp_path):
     quick, slow = (
         measured(simulated, tmp_path, "--batch", "8", "--repeats", "1", kernel_us=5, launch_us=us)[0]["median_ms"]
-        for us in (300, 900)
+        for us in (300, 2100)
     )
-    # the same launches, each 600 microseconds longer, of which none is hidden behind kernels of 5
-    launches = (slow - quick) / 0.6
+    # the same launches, each 1.8 ms longer, of which none is hidden behind kernels of 5 us
+    launches = (slow - quick) / 1.8
     assert 15 < launches < 120
-    assert slow == pytest.approx(0.9 * launches, rel=0.3)
+    assert slow == pytest.approx(2.1 * launches, rel=0.3)
 
 
 def test_memory_is_the_allocators(simulated, tmp_path):
@@ -215,6 +215,7 @@ def test_a_ladder_is_climbed(simulated, tmp_path):
     assert all(28 <= ms < 32 for ms in steps_ms), run.stdout
 
 
+@pytest.mark.long  # the one with a broken driver, which any run tries, sees most of the same
 def test_the_doctor_examines_it(simulated, tmp_path):
     run = simulated(
         "trainpace", "doctor", "--json", "--html", "doctor.html", memory_mib=3000, copy_gb_per_s=8, kernel_us=10, nvml_mhz=1095,

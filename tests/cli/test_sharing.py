@@ -162,6 +162,7 @@ def test_misuse_is_one_sentence(run, arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/evidence/test_scoring.py scores the same, without the command
 def test_this_versions_accuracy_is_computed_anew(run):
     done = run("score", "--public", "--json")
     score = json.loads(done.stdout)

@@ -499,6 +499,7 @@ for _ in range(9):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # Lightning's script climbs over the same cluster
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
 def test_a_torchrun_command_climbs_over_two_nodes_of_a_real_slurm(folder):
     (folder / "train.py").write_text(PLAIN_DDP)

@@ -76,8 +76,12 @@ WAYS = {
 }  # fmt: skip
 
 
+RARELY = ("compiled", "FSDP2, offloaded", "ZeRO 1, accumulate 2", "ZeRO 2, offloaded")
+"""Ways that differ little from others, and take long."""
+
+
 @NEEDS_ENGINES
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.long] * (way in RARELY)) for way in WAYS])
 def test_every_way_trains_the_same(way, plain, tmp_path):
     engine, execution = WAYS[way]
     task = "sgd" if "accumulate" in way else "mlp"

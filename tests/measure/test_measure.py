@@ -160,6 +160,7 @@ def test_no_cuda_here_is_said(task):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # tests/cli/test_measuring.py calibrates too
 def test_this_cpu_has_plausible_figures():
     profile = calibrate(6.0)
     assert 1e-3 < profile.device.fp32_tflops.value < 50

@@ -98,11 +98,12 @@ def _elements(value: Any, deeper: int) -> int:
 def note(recorder: Recorder, step: Step) -> None:
     """After a step: what its inputs held, and now and then what this rank's connections have carried so far."""
     held, recorder.input_elements = recorder.input_elements, 0
-    if not is_distributed():
+    asks = step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0)
+    if not (held or asks) or not is_distributed():
         return
     if recorder.spans_on and held:
         recorder.trail.note({"input_elements": held})
-    if step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0):
+    if asks:
         recorder.trail.note({"links": list(links()), "link_steps": step.number})
 
 

@@ -86,7 +86,6 @@ def _collective(recorder: Recorder, plain: Callable[..., Any], name: str) -> Cal
 
 def _data_parallel(module: Any, recorder: Recorder) -> None:
     kind = module.DistributedDataParallel
-    recorder.exchanges = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
     kind.forward = left_out.unsynchronised(recorder, kind.forward)
 
     def remembered(begin: Callable[..., None]) -> Callable[..., None]:
@@ -94,6 +93,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             begin(self, *args, **kwargs)
             _ddp.add(self)
+            recorder.exchanges = lambda: any(m.require_backward_grad_sync for m in tuple(_ddp))
 
         return init
 
@@ -284,7 +284,7 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
     def timed(self: Any, indices: Any) -> Any:
         data = sys.modules.get("torch.utils.data")
         worker = data.get_worker_info() if data is not None else None
-        if worker is None and get_ident() != recorder.thread:
+        if worker is None and not (recorder.spans_on and get_ident() == recorder.thread):
             return fetch(self, indices)
         collating = self.__dict__.get("_trainpace_collating")
         if collating is None:
@@ -312,7 +312,7 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
                     trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
                     trail.fetch(record)
                     trail.flush()
-            elif recorder.spans_on:
+            else:
                 recorder.trail.fetch(record)
 
     return timed

@@ -23,6 +23,8 @@ SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 LARGEST_COPY_BYTES = 2**30
 VARIANTS = ("fused", "foreach")
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
+OFTEN_LOOKS, SELDOM = 200, 5
+"""After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
 _OTHERS_CODE = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -253,7 +255,9 @@ class Sampler:
     def _run(self, thread: int) -> None:
         # each look takes the interpreter's lock from the script for a moment
         interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
-        while not self._stop.wait(interval_s):
+        looks, often = 0, OFTEN_LOOKS if self._recorder.trials is None else sys.maxsize
+        while not self._stop.wait(interval_s if looks < often else SELDOM * interval_s):
+            looks += 1
             part = self._recorder.part
             frame = sys._current_frames().get(thread)
             if frame is not None:

@@ -51,7 +51,11 @@ def install(torch: Any, recorder: Recorder) -> None:
     torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
     _outputs(recorder)
 
-    recorder.after_step.append(lambda step: _copies(torch, recorder) if step.number == 0 else None)
+    def once(step: Step) -> None:
+        _copies(torch, recorder)
+        recorder.after_step.remove(once)
+
+    recorder.after_step.append(once)
 
 
 # ---- modules
@@ -68,6 +72,9 @@ def core(module: Any) -> Any:
     return module
 
 
+_whatever_happens = contextlib.suppress(Exception)
+
+
 class _Calls:
     """Charges calls of outermost modules. The first step is watched through nn.Module, later steps only through the
     classes seen in it, so that the hundreds of inner modules cost nothing."""
@@ -76,6 +83,8 @@ class _Calls:
         self.torch, self.recorder, self.updates = torch, recorder, updates
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
+        self.usual: set[int] = set()
+        """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
         self.inside = False
         self.plain = torch.nn.Module.__call__
@@ -90,7 +99,7 @@ class _Calls:
             if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part == BACKWARD:
                 return original(module, *args, **kwargs)
             self.inside = True
-            with contextlib.suppress(Exception):
+            with _whatever_happens:
                 self.begins(module, args, kwargs)
             depth = recorder.enter(FORWARD)
             try:
@@ -105,8 +114,11 @@ class _Calls:
         return call
 
     def begins(self, module: Any, args: Any, kwargs: Any) -> None:
-        self.classes.add(type(module))
         recorder = self.recorder
+        if id(module) in self.usual and module.training and not recorder.spans_on and self.torch.is_grad_enabled():
+            recorder.begins_forward(False)
+            return
+        self.classes.add(type(module))
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
             model = core(module)
@@ -121,6 +133,8 @@ class _Calls:
                     self.trained.add(id(model))
                     with contextlib.suppress(Exception):
                         _note_model(recorder, module, model)
+                if not self.updates.watches:
+                    self.usual.add(id(module))
                 recorder.begins_forward(False)
         elif id(core(module)) in self.trained:
             recorder.begins_forward(True, surely=not module.training)
@@ -151,6 +165,7 @@ class _Calls:
                 for name, (plain, call) in watched.items():
                     if getattr(functional, name) is call:  # else it is the script's own by now
                         setattr(functional, name, plain)
+                self.recorder.after_step.remove(at_step)
 
         self.recorder.after_step.append(at_step)
 
@@ -168,6 +183,7 @@ class _Calls:
         for kind in self.classes:
             own = kind.__call__
             setattr(kind, "__call__", self.charged(whatever_it_is_then if own is every.__call__ else own))  # noqa: B010
+        self.recorder.after_step.remove(self.narrow)
 
 
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:

@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ class Recorder:
         self.after_step: list[Callable[[Step], None]] = []
         self._stack: list[tuple[int, int]] = []
         self._mark = self._step_start = self._flushed = now_ns()
-        self._pending = [0] * len(PARTS)
+        self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
         self._evaluating = self._evaluating_before = self._unsure = False
         self._settled = self._mark
@@ -72,13 +73,16 @@ class Recorder:
         self._mark = now
         return now
 
-    # ---- spans
+    # ---- spans; what follows runs some ten times a step, so that _charge is written out in it
 
     def enter(self, part: int) -> int:
         """Begin a part on the training thread; returns the depth for `leave`."""
-        now = self._charge()
-        self._stack.append((self.part, now))
-        if self.part not in KEEPS:
+        now = now_ns()
+        before = self.part
+        self._pending[before] += now - self._mark
+        self._mark = now
+        self._stack.append((before, now))
+        if before not in KEEPS:
             self.part = part
             if part == EVALUATION:
                 self._evaluating_before = self._evaluating
@@ -86,11 +90,14 @@ class Recorder:
 
     def leave(self, depth: int, name: str) -> None:
         """End a part, and all parts inside it that an exception left open."""
-        now = self._charge()
-        if depth >= len(self._stack):
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        stack = self._stack
+        if depth >= len(stack):
             return
-        before, start = self._stack[depth]
-        del self._stack[depth:]
+        before, start = stack[depth]
+        del stack[depth:]
         if self.spans_on:
             self.trail.span(self.part, depth, name, 0, start, now)
         if self.part == EVALUATION != before and not self._evaluating_before:
@@ -115,7 +122,11 @@ class Recorder:
                 finally:
                     if self.spans_on:
                         self.trail.span(part, 0, name, get_ident(), start, now_ns())
-            return self.charged(part, name, function, *args, **kwargs)
+            depth = self.enter(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.leave(depth, name)
 
         return charged
 
@@ -153,9 +164,10 @@ class Recorder:
                 self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
             self._evaluation_start = None
         self._settled = self._mark
-        for part, ns in enumerate(self._pending):
-            self._spent[EVALUATION if self._evaluating and part not in KEEPS else part] += ns
-        self._pending = [0] * len(PARTS)
+        spent = self._spent
+        for part, ns in self._pending.items():
+            spent[EVALUATION if self._evaluating and part not in KEEPS else part] += ns
+        self._pending.clear()
 
     # ---- steps
 

@@ -300,6 +300,8 @@ def size_of(batch: Any, deep: int = 3) -> int:
 
 
 def _size_of(batch: Any, deep: int) -> int:
+    if type(batch) in (list, tuple):  # the most usual first: this is asked in every step
+        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0) if deep else 0
     shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
