@@ -39,7 +39,8 @@ VERDICTS = {"synchronisation": "logging"}
 PREDICTED: dict[str, str | tuple[str, float]] = {
     # what the fix of a case changes, in the words of the diagnosis: an advice's beginning, or a share of a cause
     "slow_decode": "prepare samples", "slow_augment": "prepare samples", "slow_collate": "prepare samples",
-    "hf_tokenise": "prepare samples", "accelerate_compressed": "prepare samples", "accumulation_storage": ("data", 1.0),
+    "hf_tokenise": "prepare samples", "busy_workers": "prepare samples", "accelerate_compressed": "prepare samples",
+    "accumulation_storage": ("data", 1.0),
     "too_few_workers": ("workers", 4), "slow_storage": ("workers", 8), "lightning_storage": ("workers", 4),
     "loader_recreated": "keep the loader", "host_to_device": "copy less",
     "launch_samples": "compute all samples", "lightning_launch": ("launch", 1.0),
