@@ -53,7 +53,7 @@ def together(stragglers=(), links=(), uneven_ms=None):
 
 def of_two(found, **more):
     quick = rank(0, 2, forward=10.0, data=1.0, other=1.0, communication=23.0, **more)
-    slow = rank(1, 2, forward=30.0, data=1.0, other=1.0, communication=3.0, **more)
+    slow = replace(rank(1, 2, forward=30.0, data=1.0, other=1.0, communication=3.0, **more), host="node2")
     return recording(quick, slow, together=found)
 
 

@@ -128,6 +128,24 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
     assert [s.end_ns - s.start_ns for s in evaluations] == [2 * 121]
 
 
+def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
+    """As of a graph network, which trains on all of its data at once and is evaluated after each step."""
+    r = recorder(tmp_path)
+    for _ in range(2):
+        r.begins_forward(False)
+        spend(r, clock, FORWARD, 10)
+        r.ends_forward()
+        spend(r, clock, BACKWARD, 20)
+        r.ends_step()
+        r.begins_forward(True)
+        spend(r, clock, FORWARD, 7)
+        r.ends_forward()
+        clock.now += 3
+    first, second = ({PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} for step in steps_of(r))
+    assert first == {"forward": 10, "backward": 20}
+    assert second == {"forward": 10, "backward": 20, "evaluation": 7, "other": 3}
+
+
 def test_what_runs_within_a_checkpoint_counts_as_it(tmp_path, clock):
     r = recorder(tmp_path)
     depth = r.enter(CHECKPOINT)

@@ -31,7 +31,8 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
         )
     if s.cause == "compute":
         same = ", with inputs as large as the others'" if s.elements else ""
-        return f"{says}: {part} in computing{same}, so its node is slower or busy."
+        where = "node is" if len({r.host for r in ranks}) > 1 else "device is, or its cores are,"
+        return f"{says}: {part} in computing{same}, so its {where} slower or busy."
     if s.cause == "data":
         mine, usual = _sample_ms(ranks, s.rank)
         reads = (

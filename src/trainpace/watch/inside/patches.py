@@ -109,6 +109,7 @@ class _Calls:
                 return output
             finally:
                 recorder.leave(depth, type(module).__name__)
+                recorder.ends_forward()
                 self.inside = False
 
         return call

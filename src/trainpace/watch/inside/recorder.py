@@ -155,6 +155,11 @@ class Recorder:
         self.fetched_samples = 0
         self._settle()
 
+    def ends_forward(self) -> None:
+        """End a call of the trained model: that of an evaluation counts as such, also where training follows without a batch."""
+        if self._evaluating and not self._unsure:
+            self._settle()
+
     def _settle(self) -> None:
         """Count the time up to the last mark as an evaluation's or as its own parts'. A span covers every evaluation."""
         if self._evaluating and self._evaluation_start is None:
