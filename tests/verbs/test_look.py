@@ -121,6 +121,8 @@ def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, argum
     (tmp_path / "train.py").write_text(SAVES)
     for name in EARLIER:
         (tmp_path / name).write_bytes(b"of an earlier run")
+    if put_back:  # as a look leaves it that was killed
+        (tmp_path / "last.pt").rename(tmp_path / "last.pt.before-trainpace-look")
     looked = run(replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"), Silent())
     kept = [(tmp_path / name).read_bytes() == b"of an earlier run" for name in EARLIER]
     assert kept == [put_back] * 3

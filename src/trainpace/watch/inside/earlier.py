@@ -28,15 +28,20 @@ class Earlier:
         if place in self.written:
             return
         self.written.add(place)
-        if os.path.lexists(place) and not os.path.lexists(place + EARLIER):
+        aside = place + EARLIER
+        is_aside = os.path.lexists(aside)  # by another rank, or by a look that was killed before it could put it back
+        if is_aside or os.path.lexists(place):
             self.recorder.trail.note({"earlier": place})
             self.recorder.trail.flush()  # so that it is put back also if this process is killed
-            with contextlib.suppress(OSError):
-                os.rename(place, place + EARLIER)
+            if not is_aside:
+                with contextlib.suppress(OSError):
+                    os.rename(place, aside)
 
     def _replaced(self, event: str, args: Any) -> None:
         """A checkpoint that was written under another name takes its place."""
-        if event in _EVENTS and all(isinstance(name, str | os.PathLike) for name in args[:2]):
+        if event not in _EVENTS or any(folder != -1 for folder in args[2:]):
+            return
+        with contextlib.suppress(Exception):  # such as a current folder that is gone
             source, place = (os.path.abspath(os.fspath(name)) for name in args[:2])
             if source in self.written and place != source + EARLIER:
                 self.keep(place)

@@ -1,6 +1,7 @@
 """What interventions leave out of a step: exchanges of gradients, output; and checkpoints, which are written aside."""
 
 import contextlib
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -102,7 +103,8 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
         if not isinstance(call.arguments[file], str | os.PathLike):
             pass
         elif recorder.trials is None:
-            recorder.earlier.keep(call.arguments[file])
+            with contextlib.suppress(Exception):  # such as a current folder that is gone
+                recorder.earlier.keep(call.arguments[file])
         else:
             aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
             if aside not in recorder.trials.asides:
