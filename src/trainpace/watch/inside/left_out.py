@@ -1,7 +1,6 @@
 """What interventions leave out of a step: exchanges of gradients, output; and checkpoints, which are written aside."""
 
 import contextlib
-import contextlib
 import functools
 import os
 from collections.abc import Callable
