@@ -61,9 +61,9 @@ def of_two(found, **more):
     ("found", "said"),
     [
         (straggler("compute"), "Rank 1 on node2 is a straggler, 20 ms a step behind (19 to 21): 20.5 ms more in computing, with inputs"
-         " as large as the others', so its node is slower or busy."),
-        (straggler("inputs", elements=1536.0, usual_elements=512.0), "since its inputs hold 1,536 numbers a step and the others' 512"),
-        (straggler("data"), "in waiting for its data, so its disk or its loader is slower."),
+         " as large as the others': its node is probably slower, or busy."),
+        (straggler("inputs", elements=1536.0, usual_elements=512.0), "since its inputs hold 1,536 elements a step and the others' 512"),
+        (straggler("data"), "in waiting for its data, probably from a slower disk or loader."),
         (straggler("host"), "outside of computing and data"),
     ],
 )  # fmt: skip
@@ -77,7 +77,7 @@ def test_what_a_sample_takes_there_and_elsewhere():
     words = faults_in_words(
         recording(rank(0, 2, data=1.0, fetch=fetch(wall=0.1)), slow, together=together((straggler("data"),)))
     )
-    assert words[0].endswith("slower; a sample takes 2.5 ms there, elsewhere 0.1.")
+    assert words[0].endswith("loader; a sample takes 2.5 ms there, elsewhere 0.1.")
 
 
 def test_what_costs_most_comes_first():
@@ -88,7 +88,7 @@ def test_what_costs_most_comes_first():
     )
     assert second.startswith("Rank 1")
     (only,) = faults_in_words(of_two(together(uneven_ms=5.0)))
-    assert "wait 5 ms a step for the one whose inputs hold most" in only
+    assert "wait 5 ms a step for the one with the largest inputs" in only
     assert faults_in_words(of_two(None)) == []
 
 

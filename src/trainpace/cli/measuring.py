@@ -369,8 +369,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
-    in such a run, its checkpoints are not kept; what else it writes, it writes. The exit code is the command's own where it
-    failed before anything was proved, or a signal ended it.
+    in such a run, and its checkpoints are discarded; any other file that it writes is really written. The exit code is the
+    command's own where it failed before anything was proved, or a signal ended it.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
     elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of
@@ -424,9 +424,9 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
 
     `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
     the script, and the script's own after it. The script trains as it always does, and is ended after some seconds of steps.
-    Checkpoints of earlier runs that it writes over are put back then; what it prints goes into output.txt in the recording's
-    folder. The number of epochs is that of the script's own arguments, or of --epochs. Savings are estimated from the
-    recording, and trainpace diagnose proves them.
+    Earlier checkpoints that torch.save, safetensors or Lightning overwrites are restored then; what it prints goes into
+    output.txt in the recording's folder. The number of epochs is that of the script's own arguments, or of --epochs. Savings
+    are estimated from the recording, and trainpace diagnose proves them.
 
     \b
     trainpace train.py --epochs 30

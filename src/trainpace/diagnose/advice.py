@@ -109,7 +109,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
     why = f"a sample takes {wall} ms, {cpu} of them on a core"
     if limited and best > 1.05 * compute * micro:
-        why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
+        why += f"; then the {cores:g} core{'s' if cores != 1 else ''} of a rank are the limit"
     yield Advice(
         cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
         how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,

@@ -26,13 +26,13 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
     part = f"{format_number(s.cause_ms)} ms more"
     if s.cause == "inputs":
         return (
-            f"{says}: {part} in computing, since its inputs hold {s.elements:,.0f} numbers a step and the others' "
+            f"{says}: {part} in computing, since its inputs hold {s.elements:,.0f} elements a step and the others' "
             f"{s.usual_elements:,.0f}, as with longer sequences."
         )
     if s.cause == "compute":
         same = ", with inputs as large as the others'" if s.elements else ""
-        where = "node is" if len({r.host for r in ranks}) > 1 else "device is, or its cores are,"
-        return f"{says}: {part} in computing{same}, so its {where} slower or busy."
+        where = "node is" if len({r.host for r in ranks}) > 1 else "device or cores are"
+        return f"{says}: {part} in computing{same}: its {where} probably slower, or busy."
     if s.cause == "data":
         mine, usual = _sample_ms(ranks, s.rank)
         reads = (
@@ -40,7 +40,7 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
             if mine and usual
             else ""
         )
-        return f"{says}: {part} in waiting for its data, so its disk or its loader is slower{reads}."
+        return f"{says}: {part} in waiting for its data, probably from a slower disk or loader{reads}."
     return f"{says}: {part} outside of computing and data, as in output, checkpoints or the script's own code."
 
 
@@ -61,6 +61,6 @@ def _link(s: SlowLink) -> str:
 def _rest(found: Together) -> Iterator[str]:
     if found.uneven_ms is not None:
         yield (
-            f"No rank is always behind, but ranks wait {format_number(found.uneven_ms)} ms a step for the one whose inputs hold"
-            " most: batches of like length, or packed sequences, would save that."
+            f"No rank is always behind, but ranks wait {format_number(found.uneven_ms)} ms a step for the one with the largest"
+            " inputs: batches of like length, or packed sequences, would save that."
         )

@@ -118,7 +118,7 @@ def _why(
         where = f"in {workers} worker{'s' if workers > 1 else ''}" if workers else "in the training process"
         lines.append(
             f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind}; "
-            f"a batch's collate {format_number(first.fetch.collate_ms)} ms."
+            f"collating a batch, joining its samples, takes {format_number(first.fetch.collate_ms)} ms."
         )
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)

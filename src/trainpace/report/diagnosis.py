@@ -23,7 +23,7 @@ _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
 }  # fmt: skip
-NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
+NOTHING_WORTH = "None of these changes saves 3 % of a step; a faster device, fewer FLOPs or a lower precision may."
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:
@@ -35,7 +35,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None:
-        roof = f" Forward and backward compute at {d.share_of_roof:.0%} of the speed of a large matrix multiplication here."
+        roof = f" It reaches {d.share_of_roof:.0%} of the FLOP/s of a large matrix multiplication, the most there is."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)

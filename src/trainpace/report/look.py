@@ -47,7 +47,7 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
         )  # fmt: skip
         print_table(columns, changes, spaced=False)
     else:
-        print_lines("No change to the script is worth making; a faster card or a lower precision would help.")
+        print_lines("No change that is known here saves 3 % of a step; a faster card or a lower precision may.")
     _print_elsewhere(looked)
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
@@ -107,10 +107,12 @@ def _conditions(looked: Looked) -> list[str]:
     lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
     if length.of != "training":
         lines.append(
-            "The command does not say how long the whole training is: trainpace look --epochs N COMMAND would."
+            "The command does not say how long the whole training is; give it with trainpace look --epochs N COMMAND."
         )
     elif length.words and length.words != "as you say":
-        lines.append(f"The command's {length.words} gives the length; what the script does only later is not counted.")
+        lines.append(
+            f"The command's {length.words} gives the length; what comes only after these seconds is not counted."
+        )
     by_input = (
         ""
         if samples or not first.model_batch
@@ -125,7 +127,8 @@ def _put_back(restored: Sequence[str]) -> str:
     if not restored:
         return ""
     more = f" and {plural(len(restored) - 1, 'other file')}" if len(restored) > 1 else ""
-    return f"the earlier {os.path.relpath(restored[0])}{more}, over which the script wrote, {'are' if more else 'is'} as before."
+    have = "have" if more else "has"
+    return f"your earlier {os.path.relpath(restored[0])}{more}, which the script overwrote, {have} been restored."
 
 
 def _saved_s(looked: Looked, saves_ms: float) -> float:
@@ -155,7 +158,7 @@ def _print_elsewhere(looked: Looked) -> None:
     print_table(columns, rows, spaced=False)
     if startup_s:
         print_lines(
-            f"Times on these cards include a start of {duration(startup_s)}, and steps what they wait for data."
+            f"Times on these cards include a start-up of {duration(startup_s)}; their steps include waiting for data."
         )
     slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
     if looked.loading_ms is not None and looked.loading_ms > slowest:

@@ -2,6 +2,7 @@
 moved aside first, and put back at the end by `watch`, unless the script came to its own end."""
 
 import contextlib
+import glob
 import os
 import sys
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import EARLIER
 
+_CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
+"""What transformers and DeepSpeed write into a folder."""
 _EVENTS = ("os.rename", "shutil.copyfile")
 """Audit events by which a file (their first argument) takes another's place (their second)."""
 
@@ -20,6 +23,7 @@ class Earlier:
         self.recorder = recorder
         self.written: set[str] = set()
         """Where this run has written: no longer an earlier run's."""
+        self.filled: dict[str, bool] = {}
         sys.addaudithook(self._replaced)
 
     def keep(self, path: Any) -> None:
@@ -36,6 +40,13 @@ class Earlier:
             if not is_aside:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
+
+    def fills(self, folder: Any) -> bool:
+        """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
+        place = os.path.abspath(os.fspath(folder))
+        if place not in self.filled:
+            self.filled[place] = any(glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS)
+        return self.filled[place]
 
     def _replaced(self, event: str, args: Any) -> None:
         """A checkpoint that was written under another name takes its place."""

@@ -129,21 +129,30 @@ def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
 def _transformers(module: ModuleType, recorder: Recorder) -> None:
     trainer = getattr(module, "Trainer", None)
     _patch(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
-    _patch(trainer, "_save_checkpoint", _saving(recorder, "checkpoint"))
-    _patch(trainer, "save_model", _saving(recorder, "save_model"))
+    _patch(trainer, "_save_checkpoint", _saving(recorder, "checkpoint", lambda self, *_, **__: self.args.output_dir))
+    _patch(trainer, "save_model", _saving(recorder, "save_model", _folder_of_save_model))
     _patch(trainer, "log", _charged(recorder, LOGGING, "log"))
 
 
-def _saving(recorder: Recorder, name: str) -> Callable[[Any], Any]:
+def _folder_of_save_model(trainer: Any, output_dir: str | None = None, *_: Any, **__: Any) -> Any:
+    return output_dir or trainer.args.output_dir
+
+
+def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callable[[Any], Any]:
     """Charges a method that saves, and skips it under trials: transformers names the folder itself and removes older ones,
-    so nothing may be written there."""
+    so nothing may be written there. Of a script that is only looked at, it is skipped where the folder that `folder` finds in the
+    method's arguments holds checkpoints of an earlier run."""
 
     def change(save: Callable[..., Any]) -> Callable[..., Any]:
         charged = recorder.wraps(save, CHECKPOINT, name)
 
         @functools.wraps(save)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if recorder.trials is None:
+            skips = recorder.trials is not None
+            if recorder.earlier is not None:
+                with contextlib.suppress(Exception):
+                    skips = recorder.earlier.fills(folder(*args, **kwargs))
+            if not skips:
                 return charged(*args, **kwargs)
             recorder.trail.note({"skipped": "a checkpoint of transformers"})
             return None
@@ -166,7 +175,7 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
     if recorder.losses is not None:
         _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
-    _patch(engine, "save_checkpoint", _saving(recorder, "checkpoint"))
+    _patch(engine, "save_checkpoint", _saving(recorder, "checkpoint", lambda self, save_dir, *_, **__: save_dir))
 
     def ending(step: Callable[..., Any]) -> Callable[..., Any]:
         charged = recorder.wraps(step, OTHER, "engine.step")
