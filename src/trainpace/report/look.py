@@ -152,7 +152,7 @@ def _print_elsewhere(looked: Looked) -> None:
     startup_s = 0.0 if time is None else time.startup_s
     columns = (
         words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2),
-        Column("time with start" if startup_s else "time, forecast"), Column("90 %", 1),
+        Column("time with start-up" if startup_s else "time, forecast"), Column("90 % interval", 1),
         Column("cost"), words("server", 4, 8),
     )  # fmt: skip
     print_table(columns, rows, spaced=False)
