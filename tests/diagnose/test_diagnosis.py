@@ -69,7 +69,7 @@ def test_time_that_a_small_batch_does_not_shorten_is_launching():
 
 
 def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
-    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=2000, large_operators_ms=0.5)
+    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=2000, few_operators=250, large_operators_ms=0.5)
     d = diagnose(recording(r))
     assert d.verdict == "launch"
     assert by_cause(d)["launch"] == pytest.approx(9.5)
@@ -307,7 +307,14 @@ def test_a_batch_that_costs_less_than_handing_it_over_stays_in_the_training_proc
 
 
 def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_makes_them():
-    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=40, large_operators_ms=0.5, loader=loader())
+    r = rank(
+        forward=10,
+        blocks=few_and_full(1.3, 10),
+        operators=40,
+        few_operators=40,
+        large_operators_ms=0.5,
+        loader=loader(),
+    )
     d = diagnose(recording(r))
     assert not any("all samples of a batch at once" in a.title for a in (*d.advice, *d.not_worth))
     assert saving(d, "a batch 4 times as large") > 0

@@ -25,8 +25,8 @@ LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Fewer times an epoch than this is once."""
 LEAST_LAUNCH = 0.1
-OPERATORS_A_SAMPLE = 3
-"""A script that loops over the samples of a batch launches at least so many in forward and backward for each of them."""
+LOOPED = 0.5
+"""A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
 
 
 class Advice(Record):
@@ -181,11 +181,11 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
     samples = rank.samples_per_step / batches_per_step(rank)
-    loops = rank.operators >= OPERATORS_A_SAMPLE * rank.samples_per_step
+    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators
     if loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
         yield Advice(
             cause="launch", title="compute all samples of a batch at once",
-            how=f"{count}, most too small to fill the device, and more in a larger batch: something "
+            how=f"{count}, most too small to fill the device, and {rank.few_operators:,} for two samples: something "
             "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
             saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
             basis="forward and backward without their large operators", settings={"batched": "yes"},

@@ -72,6 +72,7 @@ class Block(Record):
 class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
 
+    `few_operators`: the operators of a step with two samples; 0 where that was not tried.
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
     nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
@@ -111,6 +112,7 @@ class Rank(Record):
     optimizer_variants_ms: dict[str, float] = msgspec.field(default_factory=dict)
     skips_sync: bool = False
     operators: int = 0
+    few_operators: int = 0
     large_operators_ms: float | None = None
     device_busy_ms: float | None = None
     flops: float = 0.0
@@ -259,7 +261,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
     notes: dict[str, Any] = {"torch": "", "threads": 1, **header}
     notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
-    loaders, models, counted = [], [], []
+    loaders, models, counted, few = [], [], [], []
     for note in (r for r in records if isinstance(r, dict)):
         if "loader" in note:
             loaders.append(note)
@@ -267,6 +269,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
             models.append(note)
         elif "counted" in note:
             counted.append(note["counted"])
+        elif "counted_few" in note:
+            few.append(note["counted_few"])
         else:
             notes |= note
     plain = [s for s in steps if s.trial == 0]
@@ -288,7 +292,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
-        operators=_middle(counted, "operators"), flops=_middle(counted, "flops"),
+        operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in notes else None,
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,

@@ -32,8 +32,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # ---- operators
 
 
-def count_one_step(recorder: Recorder) -> Any:
-    """Count the operators of forward and backward; call the result at the step's end.
+def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
+    """Count the operators of forward and backward; call the result at the step's end, which notes them under `name`.
 
     Does nothing for compiled models, which a dispatch mode would break. Times are the host's: where a device works
     asynchronously, all operators look short.
@@ -66,7 +66,7 @@ def count_one_step(recorder: Recorder) -> Any:
 
     def end() -> None:
         mode.__exit__(None, None, None)
-        recorder.trail.note({"counted": seen})
+        recorder.trail.note({name: seen})
 
     return end
 

@@ -103,6 +103,10 @@ class Trials:
                 self.advance()
             return
         self.left -= 1
+        settles_on_few = self.recorder.trial == SETTLING and self.recorder.active_trial == FEW_SAMPLES
+        if settles_on_few and self.left == 1 and not self.only_steps:  # a step that is not timed
+            with contextlib.suppress(Exception):
+                self.counting = count_one_step(self.recorder, "counted_few")
         if self.recorder.trial != SETTLING:
             self.block_ns.append(step.end_ns - step.start_ns - sum(step.parts_ns[part] for part in INTERRUPTING))
         if self.left <= 0:
