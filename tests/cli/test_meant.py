@@ -37,6 +37,20 @@ def test_scripts_are_looked_at_and_models_forecast(words, verb):
     assert meant(words, tuple(SUMMARIES)) == [verb, *words]
 
 
+def test_options_before_a_script_are_those_of_a_look(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said = {}
+    for name in ("train.py", "absent.py"):
+        (tmp_path / "train.py").write_text("raise SystemExit(7)")
+        with pytest.raises(SystemExit) as ended:
+            main(["--epochs", "3", name])
+        said[name] = ended.value.code, capsys.readouterr().err
+    assert said["train.py"][0] == 7
+    assert "before its second training step" in said["train.py"][1]
+    assert said["absent.py"][0] == 2
+    assert "No such option" in said["absent.py"][1]
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_file_is_told_by_what_it_holds(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

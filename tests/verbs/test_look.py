@@ -197,6 +197,5 @@ def test_how_long_it_is_follows_from_who_says_most():
     assert length_of(DIAGNOSIS, StatedLength(None, 500, "--max-steps 500"), None, None).steps == 500
     assert length_of(DIAGNOSIS, None, None, None) == Length(steps=128, of="epoch", epochs=1.0)
     endless = replace(DIAGNOSIS, steps_per_epoch=None)
-    assert length_of(endless, stated, None, None) == Length(steps=1000, of="steps")
-    with pytest.raises(TrainpaceError, match="no length"):
-        length_of(endless, None, 3.0, None)
+    for epochs in (None, 3.0):
+        assert length_of(endless, stated, epochs, None) == Length(steps=1000, of="steps")

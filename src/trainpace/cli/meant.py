@@ -38,6 +38,11 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     )
 
 
+def names_a_script(words: Sequence[str]) -> bool:
+    """Whether a training script stands behind options, which are then those of `look`."""
+    return any(word.endswith(".py") and os.path.isfile(word) for word in words)
+
+
 def place_last(words: Sequence[str]) -> list[str]:
     """Of `diagnose`, whose options end where a command begins: options behind a trace or a recording's folder come before it."""
     verb, *rest = words

@@ -37,6 +37,14 @@ class _Verbs(click.Group):
         command = getattr(importlib.import_module(f"trainpace.cli.{home}"), cmd_name)
         return command if isinstance(command, click.Group) else command_of(command)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {option for parameter in self.get_params(ctx) for option in (*parameter.opts, *parameter.secondary_opts)}
+        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
+            from trainpace.cli.meant import names_a_script
+
+            args = ["look", *args] if names_a_script(args) else args
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

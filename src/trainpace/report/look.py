@@ -105,7 +105,12 @@ def _conditions(looked: Looked) -> list[str]:
     rate = f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
     who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
-    if length.of != "training":
+    if length.of == "steps":
+        lines.append(
+            "How many steps an epoch has is not known, since no loader tells; give all of them with trainpace look"
+            " --max-steps N COMMAND."
+        )
+    elif length.of == "epoch":
         lines.append(
             "The command does not say how long the whole training is; give it with trainpace look --epochs N COMMAND."
         )
@@ -113,11 +118,8 @@ def _conditions(looked: Looked) -> list[str]:
         lines.append(
             f"The command's {length.words} gives the length; what comes only after these seconds is not counted."
         )
-    by_input = (
-        ""
-        if samples or not first.model_batch
-        else f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
-    )
+    by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
+    by_input = "" if samples or not first.model_batch else by_input
     notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored)]
     return lines + [f"Note: {note}" for note in notes if note]
 

@@ -149,11 +149,6 @@ def length_of(diagnosis: Diagnosis, stated: StatedLength | None, epochs: float |
     if epochs is None and stated is not None and stated.steps is not None:
         return Length(steps=stated.steps, of="training", words=stated.words)
     if each is None:
-        if epochs is not None:
-            raise TrainpaceError(
-                "how many steps an epoch has is not known, since the script's loader has no length.",
-                "Give `max_steps` in place of `epochs`.",
-            )
         return Length(steps=USUAL_STEPS, of="steps")
     count = epochs if epochs is not None else stated.epochs if stated is not None else None
     if count is None:
