@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -12,6 +13,8 @@ MOST_CONNECTIONS = 256
 """Open at once; beyond, the answer is 503."""
 CROWDED = 224
 """From so many on, a new one takes the place of one that asks nothing."""
+AT_ONCE = 32
+"""Connections that are taken before those that are there get their turn again: asyncio's meaning of a backlog."""
 ASK_S = 15.0
 """For the head of a request, from the moment when the connection is free."""
 ANSWER_S = 60.0
@@ -69,10 +72,12 @@ def make_room(connections: set[Any]) -> None:
     """Close a free connection, and count it no longer: one that has never asked before one that has, then of the address that
     holds most of them, then the one that has been free the longest."""
     free = [c for c in connections if c.is_free]
-    held = Counter(c.address for c in connections)
     if free:
         never = [c for c in free if c.cycle is None] or free
-        most = max(held[c.address] for c in never)
-        first = min((c for c in never if held[c.address] == most), key=lambda c: c.free_since_s)
+        if len({c.address for c in never}) > 1:  # a crowd from one address asks this hundreds of times a second
+            held = Counter(c.address for c in connections)
+            most = max(held[c.address] for c in never)
+            never = [c for c in never if held[c.address] == most]
+        first = min(never, key=attrgetter("free_since_s"))
         connections.discard(first)
         first.transport.abort()

@@ -13,7 +13,7 @@ from trainpace.verbs.places import data_place, own_devices
 from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
 from trainpace.web.app import application
-from trainpace.web.connections import MOST_CONNECTIONS, Connection
+from trainpace.web.connections import AT_ONCE, MOST_CONNECTIONS, Connection
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 from trainpace.web.whatif import Models
 
@@ -71,7 +71,7 @@ def serve(request: ServeRequest) -> None:
             # an access log would hold the token; what a page could not do is on stderr
             access_log=False, log_level="warning", server_header=False, ws="none", http=Connection, proxy_headers=False,
             h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=MOST_CONNECTIONS, backlog=AT_ONCE,
         )  # fmt: skip
         host = r.name[0] if r.name else f"[{r.host}]" if ":" in r.host else r.host
         token = f"?token={policy.token}" if policy.token else ""
