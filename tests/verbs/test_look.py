@@ -160,6 +160,7 @@ def test_the_command_line_fits_a_screen(script):
     assert done.returncode == 0, done.stderr
     assert "The whole training (90 epochs, 11,520 steps) takes " in done.stdout
     assert "cheapest" in done.stdout
+    assert "with a start-up of 1 min, steps with waiting for data." in done.stdout
     lines = [line for line in done.stdout.splitlines() if str(script.parent) not in line]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 34

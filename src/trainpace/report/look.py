@@ -52,9 +52,8 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
     print_next(diagnose, "proves what slows it down, by taking one cause after another away")
-    print_next(
-        ["trainpace", "diagnose", str(looked.watched.folder)], "shows all that was recorded, without training again"
-    )
+    folder = shlex.quote(str(looked.watched.folder))
+    print_lines(f"Recorded in {folder}, which trainpace diagnose FOLDER reads without training again.")
     if first.steps < 2 * MOST_CAUSES:
         print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
 
@@ -115,9 +114,7 @@ def _conditions(looked: Looked) -> list[str]:
             "The command does not say how long the whole training is; give it with trainpace look --epochs N COMMAND."
         )
     elif length.words and length.words != "as you say":
-        lines.append(
-            f"The command's {length.words} gives the length; what comes only after these seconds is not counted."
-        )
+        lines.append(f"Length by {length.words}; what comes only after these seconds is not counted.")
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input
     notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored)]
@@ -150,31 +147,26 @@ def _print_elsewhere(looked: Looked) -> None:
             (m.offer.device, chosen.role, number(_step_ms(chosen, looked.length.steps)), duration(3600 * m.mean_hours),
              span(low, high, format_duration), usd(m.mean_usd), f"{m.offer.provider}, {m.offer.vcpus or '?'} vCPUs")
         )  # fmt: skip
-    time = looked.elsewhere[0].match.forecast.training_time
-    startup_s = 0.0 if time is None else time.startup_s
+    startup_s = looked.elsewhere[0].match.time.startup_s
     columns = (
         words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2),
-        Column("time with start-up" if startup_s else "time, forecast"), Column("90 % interval", 1),
+        Column("time"), Column("90 % interval", 1),
         Column("cost"), words("server", 4, 8),
     )  # fmt: skip
     print_table(columns, rows, spaced=False)
     if startup_s:
-        print_lines(
-            f"Times on these cards include a start-up of {duration(startup_s)}; their steps include waiting for data."
-        )
+        print_lines(f"Times are forecasts with a start-up of {duration(startup_s)}, steps with waiting for data.")
     slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
         workers = plural(loader.workers if loader else 0, "loader worker")
         print_lines(
-            f"These cards are forecast with a loader worker for each vCPU: with {workers}, as now, the data of a step would take"
-            f" about {number(looked.loading_ms)} ms there too."
+            f"With {workers}, as now, not one for each vCPU, data would take {number(looked.loading_ms)} ms a step there too."
         )
 
 
 def _step_ms(chosen: Elsewhere, steps: int) -> float:
     """With what a step waits for its data."""
-    forecast = chosen.match.forecast
-    assert forecast.step is not None
-    waits_s = 0.0 if forecast.training_time is None else forecast.training_time.data_wait_s
-    return forecast.step.total_ms + 1000 * waits_s / steps
+    step = chosen.match.forecast.step
+    assert step is not None
+    return step.total_ms + 1000 * chosen.match.time.data_wait_s / steps
