@@ -214,7 +214,7 @@ def test_trials_end_the_script_and_leave_its_checkpoints_alone(tmp_path, monkeyp
 
 
 DDP = """
-import os, torch
+import gc, os, torch
 import torch.distributed as dist
 from torch import nn
 dist.init_process_group("gloo")
@@ -232,7 +232,8 @@ for i in range(60):
 if dist.get_rank() == 0:
     open(os.environ["LOSSES"], "w").write(repr(losses))
 dist.barrier()
-del model, loss  # else gloo's threads outlive the group, and may abort a process that ends (pytorch/pytorch#190489)
+del model, loss, optimizer  # else gloo's threads outlive the group, and may abort a process that ends (pytorch/pytorch#190489)
+gc.collect()
 dist.destroy_process_group()
 """
 
