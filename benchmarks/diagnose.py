@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainpace.diagnose import Diagnosis, diagnose, split, with_workers_ms
 from trainpace.watch import COMMAND_FILE, Recording, environment, read_recording
@@ -173,13 +173,14 @@ def foretold(case: Case, recording: Recording, found: Diagnosis) -> float | None
     return parted.by_cause[cause] * share
 
 
-_TEN_MS = """
+_ENCODER = """
 import json, os, statistics, time, torch
 from torch import nn
 torch.manual_seed(0)
 torch.set_num_threads(1)
 layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-model = nn.Sequential(nn.TransformerEncoder(layer, 4), nn.Flatten(), nn.Linear(64 * 16, 10))
+encoder = [nn.TransformerEncoder(layer, 4)] if "ENCODER" in os.environ else []
+model = nn.Sequential(*encoder, nn.Flatten(), nn.Linear(64 * 16, 10))
 optimizer = torch.optim.AdamW(model.parameters())
 data = torch.utils.data.TensorDataset(torch.randn(6400, 16, 64), torch.randint(10, (6400,)))
 times, losses = [], []
@@ -198,51 +199,45 @@ with open(os.environ["LOSSES"], "w") as file:
 """
 
 
-_TINY = (
-    _TEN_MS.replace(
-        "model = nn.Sequential(nn.TransformerEncoder(layer, 4), nn.Flatten()", "model = nn.Sequential(nn.Flatten()"
-    )
-    .replace("torch.randn(6400", "torch.randn(32000")
-    .replace("randint(10, (6400", "randint(10, (32000")
-)
-
-
 def overhead(only: list[str]) -> list[str]:
-    """Step time watched against bare, in turns, each in a process of its own: of ten milliseconds, and of next to nothing, where
-    what watching adds can be told from noise."""
-    return [*_overhead(_TEN_MS, "ratio"), "", *_overhead(_TINY, "difference")]
+    """Step time watched against bare: of ten milliseconds, and of next to nothing, where it is more than noise."""
+    ten, tiny = pairs(encoder=True), pairs(encoder=False)
+    low, middle, high = statistics.quantiles([100 * (watched[0] / bare[0] - 1) for bare, watched in ten], n=4)
+    low_us, middle_us, high_us = statistics.quantiles([1e3 * (watched[0] - bare[0]) for bare, watched in tiny], n=4)
+    same = all(watched[2] == bare[2] for bare, watched in (*ten, *tiny))
+    ten_ms, tiny_ms = (statistics.median(bare[0] for bare, _ in found) for found in (ten, tiny))
+    return [
+        f"overhead on a step of {ten_ms:.1f} ms: {middle:+.2f} % at the median of {PAIRS} pairs in turns (quartiles "
+        f"{low:+.2f} to {high:+.2f}); losses {'identical' if same else 'DIFFERENT'} in all pairs",
+        "",
+        f"a step of {tiny_ms:.2f} ms takes {middle_us:.0f} us more at the median of {PAIRS} pairs in turns (quartiles"
+        f" {low_us:.0f} to {high_us:.0f})",
+    ]
 
 
-def _overhead(code: str, kind: str) -> list[str]:
-    ratios, added_us, steps, same = [], [], [], True
+def pairs(encoder: bool) -> list[tuple[list[Any], list[Any]]]:
+    """(bare, watched) runs, each in a process of its own, in turns: the median and mean step in ms, and the losses."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "ten_ms.py"
-        script.write_text(code)
+        script = Path(folder) / "train.py"
+        script.write_text(_ENCODER)
         for i in range(PAIRS):
             pair = {}
             for which in ("bare", "watched") if i % 2 else ("watched", "bare"):
                 target, trails = Path(folder) / f"{which}-{i}", Path(folder) / f"trails-{i}"
-                env = {**os.environ, "LOSSES": str(target), "OMP_NUM_THREADS": "1"}
+                env = {
+                    **os.environ,
+                    "LOSSES": str(target),
+                    "OMP_NUM_THREADS": "1",
+                    **({"ENCODER": "1"} if encoder else {}),
+                }
                 if which == "watched":
                     trails.mkdir()
                     env = environment(trails, env)
                 subprocess.run([sys.executable, str(script)], env=env, check=True)
                 pair[which] = json.loads(target.read_text())
-            ratios.append(pair["watched"][0] / pair["bare"][0])
-            added_us.append(1e3 * (pair["watched"][0] - pair["bare"][0]))
-            steps.append(pair["bare"][0])
-            same &= pair["watched"][2] == pair["bare"][2]
-    if kind == "difference":
-        low, middle, high = statistics.quantiles(added_us, n=4)
-        step = f"a step of {statistics.median(steps):.2f} ms takes {middle:.0f} us more"
-        return [f"{step} at the median of {PAIRS} pairs in turns (quartiles {low:.0f} to {high:.0f})"]
-    ordered = sorted(ratios)
-    quartiles = statistics.quantiles(ordered, n=4)
-    return [
-        f"overhead on a step of {statistics.median(steps):.1f} ms: {100 * (statistics.median(ordered) - 1):+.2f} % at the "
-        f"median of {PAIRS} pairs in turns (quartiles {100 * (quartiles[0] - 1):+.2f} to {100 * (quartiles[2] - 1):+.2f}); "
-        f"losses {'identical' if same else 'DIFFERENT'} in all {PAIRS} pairs"
-    ]
+            found.append((pair["bare"], pair["watched"]))
+    return found
 
 
 def peer(only: list[str]) -> list[str]:

@@ -38,11 +38,12 @@ class _Verbs(click.Group):
         return command if isinstance(command, click.Group) else command_of(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {option for parameter in self.get_params(ctx) for option in (*parameter.opts, *parameter.secondary_opts)}
-        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
+        if args and args[0].startswith("-"):
             from trainpace.cli.meant import names_a_script
 
-            args = ["look", *args] if names_a_script(args) else args
+            own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
+            if args[0].partition("=")[0] not in own and names_a_script(args):
+                args = ["look", *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost, with_workers_ms
+    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, WORTH, loader_cost, with_workers_ms
     from trainpace.diagnose.among_ranks import faults_in_words
     from trainpace.diagnose.diagnosis import Advice, Diagnosis, Proof, Share, diagnose, workers_beside
     from trainpace.diagnose.shares import IN_WORDS, split

@@ -25,8 +25,8 @@ live at most 24 h; others last from hours to weeks (Wu et al., "Can't Be Late", 
 STORAGE_GB_PER_S = 1.0
 """Bandwidth of the shared storage that checkpoints go to: an assumption, one client's share of a cloud's network file system."""
 CORE_SPREAD = 1.4
-"""How many times as fast, or as slow, a server's core may prepare samples as the one that was timed: an assumption. Published
-single-core results of the processors that clouds rent differ by about twice between the oldest and the newest."""
+"""How many times as fast, or as slow, a server's core may prepare samples as the one that was timed: an assumption. From
+memory, single-core results of the processors that clouds rent differ by about twice between the oldest and the newest."""
 DOWNLOAD_GB_PER_S = 0.125
 """Bandwidth into the cloud: an assumption, 1 Gbit/s."""
 

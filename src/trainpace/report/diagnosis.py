@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
+from trainpace.diagnose import IN_WORDS, WORTH, Advice, Diagnosis, Proof, Share
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.among_ranks import print_ranks, ranks_chart
@@ -23,7 +23,9 @@ _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
 }  # fmt: skip
-NOTHING_WORTH = "None of these changes saves 3 % of a step; a faster device, fewer FLOPs or a lower precision may."
+NOTHING_WORTH = (
+    f"No change known here saves {percent(WORTH)} of a step; a faster device, fewer FLOPs or a lower precision may."
+)
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:

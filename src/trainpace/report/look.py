@@ -10,6 +10,7 @@ from typing import Any
 from trainpace.diagnose import workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
+from trainpace.report.diagnosis import NOTHING_WORTH
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import trained_on
@@ -47,7 +48,7 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
         )  # fmt: skip
         print_table(columns, changes, spaced=False)
     else:
-        print_lines("No change that is known here saves 3 % of a step; a faster card or a lower precision may.")
+        print_lines(NOTHING_WORTH)
     _print_elsewhere(looked)
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainpace.errors import TrainpaceError, ending_with, os_reason
 from trainpace.records import make_folder, write_whole
@@ -136,12 +137,9 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None, 
 def put_back(folder: Path, whole: bool) -> list[str]:
     """Put back the checkpoints of earlier runs that were moved aside, and return their names; remove them where the script came
     to its own end (`whole`: with exit code 0), as it does alone."""
-    from trainpace.watch.trails import records_of
-
-    notes = [r for path in folder.glob("process-*.trail") for r in records_of(path) if isinstance(r, dict)]
-    whole = whole and not any(note.get("stopped") for note in notes)
+    whole = whole and not any(_noted(folder, "stopped"))
     restored = []
-    for place in dict.fromkeys(str(note["earlier"]) for note in notes if "earlier" in note):
+    for place in dict.fromkeys(map(str, _noted(folder, "earlier"))):
         aside = place + EARLIER
         if os.path.lexists(aside):
             with contextlib.suppress(OSError):
@@ -161,9 +159,14 @@ def _remove(place: str) -> None:
 
 def remove_asides(folder: Path) -> None:
     """Remove checkpoints that trials wrote beside the script's own."""
+    for place in map(str, _noted(folder, "aside")):
+        if place.endswith(ASIDE):
+            Path(place).unlink(missing_ok=True)
+
+
+def _noted(folder: Path, name: str) -> list[Any]:
+    """What the command's processes have noted under a name."""
     from trainpace.watch.trails import records_of
 
-    for path in folder.glob("process-*.trail"):
-        for record in records_of(path):
-            if isinstance(record, dict) and str(record.get("aside", "")).endswith(ASIDE):
-                Path(record["aside"]).unlink(missing_ok=True)
+    records = (record for path in folder.glob("process-*.trail") for record in records_of(path))
+    return [record[name] for record in records if isinstance(record, dict) and name in record]

@@ -78,9 +78,9 @@ class Rank(Record):
     nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
     where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
     update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
-    trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have
-    run, what it waited for a core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not
-    captured. `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none.
+    trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
+    core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
+    `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none.
     """
 
     rank: int
@@ -147,8 +147,8 @@ class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
-    alone, where some are missing, and where the host does not wait for collectives. `restored`: checkpoints of
-    earlier runs that were put back after `look` had ended the command."""
+    alone, where some are missing, and where the host does not wait for collectives. `restored`: checkpoints of earlier runs
+    that were put back after `look` had ended the command."""
 
     command: tuple[str, ...]
     seconds: float | None

@@ -14,7 +14,8 @@ MOST_CONNECTIONS = 256
 CROWDED = 224
 """From so many on, a new one takes the place of one that asks nothing."""
 AT_ONCE = 32
-"""Connections that are taken before those that are there get their turn again: asyncio's meaning of a backlog."""
+"""Connections that are taken before those that are there get their turn again: asyncio's meaning of a backlog. As
+many more wait in Linux's queue; whoever comes then is let in a second later, when TCP tries again."""
 ASK_S = 15.0
 """For the head of a request, from the moment when the connection is free."""
 ANSWER_S = 60.0

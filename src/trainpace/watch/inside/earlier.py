@@ -23,7 +23,7 @@ class Earlier:
         self.recorder = recorder
         self.written: set[str] = set()
         """Where this run has written: no longer an earlier run's."""
-        self.filled: dict[str, bool] = {}
+        self.holding: dict[str, bool] = {}
         sys.addaudithook(self._replaced)
 
     def keep(self, path: Any) -> None:
@@ -41,12 +41,12 @@ class Earlier:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
 
-    def fills(self, folder: Any) -> bool:
+    def holds_some(self, folder: Any) -> bool:
         """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
         place = os.path.abspath(os.fspath(folder))
-        if place not in self.filled:
-            self.filled[place] = any(glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS)
-        return self.filled[place]
+        if place not in self.holding:
+            self.holding[place] = any(glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS)
+        return self.holding[place]
 
     def _replaced(self, event: str, args: Any) -> None:
         """A checkpoint that was written under another name takes its place."""

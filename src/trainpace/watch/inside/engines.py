@@ -151,7 +151,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
             skips = recorder.trials is not None
             if recorder.earlier is not None:
                 with contextlib.suppress(Exception):
-                    skips = recorder.earlier.fills(folder(*args, **kwargs))
+                    skips = recorder.earlier.holds_some(folder(*args, **kwargs))
             if not skips:
                 return charged(*args, **kwargs)
             recorder.trail.note({"skipped": "a checkpoint of transformers"})
