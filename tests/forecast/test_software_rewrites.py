@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from tests.nouns import stacked
 
+from nouns import stacked
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.fusion import fused as fused_by_inductor

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tests.nouns import stacked
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from nouns import stacked
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
