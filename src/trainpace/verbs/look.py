@@ -50,7 +50,8 @@ class LookRequest(Request):
         float, Field("How long to let it train, from its first step on.", ABOVE_0_S, metavar="DURATION", option="for")
     ] = 20.0
     epochs: Annotated[
-        float | None, Field("Epochs of the whole training.  [default: as the command's own arguments say]", EPOCHS)
+        float | None,
+        Field("Epochs of the whole training.  [default: as the command or the script's variables say]", EPOCHS),
     ] = None
     max_steps: Annotated[
         int | None, Field("Optimizer updates of the whole training, in place of epochs.", AT_LEAST_1)
@@ -115,7 +116,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
         if not ranks and watched.exit_code:
             raise TrainpaceError(_failure(watched), f"All that it printed is in {folder / OUTPUT_FILE}.")
         found = diagnose(watched.recording)
-    stated = stated_length(command)
+    stated = stated_length(command) or ranks[0].stated
     length = length_of(found, stated, r.epochs, r.max_steps)
     seconds, low, high = (_seconds(length.steps, ms) for ms in (found.step_ms, found.step_ms_low, found.step_ms_high))
     looked = Looked(

@@ -18,6 +18,7 @@ from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.exchanges import WARM_UP_STEPS, rank_steps
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
 from trainpace.watch.links import link_rates
+from trainpace.watch.stated import StatedLength
 from trainpace.watch.stragglers import Together, together
 from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
 from trainpace.workload import LARGEST
@@ -80,7 +81,8 @@ class Rank(Record):
     update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
     trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
     core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
-    `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none.
+    `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
+    length, as the script's variables said in its first step; None where none did.
     """
 
     rank: int
@@ -130,6 +132,7 @@ class Rank(Record):
     delayed_share: float = 0.0
     model_batch: int = 0
     occasions: dict[str, float] = msgspec.field(default_factory=dict)
+    stated: StatedLength | None = None
 
 
 class _Ended(msgspec.Struct):
@@ -284,6 +287,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
+    if "stated" in notes:
+        notes["stated"] = msgspec.convert(notes["stated"], StatedLength)
     as_noted = {name: value for name, value in (notes | model).items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},

@@ -1,4 +1,4 @@
-"""How long a training is to be, as the arguments of its own command say."""
+"""How long a training is to be, as the arguments of its own command or the variables of its script say."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ STEPS = frozenset(
 )  # fmt: skip
 """Names that scripts give to their numbers of epochs and of optimizer steps: in pytorch/examples, nanoGPT, timm, Lightning,
 Hugging Face and Megatron-LM."""
+ENDING_STEPS = STEPS - {"num_steps", "n_steps", "num_iters", "n_iters", "iterations"}
+"""Those that mean a whole training wherever they stand; the others may be an epoch's steps, or a rollout's."""
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?([eE]\+?\d{1,3})?")
 
 

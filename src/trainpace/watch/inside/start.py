@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, cores, engines, patches, stopping, trials
+from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
 from trainpace.watch.inside.earlier import Earlier
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
@@ -70,6 +70,8 @@ def on_torch(torch: ModuleType) -> None:
 
 
 def _after_step(recorder: Recorder, step: Step) -> None:
+    if step.number == 0:
+        lengths.note(recorder)
     if step.number == 0 and "torch.distributed" in sys.modules:
         distributed: Any = sys.modules["torch.distributed"]
         if distributed.is_available() and distributed.is_initialized():

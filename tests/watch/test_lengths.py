@@ -1,0 +1,77 @@
+"""The length of a training, read off the variables of the functions that are being called."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainpace.watch.inside import lengths
+from trainpace.watch.stated import StatedLength
+
+
+def stated(code):
+    """What is noted when a script with this code calls `step()`."""
+    notes = []
+    recorder = SimpleNamespace(trail=SimpleNamespace(note=notes.append))
+    exec(compile(code, "/home/a/train.py", "exec"), {"__name__": "__main__", "step": lambda: lengths.note(recorder)})
+    return StatedLength(*notes[0]["stated"]) if notes else None
+
+
+IN_ARGUMENTS = """
+import argparse
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch-size", type=int, default=32)
+    args = parser.parse_args([])
+    step()
+main()
+"""
+IN_A_SETTING = """
+max_steps, num_train_epochs = -1, 3.0
+class Trainer:
+    def __init__(self):
+        self.num_train_epochs, self.max_steps = 3.0, 500
+    def train(self):
+        step()
+Trainer().train()
+"""
+INNER_FIRST = """
+EPOCHS = 50
+def train(num_epochs):
+    step()
+train(10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (IN_ARGUMENTS, StatedLength(15, None, "epochs = 15 in train.py")),
+        (IN_A_SETTING, StatedLength(None, 500, "max_steps = 500 in train.py")),
+        (INNER_FIRST, StatedLength(10, None, "num_epochs = 10 in train.py")),
+        ("EPOCHS = 50\ndef train():\n    step()\ntrain()", StatedLength(50, None, "EPOCHS = 50 in train.py")),
+        ("cfg = {'max_iters': 2000}\nstep()", StatedLength(None, 2000, "max_iters = 2,000 in train.py")),
+    ],
+)
+def test_the_length_is_read_from_variables(code, expected):
+    assert stated(code) == expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["epochs = 0\nstep()", "epochs = True\nstep()", "num_steps = 128  # of a rollout\nstep()", "warmup_epochs = 3\nstep()",
+     "max_steps = 2.5\nstep()", "class Config:\n    epochs = 3\nstep()", "epochs = 'many'\nstep()"],
+)  # fmt: skip
+def test_what_states_no_length_is_not_taken_for_one(code):
+    assert stated(code) is None
+
+
+def test_an_object_that_cannot_be_looked_into_is_passed_over():
+    code = """
+class Odd:
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+odd, epochs = Odd(), 4
+step()
+"""
+    assert stated(code).epochs == 4
