@@ -11,6 +11,10 @@ from trainpace.forecast import student_t_95
 from trainpace.outcome import Interval
 from trainpace.records import Record
 
+DRIFT = 0.05
+"""The half-width, as a share of a step, that more steps do not narrow, since machines speed up and slow down over minutes. An
+assumption, checked against real runs in benchmarks/results/time_left.md."""
+
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)

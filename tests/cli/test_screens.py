@@ -100,6 +100,31 @@ def test_a_cut_table_counts_what_it_leaves_out(place, monkeypatch):
     assert brief.startswith(f"{rows + int(found[1])} devices.")
 
 
+def test_a_last_row_takes_the_line_that_would_count_it(capsys):
+    from trainpace.report import one_screen, print_lines, print_table
+
+    rows = [(f"row {i}",) for i in range(LINES - 4)]
+    for beside, left in ((2, ""), (3, "... 2 more rows (--details)")):
+        with one_screen(details=False):
+            print_lines(*["so much else"] * beside)
+            print_table(["name"], rows, spaced=False)
+        out = capsys.readouterr().out
+        assert out.count("\n") <= LINES
+        assert "".join(line for line in out.splitlines() if "more" in line) == left
+
+
+def test_rules_give_way_where_nothing_else_can(capsys):
+    from trainpace.report import one_screen, print_lines, print_table
+
+    for beside, rules in ((LINES - 5, True), (LINES - 4, False)):
+        with one_screen(details=False):
+            print_lines(*["so much else"] * beside)
+            print_table(["name", "ms"], [("a long name", "1"), ("b", "2"), ("c", "3")], spaced=False)
+        out = capsys.readouterr().out
+        assert out.count("\n") == LINES
+        assert ("────" in out) == rules
+
+
 def test_json_and_details_are_never_cut(place):
     assert len(json.loads(printed("gpus", place, "--json"))) > LINES
     assert printed("gpus", place, "--json", "--details") == printed("gpus", place, "--json")

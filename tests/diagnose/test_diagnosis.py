@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
-from trainpace.watch import PARTS
+from trainpace.watch import PARTS, StatedLength
 
 
 def by_cause(d):
@@ -158,8 +158,28 @@ def test_no_worker_more_where_the_cores_are_full():
     d = diagnose(recording(r))
     assert saving(d, "3 loader workers instead of 2") == 0
     assert any("keep 1.0 of 2 cores busy" in line for line in d.why)
+    # without them, computing would have half as many cores again
+    assert saving(d, "offline") == pytest.approx(5 + 20 * (16 * 1.5 / 25) / 2)
     roomy = diagnose(recording(replace(r, cpus=8)))
     assert not any("cores busy" in line for line in roomy.why)
+    assert saving(roomy, "offline") == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("busy", "saved"), [(0.0, 5.0), (1.0, 5.0), (2.0, 2.5), (1.5, 5.0), (1.8, 3.5)])
+def test_a_worker_saves_no_more_than_the_cores_that_computing_leaves(busy, saved):
+    """Of a step of 20 ms a core has 5 ms of data; what computing keeps busy of the other core, a worker cannot have."""
+    r = rank(data=5, forward=15, loader=loader(), fetch=fetch(5 / 16, 5 / 16), cpus=2, threads=2)
+    r = replace(r, busy_cores=(15 * busy + 5) / 20)
+    found = saving(diagnose(recording(r)), "1 loader worker instead of 0")
+    assert found == pytest.approx(saved, abs=0.6)  # sending and handing over take 0.5 ms each
+
+
+def test_the_job_is_as_long_as_the_command_or_the_script_says():
+    r = rank(data=5, forward=15, loader=loader(batches=100), fetch=fetch(), stated=StatedLength(None, 250, "max_iters"))
+    assert diagnose(recording(r)).epochs == 2.5
+    assert diagnose(replace(recording(r), command=("python", "train.py", "--epochs", "7"))).epochs == 7
+    assert diagnose(recording(r), epochs=3).epochs == 3
+    assert diagnose(recording(replace(r, stated=None))).epochs is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from trainpace.diagnose import Diagnosis
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.look import Length, LookRequest, length_of, run, started_with_python
 from trainpace.verbs.request import Misuse, Silent
+from trainpace.verbs.watch import busy_cores, busy_in_words
 from trainpace.watch import StatedLength
 
 SCRIPT = """
@@ -106,9 +107,10 @@ for step in range(int(sys.argv[1])):
         shutil.copyfile("last.pt", "best.pt")
         torch.save(model.state_dict(), "written.pt.tmp"); os.replace("written.pt.tmp", "written.pt")
         torch.save(model.state_dict(), "new.pt")
+        with open("log.csv", "a" if step else "w") as log: log.write(f"{step};")
 if len(sys.argv) > 2: raise SystemExit(3)
 """
-EARLIER = ("last.pt", "best.pt", "written.pt")
+EARLIER = ("last.pt", "best.pt", "written.pt", "log.csv")
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, argum
         (tmp_path / "last.pt").rename(tmp_path / "last.pt.before-trainpace-look")
     looked = run(replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"), Silent())
     kept = [(tmp_path / name).read_bytes() == b"of an earlier run" for name in EARLIER]
-    assert kept == [put_back] * 3
+    assert kept == [put_back] * 4
     assert (tmp_path / "new.pt").stat().st_size > 1000
     restored = {Path(name).name for name in looked.watched.recording.restored}
     assert restored == (set(EARLIER) if put_back else set())
@@ -160,13 +162,23 @@ def test_the_command_line_fits_a_screen(script):
     assert done.returncode == 0, done.stderr
     assert "The whole training (90 epochs, 11,520 steps) takes " in done.stdout
     assert "cheapest" in done.stdout
-    assert "with a start-up of 1 min, steps with waiting for data." in done.stdout
+    assert "a time includes 1 min to start, a step its waiting for data." in done.stdout
     lines = [line for line in done.stdout.splitlines() if str(script.parent) not in line]
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 34
+    assert len(lines) <= 24
     as_json = subprocess.run([trainpace, "look", "--json", "--for", "1s", sys.executable, str(script), "--epochs", "90"],
                              capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
     assert json.loads(as_json.stdout)["length"]["steps"] == 11_520
+
+
+def test_a_program_that_computes_now_is_said_to_keep_cores_busy():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        busy = busy_cores(None)
+        other.kill()
+    assert busy > 0.5
+    assert busy_in_words(1.0, 2) == ""
+    assert busy_in_words(1.3, 2).startswith("other programs keep 1.3 of 2 cores busy, so")
+    assert busy_in_words(1.97, 2).startswith("other programs keep all 2 cores busy, so")
 
 
 def test_without_a_command_it_says_how():

@@ -1,5 +1,6 @@
 """Whose checkpoints are moved aside; that they come back is shown by real scripts in tests/verbs/test_look.py."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -51,6 +52,37 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
     recorder.earlier._replaced("os.rename", ("last.pt", "x.pt", 5, -1))  # beside an open folder: not known
     recorder.earlier._replaced("os.rename", (3, "x.pt", -1, -1))
     assert recorder.trail.notes == [{"earlier": str(best)}]
+
+
+def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder.earlier = Earlier(recorder)  # whose folder is not a temporary one to it
+    log, lock, read, late = (tmp_path / name for name in ("log.csv", "a.lock", "data.csv", "late.csv"))
+    for path in (log, lock, read, late):
+        path.write_text("earlier")
+        os.utime(path, (1, 1))
+    late.touch()
+    os.utime(late, (2**33, 2**33))  # written by this run, through another library
+    same = log.stat().st_ino
+    for path, flags in (
+        (log, os.O_WRONLY | os.O_TRUNC),
+        (lock, os.O_RDWR),
+        (read, os.O_RDONLY),
+        (late, os.O_WRONLY),
+        (3, os.O_WRONLY),
+    ):
+        recorder.earlier._opened("open", (path if path == 3 else str(path), "w", flags))
+    recorder.earlier._opened("open", (os.fsencode(log), "a", os.O_APPEND))
+    assert recorder.trail.notes == [{"earlier": str(log)}]
+    assert (tmp_path / f"log.csv{EARLIER}").read_text() == "earlier"
+    assert log.stat().st_ino == same
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.lock",
+        "data.csv",
+        "late.csv",
+        "log.csv",
+        f"log.csv{EARLIER}",
+    ]
 
 
 @pytest.mark.parametrize(("there", "written"), [("checkpoint-500", 0), ("runs", 2)])

@@ -425,7 +425,7 @@ def loader(
 def precompute(
     target: str | None = ...,
     *,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] = ...,
     workers: int | str | None = ...,
     shard_samples: int | str | None = ...,
     max_bad: float | str = ...,

@@ -18,16 +18,13 @@ from typing import NamedTuple
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import student_t_95
-from trainpace.medians import consecutive_blocks, warmup_steps
+from trainpace.medians import DRIFT, consecutive_blocks, warmup_steps
 from trainpace.outcome import Interval
 from trainpace.records import Record
 
 COVERAGE = 0.9
 LEAST_BLOCK = 8
 BLOCKS = 8
-DRIFT = 0.05
-"""The part of the half-width that more steps do not narrow, since machines speed up and slow down. An assumption,
-checked against real runs in benchmarks/results/time_left.md."""
 SHIFT = 0.08
 """Medians of neighbouring blocks that differ by more than this share, and by more than their noise, are two paces."""
 UNSEEN = 2.0

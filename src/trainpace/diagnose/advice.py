@@ -20,6 +20,8 @@ SEND_MS = HANDOVER_MS = 0.5
 """The least time for a worker to send a batch and for the training process to receive it (measured on two cores)."""
 LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
+LEAST_CORES = 0.2
+"""Workers that keep less of a core busy slow nothing down that could be noticed."""
 LARGER_BATCH = 4
 LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
@@ -76,14 +78,26 @@ def _cores(ranks: Sequence[Rank]) -> float:
     return max(1.0, ranks[0].cpus / sum(r.host == ranks[0].host for r in ranks))
 
 
+def _computing_cores(ranks: Sequence[Rank], split: Split, computing_ms: float) -> float:
+    """The cores that a micro-step keeps busy without its data; 1 where a recording does not say, which is the least."""
+    rank, cost = ranks[0], loader_cost(ranks[0])
+    if not rank.busy_cores or cost is None or computing_ms <= 0:
+        return 1.0
+    fetched_here = (
+        0.0 if rank.loader is None or rank.loader.workers else cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
+    )
+    computed_ms = rank.busy_cores * rank.step_ms / batches_per_step(rank) - fetched_here
+    return min(max(1.0, computed_ms / computing_ms), _cores(ranks))
+
+
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     """A step, without occasional parts, if its loader had this many workers. The recording must have fetch costs."""
     cost = loader_cost(ranks[0])
     assert cost is not None
     if not ranks[0].loader or not ranks[0].loader.workers:
         cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
-    # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
-    per_micro_step = step_ms(cost, compute_ms(ranks[0], split), workers, _cores(ranks), 1.0)
+    computing_ms = compute_ms(ranks[0], split)
+    per_micro_step = step_ms(cost, computing_ms, workers, _cores(ranks), _computing_cores(ranks, split, computing_ms))
     return per_micro_step * batches_per_step(ranks[0])
 
 
@@ -117,7 +131,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         settings={"num_workers": fewest},
     )  # fmt: skip
     stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
-    slowed = split.by_cause["contention"]
+    slowed = _slowed_by_workers(ranks, split)
     offline = max(0.0, waiting - stays) + slowed
     dataset = rank.loader.dataset.rpartition(".")[2]
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
@@ -125,7 +139,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         yield Advice(
             cause="data", title="prepare samples once, offline",
             how=f"trainpace precompute FILE.py:NAME writes them into shards, where NAME is your {dataset} or a function"
-            " that returns it; --estimate says first what that costs."
+            " without arguments that returns it; --estimate says first what that costs. Leave random augmentation to the"
+            " training."
             + (" First move the work of the collate function on each sample into the dataset."
                if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
             saves_ms=offline, ceiling_ms=ceiling + slowed,
@@ -133,6 +148,21 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             " augmentation remain as well",
             settings={"precompute": "yes"},
         )  # fmt: skip
+
+
+def _slowed_by_workers(ranks: Sequence[Rank], split: Split) -> float:
+    """What loader workers add to computing on their cores: as measured without them, or else by their share of the cores."""
+    if any(b.trial == "cached_batch" for r in ranks for b in r.blocks):
+        return split.by_cause["contention"]
+    return split.by_cause["compute"] * crowding_cores(ranks) / ranks[0].cpus
+
+
+def crowding_cores(ranks: Sequence[Rank]) -> float:
+    """How many cores loader workers keep busy that the model's own threads need; 0 where there are cores for both."""
+    busy, first = cores_of_workers(ranks), ranks[0]
+    here = sum(r.threads for r in ranks if r.host == first.host)
+    crowded = busy >= LEAST_CORES and busy + min(here, first.cpus) > first.cpus
+    return min(busy, float(first.cpus)) if crowded else 0.0
 
 
 def cores_of_workers(ranks: Sequence[Rank]) -> float:

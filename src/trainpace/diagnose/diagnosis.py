@@ -3,17 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from trainpace.diagnose.advice import WORTH, Advice, advise, cores_of_workers
+from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import faults_in_words
 from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step
-
-LEAST_CORES = 0.2
-"""Workers that keep less of a core busy slow nothing down that could be noticed."""
+from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step, stated_length
 
 
 class Share(Record):
@@ -70,6 +67,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     changes = advise(ranks, parts)
     first = ranks[0]
     batches = first.loader.batches if first.loader is not None else None
+    each = batches / batches_per_step(first) if batches is not None else None
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
         verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
@@ -77,9 +75,16 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
-        steps_per_epoch=batches / batches_per_step(first) if batches is not None else None, epochs=epochs,
+        steps_per_epoch=each, epochs=epochs if epochs is not None else _stated_epochs(recording, each),
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
+
+
+def _stated_epochs(recording: Recording, steps_per_epoch: float | None) -> float | None:
+    stated = stated_length(recording.command) or recording.ranks[0].stated
+    if stated is None or stated.steps is None:
+        return None if stated is None else stated.epochs
+    return stated.steps / steps_per_epoch if steps_per_epoch else None
 
 
 def _delayed(recording: Recording) -> float:
@@ -130,11 +135,12 @@ def _why(
 
 def workers_beside(ranks: Sequence[Rank]) -> str:
     """That loader workers compute on the cores that the training needs, as a sentence; empty where there are cores for both."""
-    busy, first = cores_of_workers(ranks), ranks[0]
-    here = sum(r.threads for r in ranks if r.host == first.host)
-    if busy < LEAST_CORES or busy + min(here, first.cpus) <= first.cpus:
+    if not (busy := crowding_cores(ranks)):
         return ""
-    return f"Loader workers keep {busy:.1f} of {first.cpus} cores busy, where the model computes too: each slows the other down."
+    return (
+        f"Loader workers keep {busy:.1f} of {ranks[0].cpus} cores busy, where the model computes too: each slows the"
+        " other down."
+    )
 
 
 def _warnings(recording: Recording) -> list[str]:

@@ -15,6 +15,7 @@ from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
+LEAST_ROOF = 0.01
 _TONES = {
     "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward", "contention": "backward",
     "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
@@ -23,9 +24,7 @@ _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
 }  # fmt: skip
-NOTHING_WORTH = (
-    f"No change known here saves {percent(WORTH)} of a step; a faster device, fewer FLOPs or a lower precision may."
-)
+NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; bf16 or a faster device may."
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:
@@ -36,7 +35,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     share = roof = ""
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
-    if d.verdict == "compute" and d.share_of_roof is not None:
+    if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
         roof = f" It reaches {d.share_of_roof:.0%} of the FLOP/s of a large matrix multiplication, the most there is."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
@@ -51,7 +50,9 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
             words("what to change", least=16), Column("saves a step"), Column("an epoch", 1), Column("the job", 1),
             Column("at most", 2),
         ]  # fmt: skip
-        print_table(columns, [[a.title, *savings(a, d)] for a in d.advice])
+        changes = [[a.title, *savings(a, d)] for a in d.advice]
+        told = [i for i in range(len(columns)) if any(change[i] for change in changes)]
+        print_table([columns[i] for i in told], [[change[i] for i in told] for change in changes])
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
     if d.together is not None:
         print_ranks(d.together)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trainpace.diagnose import workers_beside
@@ -53,8 +54,7 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
     print_next(diagnose, "proves what slows it down, by taking one cause after another away")
-    folder = shlex.quote(str(looked.watched.folder))
-    print_lines(f"Recorded in {folder}, which trainpace diagnose FOLDER reads without training again.")
+    print_lines(f"Recorded in {_from_home(looked.watched.folder)}")
     if first.steps < 2 * MOST_CAUSES:
         print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
 
@@ -104,18 +104,16 @@ def _conditions(looked: Looked) -> list[str]:
     tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
     rate = f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
     who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
-    lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} watched, trained {on}{who}{rate}."]
+    lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} {on}{who}{rate}."]
     if length.of == "steps":
-        lines.append(
-            "How many steps an epoch has is not known, since no loader tells; give all of them with trainpace look"
-            " --max-steps N COMMAND."
-        )
+        lines.append("How many steps the whole training has is not known: say it with --max-steps N.")
     elif length.of == "epoch":
-        lines.append(
-            "The command does not say how long the whole training is; give it with trainpace look --epochs N COMMAND."
-        )
-    elif length.words and length.words != "as you say":
-        lines.append(f"Length by {length.words}; what comes only after these seconds is not counted.")
+        lines.append("How long the whole training is is not known: say it with --epochs N.")
+    else:
+        by = f"Length by {length.words}. " if length.words and length.words != "as you say" else ""
+        unseen = [name for name, share in first.occasions.items() if not share]
+        none = f"No {' or '.join(unseen)} is counted: none was seen." if unseen else ""
+        lines += [words_of] if (words_of := (by + none).strip()) else []
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input
     notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored)]
@@ -128,7 +126,15 @@ def _put_back(restored: Sequence[str]) -> str:
         return ""
     more = f" and {plural(len(restored) - 1, 'other file')}" if len(restored) > 1 else ""
     have = "have" if more else "has"
-    return f"your earlier {os.path.relpath(restored[0])}{more}, which the script overwrote, {have} been restored."
+    return f"{os.path.relpath(restored[0])}{more} of an earlier run, which the script overwrote, {have} been restored."
+
+
+def _from_home(folder: Path) -> str:
+    """As a shell reads it, short where it can be."""
+    home = Path.home()
+    if folder.is_relative_to(home) and (short := folder.relative_to(home).as_posix()) == shlex.quote(short):
+        return f"~/{short}"
+    return shlex.quote(str(folder))
 
 
 def _saved_s(looked: Looked, saves_ms: float) -> float:
@@ -146,24 +152,26 @@ def _print_elsewhere(looked: Looked) -> None:
         low, high = 3600 * m.hours.low, 3600 * m.hours.high
         rows.append(
             (m.offer.device, chosen.role, number(_step_ms(chosen, looked.length.steps)), duration(3600 * m.mean_hours),
-             span(low, high, format_duration), usd(m.mean_usd), f"{m.offer.provider}, {m.offer.vcpus or '?'} vCPUs")
+             span(low, high, format_duration), _cents(m.mean_usd))
         )  # fmt: skip
     startup_s = looked.elsewhere[0].match.time.startup_s
     columns = (
         words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2),
         Column("time"), Column("90 % interval", 1),
-        Column("cost"), words("server", 4, 8),
+        Column("cost"),
     )  # fmt: skip
     print_table(columns, rows, spaced=False)
     if startup_s:
-        print_lines(f"Times are forecasts with a start-up of {duration(startup_s)}, steps with waiting for data.")
+        print_lines(f"Forecasts: a time includes {duration(startup_s)} to start, a step its waiting for data.")
     slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
         workers = plural(loader.workers if loader else 0, "loader worker")
-        print_lines(
-            f"With {workers}, as now, not one for each vCPU, data would take {number(looked.loading_ms)} ms a step there too."
-        )
+        print_lines(f"With {workers} there, not one for each vCPU, data takes {number(looked.loading_ms)} ms a step.")
+
+
+def _cents(usd_in_all: float) -> str:
+    return usd(usd_in_all) if usd_in_all >= 0.01 else "< 1 cent"
 
 
 def _step_ms(chosen: Elsewhere, steps: int) -> float:

@@ -6,6 +6,7 @@ Nothing is held outside of `holding`, as for --details: then everything is print
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,10 @@ class Screen:
             for i, n in sizes.items():
                 if (i, n) not in drawn:
                     drawn[i, n] = _written(rows[i], rows[i].shown(n))
-            parts = (b.getvalue() if isinstance(b, Held) else drawn[i, sizes[i]] for i, b in enumerate(self.blocks))
+            # a last row takes the line that would say that there is one
+            best = {i: max(m for m in range(n, rows[i].total + 1) if _lines(drawn.get((i, m))) <= _lines(drawn[i, n]))
+                    for i, n in sizes.items()}  # fmt: skip
+            parts = (b.getvalue() if isinstance(b, Held) else drawn[i, best[i]] for i, b in enumerate(self.blocks))
             text = _tidy("".join(parts))
             shrinkable = [i for i, n in sizes.items() if n > min(rows[i].least, rows[i].total)]
             if text.count("\n") <= LINES:
@@ -129,12 +133,16 @@ def _written(rows: Rows, shown: Sequence[int]) -> str:
     return made.end.getvalue()
 
 
+def _lines(text: str | None) -> float:
+    return math.inf if text is None else text.count("\n")
+
+
 def _tight(text: str) -> str:
-    """Without as many of the empty lines as are too many, the last ones first."""
+    """Without as many of the empty lines as are too many, the last ones first, and where that is not enough without rules."""
     while text.count("\n") > LINES and "\n\n" in text:
         before, _, after = text.rpartition("\n\n")
         text = f"{before}\n{after}"
-    return text
+    return text if text.count("\n") <= LINES else re.sub(r"(?m)^[─-]{9,}\n", "", text)
 
 
 def _tidy(text: str) -> str:

@@ -22,7 +22,13 @@ class DiagnoseRequest(Request):
     goes in place of our own."""
 
     command: Command = ()
-    epochs: Annotated[float | None, Field("Epochs of the whole job, to say what a change saves in it.", EPOCHS)] = None
+    epochs: Annotated[
+        float | None,
+        Field(
+            "Epochs of the whole job, to say what a change saves in it.  [default: as the command or the script's variables say]",
+            EPOCHS,
+        ),
+    ] = None
     rounds: Annotated[
         int,
         Field(

@@ -6,6 +6,7 @@ It asks the other verbs: `watch` for a recording that ends after some seconds of
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ from trainpace.execution import PRECISIONS, Precision
 from trainpace.intake import last_bytes
 from trainpace.job import Question, answer
 from trainpace.loader import batch_ms
+from trainpace.medians import DRIFT
 from trainpace.offers import Match, picks, with_front
 from trainpace.outcome import Interval
 from trainpace.profilers import is_trace
@@ -37,7 +39,7 @@ WORKLOAD_FILE = "workload.json"
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 """What activating an environment sets; `python` is then the user's own."""
 TAIL_LINES, TAIL_BYTES = 8, 4000
-ROLES = {"cheapest": "cheapest", "knee": "in between", "fastest": "fastest"}
+ROLES = {"cheapest": "cheapest", "knee": "between", "fastest": "fastest"}
 USUAL_STEPS = 1000
 """Steps that are spoken of where nobody knows how many there will be."""
 
@@ -118,10 +120,14 @@ def run(request: LookRequest, progress: Progress) -> Looked:
         found = diagnose(watched.recording)
     stated = stated_length(command) or ranks[0].stated
     length = length_of(found, stated, r.epochs, r.max_steps)
-    seconds, low, high = (_seconds(length.steps, ms) for ms in (found.step_ms, found.step_ms_low, found.step_ms_high))
+    ms = found.step_ms
+    # the rest of the training is at another time than the steps that were watched
+    low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
+    high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
+    seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 0.0), high_ms))
     looked = Looked(
         watched=watched, diagnosis=found, length=length, seconds=seconds, busy=busy, loading_ms=_loading_ms(ranks[0]),
-        interval_s=Interval(low=low, high=high, coverage=0.9, basis="blocks of the steps that were watched"),
+        interval_s=Interval(low=low, high=high, coverage=0.9, basis="blocks of the watched steps, and machines' drift"),
     )  # fmt: skip
     try:
         with progress.work("forecasting the same training on cards for rent"):
@@ -214,7 +220,7 @@ def _loading_ms(rank: Rank) -> float | None:
 
 
 def _watch(command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress) -> Watched:
-    with progress.work(f"training for {seconds:g} s, with its own checkpoints, its output into {folder / OUTPUT_FILE}"):
+    with progress.work(f"the script trains for {seconds:g} s; what it prints is in the recording's {OUTPUT_FILE}"):
         code = watch(command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class PrecomputeRequest(Request):
-    out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")]
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
+    out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")] = "shards"
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
     max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05

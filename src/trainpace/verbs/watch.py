@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from trainpace.watch import Recording, Task, node_of, read_recording, take, task
 if TYPE_CHECKING:
     from trainpace.journal import Pace
 
+BUSY_S = 0.3
+"""How long the cores are looked at before a command starts."""
 RecordingFolder = Annotated[
     str | None, Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER")
 ]
@@ -80,12 +83,25 @@ def record(
 
 
 def busy_words() -> str:
-    """That other programs keep this machine busy, as a sentence; empty where they do not."""
-    load, cores = os.getloadavg()[0], usable_cores()
-    if load <= cores / 2:
+    """That other programs keep this machine busy at this moment, as a sentence; empty where they do not. A load average would
+    count what has just ended."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return busy_in_words(busy_cores(usable), usable_cores())
+
+
+def busy_cores(usable: Sequence[int] | None) -> float:
+    """How many of these cores are busy, of all where it is None, over the next `BUSY_S`."""
+    import psutil
+
+    shares = psutil.cpu_percent(interval=BUSY_S, percpu=True)
+    return math.fsum(shares if usable is None else [shares[i] for i in usable if i < len(shares)]) / 100
+
+
+def busy_in_words(busy: float, cores: int) -> str:
+    if busy <= cores / 2:
         return ""
-    kept = f"{load:.1f} of {cores} cores busy" if load < cores else f"all {cores} cores busy"
-    return f"other programs keep {kept} (load average {load:.1f}), so the times of this recording may be too long."
+    kept = f"{busy:.1f} of {cores} cores busy" if round(busy, 1) < cores else f"all {cores} cores busy"
+    return f"other programs keep {kept}, so the times of this recording may be too long."
 
 
 def check_one_task(task: Task | None, verb: str) -> None:

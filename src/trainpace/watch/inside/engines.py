@@ -271,8 +271,11 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     batches = length(loader)
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
+    dataset = loader.dataset
+    while type(dataset) is sys.modules["torch.utils.data"].Subset:
+        dataset = dataset.dataset
     recorder.trail.note({
-        "loader": id(loader), "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
+        "loader": id(loader), "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         "samples_in_dataset": length(loader.dataset), "batches": batches,
         "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
