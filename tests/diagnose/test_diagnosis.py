@@ -144,6 +144,15 @@ def test_one_more_worker_than_very_many_is_priced_as_such():
     )
 
 
+def test_accumulated_micro_batches_of_small_operators_are_launched_as_one():
+    blocks = few_and_full(9, 10)
+    r = rank(forward=10, blocks=blocks, operators=600, micro_steps=4.0, samples=64.0, loader=loader())
+    d = diagnose(recording(r))
+    assert d.verdict == "launch"
+    assert saving(d, "one micro-batch of 64 instead of 4") == pytest.approx(0.75 * by_cause(d)["launch"])
+    assert not any("times as large" in a.title for a in d.advice)
+
+
 def test_no_worker_more_where_the_cores_are_full():
     """Two workers and the training share two cores: each batch waits a little, which a third worker would not shorten."""
     r = rank(

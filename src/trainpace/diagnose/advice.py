@@ -230,6 +230,16 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             settings={"compile": "yes"},
         )  # fmt: skip
         return
+    if (micro := round(batches_per_step(rank))) > 1:
+        yield Advice(
+            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} instead of {micro}",
+            how=f"{count}, most too small to fill the device: where memory holds the {micro} micro-batches of a step as one, they"
+            " are launched once, for the same update.",
+            saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
+            basis="the line through steps with a full and with a tiny batch",
+            settings={"accumulation": 1},
+        )  # fmt: skip
+        return
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
     fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
     saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)

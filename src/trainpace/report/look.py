@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainpace.diagnose import workers_beside
+from trainpace.diagnose import WORTH, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
-from trainpace.report.diagnosis import NOTHING_WORTH
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import trained_on
@@ -23,6 +22,10 @@ from trainpace.verbs.look import Elsewhere, Looked, LookRequest
 MOST_CAUSES = 4
 MOST_CHANGES = 3
 LEAST_SHARE = 0.02
+NOTHING_SEEN = (
+    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look can; bf16 or a faster"
+    " device may help too."
+)
 
 
 def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
@@ -49,7 +52,7 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
         )  # fmt: skip
         print_table(columns, changes, spaced=False)
     else:
-        print_lines(NOTHING_WORTH)
+        print_lines(NOTHING_SEEN)
     _print_elsewhere(looked)
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]

@@ -37,7 +37,9 @@ class Earlier:
         self.process, self.began_s = os.getpid(), time.time()
         elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), os.environ.get("TRAINPACE_WATCH", ""))
         here = os.getcwd()
-        self.outside = tuple(f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/"))
+        self.outside = tuple(
+            f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/")
+        )
         sys.addaudithook(self._replaced)
         sys.addaudithook(self._opened)
 
