@@ -174,13 +174,23 @@ def test_no_worker_more_where_the_cores_are_full():
     assert saving(roomy, "offline") == pytest.approx(5)
 
 
-@pytest.mark.parametrize(("busy", "saved"), [(0.0, 5.0), (1.0, 5.0), (2.0, 2.5), (1.5, 5.0), (1.8, 3.5)])
-def test_a_worker_saves_no_more_than_the_cores_that_computing_leaves(busy, saved):
-    """Of a step of 20 ms a core has 5 ms of data; what computing keeps busy of the other core, a worker cannot have."""
-    r = rank(data=5, forward=15, loader=loader(), fetch=fetch(5 / 16, 5 / 16), cpus=2, threads=2)
-    r = replace(r, busy_cores=(15 * busy + 5) / 20)
+@pytest.mark.parametrize(
+    ("threads", "accelerator", "wall", "saved"),
+    [(1, "", 5, 4.5), (2, "", 5, 0), (2, "", 15, 9.5), (2, "NVIDIA T4", 5, 4.5)],
+)
+def test_a_worker_saves_nothing_where_it_takes_the_cores_of_threads_that_wait_for_each_other(
+    threads, accelerator, wall, saved
+):
+    """Of 5 ms of processor time; a worker's waiting, as for a disk, takes no core."""
+    r = rank(data=wall, forward=15, loader=loader(), fetch=fetch(wall / 16, 5 / 16), cpus=2, threads=threads)
+    r = replace(r, accelerator=accelerator)
     found = saving(diagnose(recording(r)), "1 loader worker instead of 0")
     assert found == pytest.approx(saved, abs=0.6)  # sending and handing over take 0.5 ms each
+
+
+def test_workers_share_the_cores_of_a_training_that_mostly_loads():
+    r = rank(data=34, forward=6, loader=loader(), fetch=fetch(34 / 16, 34 / 16), cpus=2, threads=2)
+    assert saving(diagnose(recording(r)), "2 loader workers instead of 0") == pytest.approx(17)
 
 
 def test_the_job_is_as_long_as_the_command_or_the_script_says():

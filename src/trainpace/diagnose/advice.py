@@ -78,26 +78,21 @@ def _cores(ranks: Sequence[Rank]) -> float:
     return max(1.0, ranks[0].cpus / sum(r.host == ranks[0].host for r in ranks))
 
 
-def _computing_cores(ranks: Sequence[Rank], split: Split, computing_ms: float) -> float:
-    """The cores that a micro-step keeps busy without its data; 1 where a recording does not say, which is the least."""
-    rank, cost = ranks[0], loader_cost(ranks[0])
-    if not rank.busy_cores or cost is None or computing_ms <= 0:
-        return 1.0
-    fetched_here = (
-        0.0 if rank.loader is None or rank.loader.workers else cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
-    )
-    computed_ms = rank.busy_cores * rank.step_ms / batches_per_step(rank) - fetched_here
-    return min(max(1.0, computed_ms / computing_ms), _cores(ranks))
-
-
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     """A step, without occasional parts, if its loader had this many workers. The recording must have fetch costs."""
     cost = loader_cost(ranks[0])
     assert cost is not None
     if not ranks[0].loader or not ranks[0].loader.workers:
         cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
-    computing_ms = compute_ms(ranks[0], split)
-    per_micro_step = step_ms(cost, computing_ms, workers, _cores(ranks), _computing_cores(ranks, split, computing_ms))
+    computing_ms, cores = compute_ms(ranks[0], split), _cores(ranks)
+    # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
+    per_micro_step = step_ms(cost, computing_ms, workers, cores, 1.0)
+    if not ranks[0].accelerator and ranks[0].threads >= cores:
+        # a worker takes half of one thread's core, for which the others wait: what it computes is added to what computes longer
+        loading_ms = cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
+        per_micro_step = max(
+            per_micro_step, computing_ms + loading_ms / (1.0 if computing_ms >= loading_ms else min(workers, cores))
+        )
     return per_micro_step * batches_per_step(ranks[0])
 
 
@@ -138,9 +133,9 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if rank.loader.samples_in_dataset is not None and batch > max(LEAST_BATCH_MS, 0.05 * compute):
         yield Advice(
             cause="data", title="prepare samples once, offline",
-            how=f"trainpace precompute FILE.py:NAME writes them into shards, where NAME is your {dataset} or a function"
-            " without arguments that returns it; --estimate says first what that costs. Leave random augmentation to the"
-            " training."
+            how="What is random, such as augmentation, stays in the training and is not saved. trainpace precompute"
+            f" FILE.py:NAME writes the rest into shards, where NAME is a function without arguments that returns your {dataset}"
+            " without what is random; --estimate says first what that costs."
             + (" First move the work of the collate function on each sample into the dataset."
                if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
             saves_ms=offline, ceiling_ms=ceiling + slowed,

@@ -16,6 +16,7 @@ from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
 LEAST_ROOF = 0.01
+MOST_OF_ALL = 0.99
 _TONES = {
     "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward", "contention": "backward",
     "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
@@ -24,7 +25,7 @@ _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
 }  # fmt: skip
-NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; bf16 or a faster device may."
+NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:
@@ -36,7 +37,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
-        roof = f" It reaches {d.share_of_roof:.0%} of the FLOP/s of a large matrix multiplication, the most there is."
+        roof = f" It runs at {percent(d.share_of_roof)} of the FLOP/s that a large matrix multiplication reaches here."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
@@ -66,9 +67,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     if again and not d.proofs:
         print_next(["trainpace", "diagnose", "--", *again], "proves the shares, by taking one cause after another away")
     else:
-        print_next(
-            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline, worker by worker"
-        )
+        print_next(["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline")
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
@@ -76,9 +75,14 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
     epoch = d.seconds_an_epoch(a.saves_ms)
     job = None if epoch is None or d.epochs is None else epoch * d.epochs
     return [
-        f"{number(a.saves_ms)} ms ({percent(a.saves_ms / d.step_ms)})",
+        f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
         *(duration(seconds, "") for seconds in (epoch, job)), f"{number(a.ceiling_ms)} ms",
     ]  # fmt: skip
+
+
+def saved_ms(a: Advice) -> str:
+    """What a change saves in a step; "up to", where it is all of its cause's time."""
+    return f"{'up to ' if a.saves_ms > MOST_OF_ALL * a.ceiling_ms else ''}{number(a.saves_ms)} ms"
 
 
 def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:

@@ -11,6 +11,7 @@ from typing import Any
 from trainpace.diagnose import WORTH, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
+from trainpace.report.diagnosis import saved_ms
 from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import trained_on
@@ -23,8 +24,8 @@ MOST_CAUSES = 4
 MOST_CHANGES = 3
 LEAST_SHARE = 0.02
 NOTHING_SEEN = (
-    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look can; bf16 or a faster"
-    " device may help too."
+    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look can; a lower precision"
+    " or a faster device may help too."
 )
 
 
@@ -32,17 +33,18 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     d, first = looked.diagnosis, looked.watched.recording.ranks[0]
     print_verdict(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(_step(looked))}.")
     print_lines(*_conditions(looked))
-    shares = [(s.in_words, number(s.ms), percent(s.share), s.share) for s in d.shares if s.share >= LEAST_SHARE]
+    # without an intervention, what launches operators is not told from what computes
+    named = {"compute": "forward and backward"}
+    shares = [
+        (named.get(s.cause, s.in_words), number(s.ms), percent(s.share), s.share)
+        for s in d.shares
+        if s.share >= LEAST_SHARE
+    ]
     columns = (words("where a step's time goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
     print_table(columns, shares[:MOST_CAUSES])
     if d.advice:
         changes = [
-            (
-                a.title,
-                f"{number(a.saves_ms)} ms",
-                percent(a.saves_ms / d.step_ms),
-                duration(_saved_s(looked, a.saves_ms)),
-            )
+            (a.title, saved_ms(a), percent(a.saves_ms / d.step_ms), duration(_saved_s(looked, a.saves_ms)))
             for a in d.advice[:MOST_CHANGES]
         ]
         of = {"training": "the training", "epoch": "an epoch", "steps": plural(looked.length.steps, "step")}
@@ -127,9 +129,11 @@ def _put_back(restored: Sequence[str]) -> str:
     """That checkpoints of earlier runs are as they were."""
     if not restored:
         return ""
-    more = f" and {plural(len(restored) - 1, 'other file')}" if len(restored) > 1 else ""
-    have = "have" if more else "has"
-    return f"{os.path.relpath(restored[0])}{more} of an earlier run, which the script overwrote, {have} been restored."
+    names = [os.path.relpath(place) for place in restored]
+    told = [*names[:2], *([plural(len(names) - 2, "other file")] if len(names) > 2 else [])]
+    each = f"{', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else told[0]
+    have = "have" if len(told) > 1 else "has"
+    return f"{each} of an earlier run, which the script overwrote, {have} been restored."
 
 
 def _from_home(folder: Path) -> str:
@@ -170,7 +174,9 @@ def _print_elsewhere(looked: Looked) -> None:
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
         workers = plural(loader.workers if loader else 0, "loader worker")
-        print_lines(f"With {workers} there, not one for each vCPU, data takes {number(looked.loading_ms)} ms a step.")
+        print_lines(
+            f"They need a loader worker a vCPU: with {workers}, as now, data alone takes {number(looked.loading_ms)} ms a step."
+        )
 
 
 def _cents(usd_in_all: float) -> str:

@@ -76,8 +76,11 @@ def print_recording(recording: Recording, folder: str) -> None:
     print_among_ranks(recording)
     print_notes(*_remarks(recording, step_ms))
     print_lines(*_doubts(recording))
-    diagnose = ["trainpace", "diagnose", "--", *recording.command]
-    print_next(diagnose, "proves what slows it down, and says what to change")
+    if any(r.blocks for r in ranks):  # of the diagnose that made it
+        print_next(["trainpace", "diagnose", folder], "reads this recording again, and says what to change")
+    else:
+        diagnose = ["trainpace", "diagnose", "--", *recording.command]
+        print_next(diagnose, "proves what slows it down, and says what to change")
 
 
 def trained_on(rank: Rank) -> str:

@@ -82,8 +82,7 @@ class Rank(Record):
     trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
     core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
     `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
-    length, as the script's variables said in its first step; None where none did. `busy_cores`: how many cores the threads of its
-    own process kept busy, 0 where that was not recorded.
+    length, as the script's variables said in its first step; None where none did.
     """
 
     rank: int
@@ -134,7 +133,6 @@ class Rank(Record):
     model_batch: int = 0
     occasions: dict[str, float] = msgspec.field(default_factory=dict)
     stated: StatedLength | None = None
-    busy_cores: float = 0.0
 
 
 class _Ended(msgspec.Struct):

@@ -1,8 +1,6 @@
-"""Which cores the training had: how long its thread was ready to run and had none, by Linux's scheduler (proc(5), schedstat), and
-how many all of its threads kept busy."""
+"""How long the training thread was ready to run and had no core, by Linux's scheduler (proc(5), schedstat)."""
 
 import threading
-import time
 from typing import NamedTuple
 
 SETTLED_STEP = 3
@@ -27,24 +25,6 @@ def scheduled(thread: int | None = None) -> Scheduled | None:
     except (OSError, ValueError):
         return None
     return Scheduled(thread, int(ran), int(waited)) if int(ran) else None
-
-
-class Work(NamedTuple):
-    """Nanoseconds that the threads of this process have computed, of those that have passed. A thread of OpenMP that waits for
-    the others at the end of an operator computes too: it takes a core from whoever else wants it."""
-
-    computed_ns: int
-    passed_ns: int
-
-
-def work() -> Work:
-    return Work(time.process_time_ns(), time.perf_counter_ns())
-
-
-def busy_cores(since: Work) -> float:
-    """How many cores this process has kept busy since then; those of other processes, such as loader workers, do not count."""
-    now = work()
-    return max(0, now.computed_ns - since.computed_ns) / max(1, now.passed_ns - since.passed_ns)
 
 
 def delayed_share(since: Scheduled) -> float | None:

@@ -45,7 +45,6 @@ class Recorder:
         self.trials: Any = None
         self.earlier: Any = None
         self.scheduled: Any = None
-        self.work: Any = None
         self.losses: Any = None
         self.optimizer: Any = None
         self.product_dtype: Any = None

@@ -79,7 +79,7 @@ def _after_step(recorder: Recorder, step: Step) -> None:
                                  "backend": str(distributed.get_backend())})  # fmt: skip
     among.note(recorder, step)
     if step.number == cores.SETTLED_STEP:
-        recorder.scheduled, recorder.work = cores.scheduled(), cores.work()
+        recorder.scheduled = cores.scheduled()
     if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 
@@ -111,8 +111,6 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.trail.note({"peak_allocated_gib": peak})
     if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
         recorder.trail.note({"delayed_share": share})
-    if recorder.work is not None:
-        recorder.trail.note({"busy_cores": cores.busy_cores(recorder.work)})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
 
