@@ -49,7 +49,6 @@ def test_a_loader_measured(target, capsys):
     ("misuse", "message"),
     [
         (lambda: trainpace.precompute(out="x"), "Name a `target`"),
-        (lambda: trainpace.precompute("a.py:D"), "`out` is missing"),
         (lambda: trainpace.precompute("a.py:D", out="x", max_bad=2), "`max_bad`"),
         (lambda: trainpace.precompute("a.py:D", out="x", estimate=True, batch=8), "belong together"),
         (lambda: trainpace.precompute("a.py:D", out="x", part="1/2", again=True), "`again` is for the whole"),

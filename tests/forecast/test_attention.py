@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import operators, stacked
+from nouns import operators
 from trainpace.execution import Execution
 from trainpace.forecast import FittedKernels, default_implementation, fitted_constants, implementation_on
 from trainpace.forecast.attention import IMPLEMENTATIONS, PARAMETERS, attention_model, attention_rates, attention_s
 from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.ranks import rank_operators
 from trainpace.forecast.rates import matrix_peak, sustained_rates
 from trainpace.forecast.target import kernel_key
 from trainpace.hardware import catalogue, find_device
@@ -207,20 +206,6 @@ def test_all_layers_take_what_one_takes_as_often():
     compute, memory, start = parts("A100 SXM 80GB", "flash2", "attention", 8, 16, 1024, 64, True)
     assert 12 * (compute + start) <= busy_s(layer(), "A100 SXM 80GB", "flash2")[1, 0] * (1 + 1e-9)
     assert busy_s(layer(), "A100 SXM 80GB", "flash2")[1, 0] < 12 * (compute + 2 * memory + start)
-
-
-@pytest.mark.parametrize("causal", [0, 1])
-def test_context_parallel_ranks_share_the_work_of_long_sequences(causal):
-    """Each computes an eighth, under a causal mask too, as its tokens come from both ends of the sequence."""
-    table = layer().operators
-    dims, flops = table.dims.copy(), table.flops.copy()
-    dims[:2, [ATTENTION.queries, ATTENTION.keys], 0], dims[:2, ATTENTION.causal, 0] = 131072, causal
-    flops[:2] *= 128**2 * (2 - causal)
-    whole = replace(table, dims=dims, flops=flops)
-    blocks = replace(stacked().forms["half"].blocks, roles=("replicated",) * 3, operator_counts=np.array([12, 12, 0]))
-    ranks = rank_operators(whole, blocks, 1, 8, False)
-    together, alone = (busy_s(KernelTable(each), "H100 SXM", None)[:, :2] for each in (ranks, whole))
-    assert together == pytest.approx(alone / 8, rel=0.05)
 
 
 def test_attention_in_fp32_is_the_memory_efficient_one_whatever_is_asked():

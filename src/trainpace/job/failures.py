@@ -53,7 +53,8 @@ def failure_rate(interruptions: Sequence[Interruption]) -> FailureRate:
 def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
     """Mean seconds until `length_s` of work, its checkpoint included, have been done without an interruption."""
     rate, restarted = failures
-    hopeless = (length_s * rate > MOST_EXPONENT) | (restarted < np.exp(-MOST_EXPONENT))
+    # e^(rate length) / restarted, together: each alone may be far from what a float holds
+    hopeless = length_s * rate - np.log(np.maximum(restarted, np.exp(-MOST_EXPONENT - 1))) > MOST_EXPONENT
     fails = (rate > 0) & ~hopeless
     some_rate = np.where(fails, rate, 1.0)
     with_failures = np.expm1(np.where(fails, length_s, 0.0) * some_rate) / some_rate / np.where(fails, restarted, 1.0)
