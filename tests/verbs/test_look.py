@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from trainpace.diagnose import Diagnosis
 from trainpace.errors import TrainpaceError
+from trainpace.report import print_looked
 from trainpace.verbs.look import Length, LookRequest, length_of, run, started_with_python
 from trainpace.verbs.request import Misuse, Silent
 from trainpace.verbs.watch import busy_cores, busy_in_words
@@ -212,3 +214,42 @@ def test_how_long_it_is_follows_from_who_says_most():
     endless = replace(DIAGNOSIS, steps_per_epoch=None)
     for epochs in (None, 3.0):
         assert length_of(endless, stated, epochs, None) == Length(steps=1000, of="steps")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holds", [False, True], ids=["opens for every line", "has it open"])
+def test_what_another_program_writes_meanwhile_stays(tmp_path, monkeypatch, capsys, holds):
+    """Two trainings that write one log and one checkpoint: a look restores nothing into which the other has written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SAVES)
+    for name in EARLIER:
+        (tmp_path / name).write_bytes(b"of an earlier run;")
+    other = """
+import contextlib, itertools, os, pathlib, sys, time
+held = open("log.csv", "a") if len(sys.argv) > 1 else None
+while not pathlib.Path("new.pt").exists():
+    time.sleep(0.01)
+time.sleep(0.1)
+for i in itertools.count():
+    with contextlib.nullcontext(held) if held else open("log.csv", "a") as log:
+        print(f"other {i};", end="", file=log, flush=True)
+    pathlib.Path("other.pt").write_text(f"other {i};")
+    os.replace("other.pt", "last.pt")
+    time.sleep(0.05)
+"""
+    with subprocess.Popen([sys.executable, "-c", other, *(["held"] if holds else [])], cwd=tmp_path) as training:
+        looked = run(replace(REQUEST, command=(sys.executable, "train.py", "100000000"), output="recording"), Silent())
+        training.kill()
+    recording = looked.watched.recording
+    assert {Path(name).name for name in recording.restored} == {"best.pt", "written.pt"}
+    assert {Path(name).name for name in recording.left} == {"last.pt", "log.csv"}
+    log = (tmp_path / "log.csv").read_text()
+    first, last = (int(part.removeprefix("other ")) for part in (re.findall(r"other \d+", log)[i] for i in (0, -1)))
+    assert first == 0 or not holds
+    assert [f"other {i};" in log for i in range(first, last)] == [True] * (last - first)
+    assert last > 20
+    kept = {path.name: path.read_bytes()[:18] for path in Path("recording", "earlier").iterdir()}
+    assert kept == {"last.pt": b"of an earlier run;", "log.csv": b"of an earlier run;"}
+    assert not list(tmp_path.glob("*before-trainpace*"))
+    print_looked(looked)
+    assert "last.pt and log.csv may be written by another program at this moment" in capsys.readouterr().out

@@ -2,13 +2,16 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from trainpace.watch import restoring
 from trainpace.watch.inside import engines
 from trainpace.watch.inside.earlier import Earlier
-from trainpace.watch.inside.trail import EARLIER
+from trainpace.watch.inside.trail import TrailWriter, aside_of
+from trainpace.watch.inside.writers import Writers
 
 
 class Trail:
@@ -37,7 +40,7 @@ def test_only_what_this_run_did_not_write(recorder, tmp_path):
         for path in (old, new):
             recorder.earlier.keep(path)
             path.write_text("this run's")
-    assert (tmp_path / f"old.pt{EARLIER}").read_text() == "earlier"
+    assert Path(aside_of(str(old), recorder.earlier.folder)).read_text() == "earlier"
     assert recorder.trail.notes == [{"earlier": str(old)}]
 
 
@@ -73,16 +76,11 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
     ):
         recorder.earlier._opened("open", (path if path == 3 else str(path), "w", flags))
     recorder.earlier._opened("open", (os.fsencode(log), "a", os.O_APPEND))
-    assert recorder.trail.notes == [{"earlier": str(log)}]
-    assert (tmp_path / f"log.csv{EARLIER}").read_text() == "earlier"
+    assert recorder.trail.notes == [{"copied": str(log)}]
+    aside = Path(aside_of(str(log), recorder.earlier.folder))
+    assert aside.read_text() == "earlier"
     assert log.stat().st_ino == same
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "a.lock",
-        "data.csv",
-        "late.csv",
-        "log.csv",
-        f"log.csv{EARLIER}",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lock", "data.csv", "late.csv", "log.csv", aside.name]
 
 
 @pytest.mark.parametrize(("there", "written"), [("checkpoint-500", 0), ("runs", 2)])
@@ -95,3 +93,66 @@ def test_a_trainer_leaves_a_folder_alone_that_holds_checkpoints(recorder, tmp_pa
         save(trainer)
         (tmp_path / f"checkpoint-{i}").mkdir()  # its own
     assert len(saved) == written
+
+
+def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recorder, tmp_path):
+    lost, trained_since = tmp_path / "lost.pt", tmp_path / "trained.pt"
+    for path in (lost, trained_since):
+        Path(aside_of(str(path), "another look")).write_text("moved aside")
+    trained_since.write_text("newer")
+    for path in (lost, trained_since):
+        recorder.earlier.keep(path)
+        kept = Path(aside_of(str(path), recorder.earlier.folder))
+        assert kept.read_text() == ("moved aside" if path == lost else "newer")
+    assert Path(aside_of(str(trained_since), "another look")).read_text() == "moved aside"
+
+
+OTHERS = {
+    "nobody": (lambda path: None, False),
+    "it reads": (lambda path: path.read_text(), False),
+    "it appends": (lambda path: _append(path), True),
+    "it replaces": (lambda path: (path.with_name("x").write_text("x"), path.with_name("x").rename(path)), True),
+}
+
+
+def _append(path):
+    with path.open("a") as file:
+        file.write("other")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+@pytest.mark.parametrize("still_open", [False, True])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone(tmp_path, other, still_open):
+    path = tmp_path / "log.csv"
+    path.write_text("earlier")
+    writers, (acts, is_shared) = Writers(), OTHERS[other]
+    assert writers.watch(str(path))
+    assert str(path) in writers
+    for _ in range(3):
+        writers.opened(str(path))
+        _append(path)
+    if still_open:
+        writers.opened(str(path))
+        opened = path.open("a")
+    acts(path)
+    trail = TrailWriter(str(tmp_path / "process-1.trail"), {})
+    trail.note({"written": writers.accounts()})
+    trail.flush()
+    if still_open:
+        opened.close()
+    assert restoring._written_by_others(tmp_path, [str(path)]) == ({str(path)} if is_shared else set())
+
+
+def test_files_without_an_account_and_those_that_another_holds_open_are_left(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("earlier")
+    assert restoring._written_by_others(tmp_path, [str(path)]) == {str(path)}
+    writers = Writers()
+    writers.watch(str(path))
+    trail = TrailWriter(str(tmp_path / "process-1.trail"), {})
+    trail.note({"written": writers.accounts()})
+    trail.flush()
+    assert restoring._written_by_others(tmp_path, [str(path)]) == set()
+    with path.open("a"):
+        assert restoring._written_by_others(tmp_path, [str(path)]) == {str(path)}

@@ -424,9 +424,10 @@ def look(request: verbs.look.LookRequest, view: View) -> int:
 
     `trainpace train.py --epochs 30` is short for `trainpace look python train.py --epochs 30`. Options of trainpace stand before
     the script, and the script's own after it. The script trains as it always does, and is ended after some seconds of steps.
-    Files of earlier runs that it overwrites, such as checkpoints and logs, are restored then; what it prints goes into
-    output.txt in the recording's folder. The number of epochs or steps is that of the command or of the
-    script's variables, or as --epochs or --max-steps says. Savings are estimated, and trainpace diagnose proves them.
+    Files of earlier runs that it overwrites, such as checkpoints and logs, are restored then, except those into which another
+    program has written meanwhile. What it prints goes into output.txt in the recording's folder. The number of epochs or steps is
+    that of the command or of the script's variables, or as --epochs or --max-steps says. Savings are estimated, and trainpace
+    diagnose proves them.
 
     \b
     trainpace train.py --epochs 30

@@ -229,7 +229,8 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         yield Advice(
             cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} instead of {micro}",
             how=f"{count}, most too small to fill the device: where memory holds the {micro} micro-batches of a step as one, they"
-            " are launched once, for the same update.",
+            " are launched once. The update is the same, unless samples of a batch depend on each other: batch normalisation,"
+            " contrastive losses, a mean over tokens of which micro-batches have different numbers.",
             saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
             basis="the line through steps with a full and with a tiny batch",
             settings={"accumulation": 1},

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trainpace.outcome import Forecast
 from trainpace.report.charts import SERIES_TONES, Axis, Chart, Mark, series
-from trainpace.report.phrases import devices, number, sentence
+from trainpace.report.phrases import devices, listed, number, sentence
 from trainpace.report.sweep_charts import best_of, by_device, provenance
 
 
@@ -17,7 +17,7 @@ def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
 def samples_of(rows: Sequence[Forecast], sample: str) -> str:
     """The lengths in words; `sample`, a workload's own words, where there are no several."""
     lengths = [f"{length:,}" for length in lengths_of(rows)]
-    return f"{', '.join(lengths[:-1])} and {lengths[-1]} tokens" if 1 < len(lengths) < 7 else (
+    return f"{listed(lengths)} tokens" if 1 < len(lengths) < 7 else (
         f"{len(lengths)} lengths from {lengths[0]} to {lengths[-1]} tokens" if lengths else sample
     )  # fmt: skip
 

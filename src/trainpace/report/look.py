@@ -12,13 +12,14 @@ from trainpace.diagnose import WORTH, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.diagnosis import saved_ms
-from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
+from trainpace.report.phrases import bracketed, duration, listed, number, percent, plural, rate_in_words, span, usd
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import trained_on
 from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
 from trainpace.verbs.look import Elsewhere, Looked, LookRequest
+from trainpace.watch import KEPT
 
 MOST_CAUSES = 4
 MOST_CHANGES = 3
@@ -121,19 +122,33 @@ def _conditions(looked: Looked) -> list[str]:
         lines += [words_of] if (words_of := (by + none).strip()) else []
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input
-    notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored)]
+    notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored),
+             _left(recording.left, looked.watched.folder)]  # fmt: skip
     return lines + [f"Note: {note}" for note in notes if note]
 
 
 def _put_back(restored: Sequence[str]) -> str:
-    """That checkpoints of earlier runs are as they were."""
-    if not restored:
+    """That files of earlier runs are as they were."""
+    have = "has" if len(restored) == 1 else "have"
+    return (
+        f"{_named(restored)} of an earlier run, which the script overwrote, {have} been restored." if restored else ""
+    )
+
+
+def _left(left: Sequence[str], folder: Path) -> str:
+    """That files of earlier runs are not as they were."""
+    if not left:
         return ""
-    names = [os.path.relpath(place) for place in restored]
-    told = [*names[:2], *([plural(len(names) - 2, "other file")] if len(names) > 2 else [])]
-    each = f"{', '.join(told[:-1])} and {told[-1]}" if len(told) > 1 else told[0]
-    have = "have" if len(told) > 1 else "has"
-    return f"{each} of an earlier run, which the script overwrote, {have} been restored."
+    was, before = ("was", "its") if len(left) == 1 else ("were", "their")
+    return (
+        f"{_named(left)} may be written by another program at this moment, and {was} not restored;"
+        f" {before} earlier content is in {_from_home(folder / KEPT)}."
+    )
+
+
+def _named(places: Sequence[str]) -> str:
+    names = [os.path.relpath(place) for place in places]
+    return listed([*names[:2], *([plural(len(names) - 2, "other file")] if len(names) > 2 else [])])
 
 
 def _from_home(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Figures and pieces of sentences that several reports need; where there is no figure, `none` stands."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -62,6 +62,11 @@ WHY_ABOVE_ONE = (
 
 def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def sentence(text: str) -> str:

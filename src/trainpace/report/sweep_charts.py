@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.outcome import Forecast, Jump
 from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, series
-from trainpace.report.phrases import number, sentence
+from trainpace.report.phrases import listed, number, sentence
 
 if TYPE_CHECKING:
     from trainpace.evidence import Nearness
@@ -226,9 +226,5 @@ def _jumps_in_words(batches: Sequence[int]) -> str:
     """A sentence that names the first six."""
     if not batches:
         return ""
-    names = [str(b) for b in batches[:6]]
-    if len(batches) > 6:
-        listed = f"{', '.join(names)} and {len(batches) - 6} more"
-    else:
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f" The step jumps after batch {listed}."
+    more = [f"{len(batches) - 6} more"] if len(batches) > 6 else []
+    return f" The step jumps after batch {listed([*map(str, batches[:6]), *more])}."

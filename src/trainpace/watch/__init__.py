@@ -7,7 +7,7 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.watch.clocks import Clock
-    from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
+    from trainpace.watch.command import COMMAND_FILE, environment, temporary_folder, watch
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.links import LinkRate, SlowLink
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         read_recording,
         steady_ms,
     )
+    from trainpace.watch.restoring import KEPT, remove_asides
     from trainpace.watch.stated import StatedLength, stated_length
     from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together
     from trainpace.watch.tasks import Task, node_of, take, task_of

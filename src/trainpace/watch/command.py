@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainpace.errors import TrainpaceError, ending_with, os_reason
 from trainpace.records import make_folder, write_whole
-from trainpace.watch import tasks
-from trainpace.watch.inside.trail import ASIDE, EARLIER, STOP_AFTER
+from trainpace.watch import restoring, tasks
+from trainpace.watch.inside.trail import STOP_AFTER
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
@@ -47,7 +46,7 @@ def watch(
 ) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
     of several the first one waits for the others' ends, for a bounded time, and keeps how they ended. With `stop_after_s` its
-    training ends after so many seconds of steps, and checkpoints of earlier runs that it wrote over are put back. `busy`: what is
+    training ends after so many seconds of steps, and files of earlier runs that it wrote over are put back. `busy`: what is
     kept in the recording of other programs, in words.
 
     The command keeps its input, its output (unless `output` is another file descriptor for what it prints, or `output_file` takes
@@ -74,9 +73,9 @@ def watch(
             around |= stack.enter_context(temporary_folder())
         code = _run(command, around, output, errors)
     if trials is not None:
-        remove_asides(folder)
-    if stop_after_s is not None and (restored := put_back(folder, whole=code == 0)):
-        note["restored"] = restored
+        restoring.remove_asides(folder)
+    if stop_after_s is not None:
+        note |= restoring.put_back(folder, whole=code == 0)
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
@@ -132,41 +131,3 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None, 
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
-
-
-def put_back(folder: Path, whole: bool) -> list[str]:
-    """Put back the checkpoints of earlier runs that were moved aside, and return their names; remove them where the script came
-    to its own end (`whole`: with exit code 0), as it does alone."""
-    whole = whole and not any(_noted(folder, "stopped"))
-    restored = []
-    for place in dict.fromkeys(map(str, _noted(folder, "earlier"))):
-        aside = place + EARLIER
-        if os.path.lexists(aside):
-            with contextlib.suppress(OSError):
-                _remove(aside if whole else place)
-                if not whole:
-                    os.rename(aside, place)
-                    restored.append(place)
-    return restored
-
-
-def _remove(place: str) -> None:
-    if os.path.isdir(place) and not os.path.islink(place):
-        shutil.rmtree(place)
-    elif os.path.lexists(place):
-        os.unlink(place)
-
-
-def remove_asides(folder: Path) -> None:
-    """Remove checkpoints that trials wrote beside the script's own."""
-    for place in map(str, _noted(folder, "aside")):
-        if place.endswith(ASIDE):
-            Path(place).unlink(missing_ok=True)
-
-
-def _noted(folder: Path, name: str) -> list[Any]:
-    """What the command's processes have noted under a name."""
-    from trainpace.watch.trails import records_of
-
-    records = (record for path in folder.glob("process-*.trail") for record in records_of(path))
-    return [record[name] for record in records if isinstance(record, dict) and name in record]

@@ -144,14 +144,15 @@ class _Ended(msgspec.Struct):
     unended: str = ""
     busy: str = ""
     restored: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class Recording(Record):
     """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is left
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
-    alone, where some are missing, and where the host does not wait for collectives. `restored`: checkpoints of earlier runs
-    that were put back after `look` had ended the command."""
+    alone, where some are missing, and where the host does not wait for collectives. `restored`: files of earlier runs
+    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -161,6 +162,7 @@ class Recording(Record):
     busy: str = ""
     together: Together | None = None
     restored: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 def read_recording(folder: Path) -> Recording:
@@ -188,7 +190,7 @@ def read_recording(folder: Path) -> Recording:
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
         ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
-        busy=ended.busy, restored=ended.restored,
+        busy=ended.busy, restored=ended.restored, left=ended.left,
         together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 copied aside first, and put back at the end by `watch`, unless the script came to its own end.
 
 Checkpoints are moved. Whatever else Python opens for writing, such as a log, is copied, so that it is the same file to whoever
-has it open. Not kept: files larger than `MOST_BYTES`, temporary ones, caches and locks, and what compiled libraries write.
+has it open. Not kept: files larger than `MOST_BYTES`, temporary ones, caches and locks, what compiled libraries write, and where
+nobody could say whether other programs write them too.
 """
 
 import contextlib
@@ -15,13 +16,14 @@ import time
 from typing import Any
 
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import EARLIER
+from trainpace.watch.inside.trail import EARLIER, aside_of, state_of
+from trainpace.watch.inside.writers import Writers
 
 _CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
 """What transformers and DeepSpeed write into a folder."""
 MOST_BYTES = 256 * 2**20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
-_NEVER = (EARLIER, ".lock", ".pyc")
+_NEVER = (".lock", ".pyc")
 _EVENTS = ("os.rename", "shutil.copyfile")
 """Audit events by which a file (their first argument) takes another's place (their second)."""
 
@@ -31,11 +33,15 @@ class Earlier:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.written: set[str] = set()
         """Where this run has written: no longer an earlier run's."""
+        self.saved: dict[str, tuple[int, ...]] = {}
+        """The state of each checkpoint as this run left it: another one is another program's."""
+        self.writers = Writers()
         self.holding: dict[str, bool] = {}
         self.process, self.began_s = os.getpid(), time.time()
-        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), os.environ.get("TRAINPACE_WATCH", ""))
+        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
         here = os.getcwd()
         self.outside = tuple(
             f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/")
@@ -49,14 +55,29 @@ class Earlier:
         if place in self.written:
             return
         self.written.add(place)
-        aside = place + EARLIER
-        is_aside = os.path.lexists(aside)  # by another rank, or by a look that was killed before it could put it back
+        aside = aside_of(place, self.folder)
+        is_aside = os.path.lexists(aside)  # by another rank
+        if not is_aside and not os.path.lexists(place):
+            for left in glob.glob(glob.escape(place) + EARLIER + "*"):  # by a look that was killed
+                with contextlib.suppress(OSError):
+                    os.rename(left, place)
         if is_aside or os.path.lexists(place):
             self.recorder.trail.note({"earlier": place})
             self.recorder.trail.flush()  # so that it is put back also if this process is killed
             if not is_aside:
                 with contextlib.suppress(OSError):
                     os.rename(place, aside)
+
+    def has_saved(self, path: Any, source: Any = None) -> None:
+        """Remember a checkpoint as it was just written, or as `source` is, which is about to be renamed to it."""
+        place = os.path.abspath(os.fspath(path))
+        with contextlib.suppress(OSError):
+            self.saved[place] = state_of(place if source is None else source)
+
+    def note(self) -> None:
+        """Note what this run has written, so that what another program wrote meanwhile is told from it."""
+        with contextlib.suppress(Exception):
+            self.recorder.trail.note({"saved": list(self.saved.items()), "written": self.writers.accounts()})
 
     def holds_some(self, folder: Any) -> bool:
         """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
@@ -71,21 +92,31 @@ class Earlier:
             return
         with contextlib.suppress(Exception):
             place = os.path.abspath(os.fsdecode(args[0]))
-            if place in self.written or os.getpid() != self.process:
+            if os.getpid() != self.process:
                 return
-            self.written.add(place)
-            if place.endswith(_NEVER) or place.startswith(self.outside) or not os.path.isfile(place):
-                return
-            about = os.stat(place)
-            if not os.path.lexists(place + EARLIER):
-                if about.st_mtime >= self.began_s or about.st_size > MOST_BYTES:
-                    return
-                unfinished = f"{place}.{self.process}{EARLIER}"
-                self.written.add(unfinished)
-                shutil.copy2(place, unfinished)
-                os.rename(unfinished, place + EARLIER)
-            self.recorder.trail.note({"earlier": place})
-            self.recorder.trail.flush()
+            if place not in self.written:
+                self.written.add(place)
+                self._copy(place)
+            if place in self.writers:
+                self.writers.opened(place)
+
+    def _copy(self, place: str) -> None:
+        outside = place.endswith(_NEVER) or EARLIER in place or place.startswith(self.outside)
+        if outside or not os.path.isfile(place):
+            return
+        about, aside = os.stat(place), aside_of(place, self.folder)
+        is_aside = os.path.lexists(aside)
+        if not is_aside and (about.st_mtime >= self.began_s or about.st_size > MOST_BYTES):
+            return
+        if not self.writers.watch(place):
+            return
+        if not is_aside:
+            unfinished = f"{aside}-{self.process}"
+            self.written.add(unfinished)
+            shutil.copy2(place, unfinished)
+            os.rename(unfinished, aside)
+        self.recorder.trail.note({"copied": place})
+        self.recorder.trail.flush()
 
     def _replaced(self, event: str, args: Any) -> None:
         """A checkpoint that was written under another name takes its place."""
@@ -93,5 +124,8 @@ class Earlier:
             return
         with contextlib.suppress(Exception):  # such as a current folder that is gone
             source, place = (os.path.abspath(os.fspath(name)) for name in args[:2])
-            if source in self.written and place != source + EARLIER:
+            if source in self.written and EARLIER not in place:
                 self.keep(place)
+                self.saved.pop(place, None)
+                if event == "os.rename":
+                    self.has_saved(place, source)

@@ -104,6 +104,11 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
         elif recorder.trials is None:
             with contextlib.suppress(Exception):  # such as a current folder that is gone
                 recorder.earlier.keep(call.arguments[file])
+            try:
+                return save(*call.args, **call.kwargs)
+            finally:
+                with contextlib.suppress(Exception):
+                    recorder.earlier.has_saved(call.arguments[file])
         else:
             aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
             if aside not in recorder.trials.asides:

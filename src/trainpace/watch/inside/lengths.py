@@ -1,8 +1,8 @@
 """How long the training is to be, as the variables of the script's own functions say while its first step ends.
 
 They are read once: the functions that are being called, from the training loop outwards, and what the objects among their
-variables hold, such as the arguments that argparse made. A number of epochs goes before a number of steps, unless steps have a
-name that engines give to what ends a training.
+variables hold, such as the arguments that argparse made. Steps count under names that engines give to what ends a training
+(`max_steps`, not `steps`), and then go before epochs.
 """
 
 import os
@@ -29,7 +29,7 @@ def note(recorder: Recorder) -> None:
         if kind is None or kind in found or type(value) not in (int, float):
             continue
         if 0 < value < 1e15 and (kind == "epochs" or float(value).is_integer()):
-            words = f"{name} = {value:,g} in {place}"
+            words = f"{name} = {value:,.15g} in {place}"
             found[kind] = (
                 StatedLength(value, None, words) if kind == "epochs" else StatedLength(None, int(value), words)
             )

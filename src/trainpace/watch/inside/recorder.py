@@ -73,6 +73,16 @@ class Recorder:
         self._mark = now
         return now
 
+    def once(self, number: int, action: Callable[[], None]) -> None:
+        """Call `action` after the step of this number, apart from all else, so that its failure is its own."""
+
+        def callback(step: Step) -> None:
+            if step.number == number:
+                action()
+                self.after_step.remove(callback)
+
+        self.after_step.append(callback)
+
     # ---- spans; what follows runs some ten times a step, so that _charge is written out in it
 
     def enter(self, part: int) -> int:

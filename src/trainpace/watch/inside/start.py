@@ -19,7 +19,7 @@ from trainpace.watch.inside import among, cores, engines, lengths, patches, stop
 from trainpace.watch.inside.earlier import Earlier
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import ASIDE, Step, TrailWriter, unused
+from trainpace.watch.inside.trail import ASIDE, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
@@ -55,7 +55,12 @@ def on_torch(torch: ModuleType) -> None:
     patches.install(torch, recorder)
     sampler = Sampler(recorder)
     recorder.after_step.append(sampler.at_step)
-    recorder.after_step.append(lambda step: _after_step(recorder, step))
+    recorder.once(0, lambda: lengths.note(recorder))
+    recorder.once(0, lambda: _note_rank(recorder))
+    recorder.after_step.append(partial(among.note, recorder))
+    recorder.once(cores.SETTLED_STEP, lambda: _begin_counting_cores(recorder))
+    for number in (20, 100, 500):
+        recorder.once(number, lambda: engines.note_ddp(recorder))
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
     if settings:
         recorder.trials = trials.Trials(recorder, settings)
@@ -69,19 +74,15 @@ def on_torch(torch: ModuleType) -> None:
     atexit.register(_end, recorder, sampler)
 
 
-def _after_step(recorder: Recorder, step: Step) -> None:
-    if step.number == 0:
-        lengths.note(recorder)
-    if step.number == 0 and "torch.distributed" in sys.modules:
-        distributed: Any = sys.modules["torch.distributed"]
-        if distributed.is_available() and distributed.is_initialized():
-            recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
-                                 "backend": str(distributed.get_backend())})  # fmt: skip
-    among.note(recorder, step)
-    if step.number == cores.SETTLED_STEP:
-        recorder.scheduled = cores.scheduled()
-    if step.number in (20, 100, 500):
-        engines.note_ddp(recorder)
+def _note_rank(recorder: Recorder) -> None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
+                             "backend": str(distributed.get_backend())})  # fmt: skip
+
+
+def _begin_counting_cores(recorder: Recorder) -> None:
+    recorder.scheduled = cores.scheduled()
 
 
 def _forked(recorder: Recorder) -> None:
@@ -109,6 +110,8 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.trail.note({"losses": recorder.losses.per_step()})
     if recorder.peak_allocated_gib is not None and (peak := recorder.peak_allocated_gib()) is not None:
         recorder.trail.note({"peak_allocated_gib": peak})
+    if recorder.earlier is not None:
+        recorder.earlier.note()
     if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
         recorder.trail.note({"delayed_share": share})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})

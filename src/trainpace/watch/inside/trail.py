@@ -7,6 +7,7 @@ One file per process: a JSON header line, then records of fixed size, each after
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "fe
 ASIDE = ".trainpace-trial"
 """The suffix of checkpoints that a script writes under trials."""
 EARLIER = ".before-trainpace-look"
-"""The suffix of checkpoints of earlier runs, while a script is only looked at that writes others in their place."""
+"""Names files of earlier runs, while a script is only looked at that writes others in their place."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
 """The environment variable with the seconds of steps after which a script is ended that is only looked at."""
 
@@ -151,6 +152,17 @@ def unused(folder: str, name: str) -> str:
         else:
             break
     return path
+
+
+def aside_of(place: str, folder: str) -> str:
+    """Where an earlier run's file is kept while a look with this recording folder writes in its place; every look has its own."""
+    return f"{place}{EARLIER}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
+
+
+def state_of(place: str) -> tuple[int, int, int]:
+    """What changes when a file is written or replaced: inode, size, time of the last change. Raises OSError without a file."""
+    about = os.stat(place)
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def read_header(line: bytes) -> dict[str, Any]:

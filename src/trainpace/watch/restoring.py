@@ -1,0 +1,113 @@
+"""What a run left beside its files, once it has ended: files of earlier runs go back, checkpoints of trials go away."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from trainpace.watch.inside.trail import ASIDE, aside_of, state_of
+
+KEPT = "earlier"
+"""The folder of a recording with files of earlier runs that were not put back."""
+_PATIENCE_S = 1.0
+"""Loader workers that were killed have a log open for a moment longer."""
+
+
+def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
+    """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
+    those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
+    Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone."""
+    whole = whole and not any(_noted(folder, "stopped"))
+    saved = {(place, tuple(state)) for states in _noted(folder, "saved") for place, state in states}
+    copied = _distinct(folder, "copied")
+    shared = set() if whole else _written_by_others(folder, copied)
+    done: dict[str, list[str]] = {"restored": [], "left": []}
+    for place in dict.fromkeys((*_distinct(folder, "earlier"), *copied)):
+        aside = aside_of(place, str(folder.resolve()))
+        if not os.path.lexists(aside):
+            continue
+        with contextlib.suppress(OSError):
+            if whole:
+                _remove(aside)
+            elif place in shared or (place not in copied and _is_anothers(place, saved)):
+                kept = _unused(folder / KEPT / os.path.basename(place))
+                kept.parent.mkdir(exist_ok=True)
+                shutil.move(aside, kept)
+                done["left"].append(place)
+            else:
+                _remove(place)
+                os.rename(aside, place)
+                done["restored"].append(place)
+    return {name: places for name, places in done.items() if places}
+
+
+def remove_asides(folder: Path) -> None:
+    """Remove checkpoints that trials wrote beside the script's own."""
+    for place in _distinct(folder, "aside"):
+        if place.endswith(ASIDE):
+            Path(place).unlink(missing_ok=True)
+
+
+def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:
+    """Whether a checkpoint is another one than this run left there."""
+    states = {state for name, state in saved if name == place}
+    return bool(states) and os.path.lexists(place) and state_of(place) not in states
+
+
+def _written_by_others(folder: Path, places: Collection[str]) -> set[str]:
+    """Files that other programs have written meanwhile or have open, and those of which nobody can say it, since a process was
+    killed before it could give its account."""
+    accounts = [account for found in _noted(folder, "written") for account in found]
+    shared = set()
+    for place in places:
+        own = [account for account in accounts if account["place"] == place]
+        closed = max((account["closed"] for account in own), default=0)
+        mine = sum(account["opened"] - account["open"] for account in own)
+        is_same = os.path.exists(place) and all(account["inode"] == os.stat(place).st_ino for account in own)
+        if not own or closed > mine or not is_same:
+            shared.add(place)
+    until = time.monotonic() + _PATIENCE_S
+    while (held := _held(set(places) - shared)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return shared | held
+
+
+def _held(places: Collection[str]) -> set[str]:
+    """Those of the files that some process, of those that we may ask, has open for writing."""
+    if not places:
+        return set()
+    import psutil
+
+    real = {os.path.realpath(place): place for place in places}
+    held = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            held |= {real[f.path] for f in process.open_files() if f.path in real and getattr(f, "mode", "w") != "r"}
+    return held
+
+
+def _unused(path: Path) -> Path:
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
+    return next(name for name in names if not name.exists())
+
+
+def _remove(place: str) -> None:
+    if os.path.isdir(place) and not os.path.islink(place):
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        os.unlink(place)
+
+
+def _distinct(folder: Path, name: str) -> list[str]:
+    return list(dict.fromkeys(map(str, _noted(folder, name))))
+
+
+def _noted(folder: Path, name: str) -> list[Any]:
+    """What the command's processes have noted under a name."""
+    from trainpace.watch.trails import records_of
+
+    records = (record for path in folder.glob("process-*.trail") for record in records_of(path))
+    return [record[name] for record in records if isinstance(record, dict) and name in record]
