@@ -6,7 +6,7 @@ DATA ?= ../shared/data
 # Nothing is fetched that a lock does not name, and nothing is installed that has not one of the hashes there.
 HASHED := pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 
-.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-nodes bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures session zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-scripts bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-nodes bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures session zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-gpu   forecasts beside steps that were measured on an H100 and an H200 (needs no GPU)"
+	@echo "make bench-scripts  three unchanged scripts from their defaults to the best of this machine (half an hour)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
 	@echo "make bench-nodes  faults planted on one of four nodes of a real Slurm, and what watch says of each (five minutes, as root)"
 	@echo "make bench-accelerator  faults planted in the code for GPUs, and the test on a simulated device that catches each (half an hour)"
@@ -272,6 +273,9 @@ bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/config_writers.py
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/equivalence.py
 	$(BIN)/python benchmarks/noise_scale.py
+
+bench-scripts: $(VENV)/installed
+	$(BIN)/python benchmarks/script_ladders.py
 
 # as root, for a Slurm whose nodes are network namespaces
 bench-nodes: $(VENV)/installed

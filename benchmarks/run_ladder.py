@@ -45,7 +45,7 @@ def forecasts(answers: list[dict[str, Any]]) -> list[tuple[str, float, float, bo
                 foreseen, measured = tried["foreseen"], tried["measured"]
                 if measured is None or foreseen["step_ms"] is None:
                     continue
-                ms = statistics.median(measured["medians_ms"])
+                ms = statistics.median(measured["trials_ms"])
                 interval = foreseen["interval_ms"]
                 found.append((rung["title"], foreseen["step_ms"], ms, interval["low"] <= ms <= interval["high"]))
     return found

@@ -74,7 +74,7 @@ class Row(NamedTuple):
     @property
     def measured_ms(self) -> float:
         """The middle of the trials."""
-        return statistics.median(t.median_ms for t in self.trials)
+        return statistics.median(t.step_time_ms for t in self.trials)
 
 
 class Requeued(NamedTuple):
@@ -210,12 +210,12 @@ def story(r: Requeued) -> list[str]:
     whole = "the same" if apart == 0 else f"at most {apart:.1e} (relative) apart"
     return [
         f"The transformer under DDP on {r.first_nodes}, {len(r.undisturbed.step_ms)} steps; undisturbed"
-        f" {r.undisturbed.median_ms:.1f} ms a step. {r.killed_s:.1f} s after its start {r.killed} was killed with all that ran on"
-        " it, and Slurm told (it would find out by itself after SlurmdTimeout, five minutes by default).",
+        f" {r.undisturbed.step_time_ms:.1f} ms a step. {r.killed_s:.1f} s after its start {r.killed} was killed with all that ran"
+        " on it, and Slurm told (it would find out by itself after SlurmdTimeout, five minutes by default).",
         "",
         f"Requeued, the job ran again on {r.second_nodes} {r.again_s - r.killed_s:.1f} s later and was {r.ended.state} at"
         f" {r.done_s:.1f} s, attempts: {r.ended.attempts}. Its result: {len(r.result.step_ms)} steps at"
-        f" {r.result.median_ms:.1f} ms; the {len(r.result.losses)} losses are {whole} as undisturbed."
+        f" {r.result.step_time_ms:.1f} ms; the {len(r.result.losses)} losses are {whole} as undisturbed."
         f" Lost were the {r.killed_s:.1f} s of the first attempt: a trial begins anew, it has no checkpoint.",
     ]
 

@@ -32,7 +32,7 @@ def forecast_of_ms(ms: float | None, low: float | None = None, high: float | Non
 def result(ms: float, losses=LOSSES) -> TrialResult:
     """A trial of steps that all take as long."""
     return TrialResult(
-        step_ms=(ms,) * 9, data_wait_ms=(ms / 2,) * 9, losses=tuple(losses), median_ms=ms,
+        step_ms=(ms,) * 9, data_wait_ms=(ms / 2,) * 9, losses=tuple(losses), step_time_ms=ms,
         interval_ms=Interval(low=0.99 * ms, high=1.01 * ms, coverage=0.9, basis="made up"), samples_per_second=1e3 / ms,
         peak_memory_gib=0.25, start_up_s=1.0, world_size=1, environment={"cpu": "made-up CPU"},
     )  # fmt: skip

@@ -30,7 +30,7 @@ def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
     assert found.rungs[1].reason.startswith("slower: 0.50x")
     setup, measured = found.kept
     assert (setup.execution.precision, setup.loader.workers, setup.loader.shards) == ("fp32", 2, "shards")
-    assert measured.median_ms == 5
+    assert measured.step_time_ms == 5
     assert world.precomputed == ["train.py:photos"]
     assert found.finished
     assert world.kept[-1] == found
@@ -98,7 +98,7 @@ def test_close_times_are_measured_again_in_turn():
     again = [(s.loader.workers, name) for s, _, name in world.tried if "again" in name]
     assert [workers for workers, _ in again] == [0, 1, 0, 1]
     assert found.rungs[0].gain.trials == 5
-    assert len(found.rungs[0].best.measured.medians_ms) == 3
+    assert len(found.rungs[0].best.measured.trials_ms) == 3
 
 
 def test_the_baseline_is_measured_with_two_seeds():

@@ -74,6 +74,22 @@ def setup(**rest) -> Setup:
     return Setup(task="resnet18", execution=Execution(**rest.pop("execution", {})), **rest)
 
 
+def test_a_scripts_own_settings_are_not_forecast_before_they_are_measured(tmp_path, monkeypatch):
+    """From then on other setups with the same ones are, as ratios."""
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
+    monkeypatch.setattr(seen, "_forecast", lambda s: forecast_of_ms(10.0 if s.execution.micro_batch == 1 else 20.0))
+    monkeypatch.setattr(seen, "_workload", lambda _: workload())
+    own = {"settings": {"pad": False, "data.shards": "{shards}"}}
+    bare, padded = setup(), setup(**own)
+    before = [MeasuredCompute(bare, 30.0)]
+    [told] = seen.forecast([padded], before)
+    assert told.reason == forecasts.OWN_SETTINGS
+    [told] = seen.forecast([setup(**own, execution={"micro_batch": 2})], [*before, MeasuredCompute(padded, 12.0)])
+    assert told.step_ms == pytest.approx(24.0)
+    [told] = seen.forecast([setup(settings={"data.shards": "{shards}"})], before)
+    assert told.step_ms == pytest.approx(30.0)
+
+
 def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_forecast", lambda _: forecast_of_ms(None))

@@ -47,11 +47,12 @@ def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
     result = run(tmp_path)
     assert isinstance(result, TrialResult), result.reason
     assert len(result.step_ms) == len(result.data_wait_ms) == 20
-    assert result.samples_per_second == pytest.approx(4e3 / result.median_ms)
+    assert result.samples_per_second == pytest.approx(4e3 / result.step_time_ms)
     assert len(result.losses) == 5 + 2 + 20
     assert 0 < result.losses[-1] < result.losses[0]
     assert 0 < result.start_up_s < 100
     assert result.environment["cpu"]
+    assert not result.uneven
     assert (result.peak_memory_gib, result.reserved_memory_gib) == (None, None)  # of the GPU's allocator alone
 
 
@@ -96,3 +97,24 @@ def test_a_script_that_writes_elsewhere_fails_with_the_path(tmp_path):
     assert "may write only into its own folder" in found.reason
     assert "progress.json" in found.reason
     assert not (tmp_path / "progress.json").exists()
+
+
+def test_a_step_is_the_mean_where_batches_hold_different_amounts(tmp_path):
+    """One batch in ten is eight times as long: the median would not know it."""
+    script = tmp_path / "train.py"
+    script.write_text("""
+import time, torch
+model = torch.nn.Linear(10, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10_000):
+    length = 8 if step % 10 == 0 else 1
+    loss = model(torch.randn(4, length, 10)).square().mean()
+    time.sleep(0.01 * length)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""")
+    trial = ScriptTrial(command=(sys.executable, str(script)), cwd=str(tmp_path), steps=20)
+    result = run_script(trial, tmp_path / "trial", timeout_s=100)
+    assert isinstance(result, TrialResult), result.reason
+    assert result.uneven
+    assert result.step_time_ms == pytest.approx(sum(result.step_ms) / 20)
+    assert sorted(result.step_ms)[10] < 0.8 * result.step_time_ms

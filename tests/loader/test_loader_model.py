@@ -40,7 +40,9 @@ def test_a_step_is_the_later_of_data_and_compute():
     assert step_ms(WAITING, 20, 1, 2) == 42
     # compute that keeps one of two cores busy leaves one to the workers
     assert step_ms(COMPUTING, 30, 4, 2, compute_cores=1) == pytest.approx((42.5 + 30) / 2)
-    assert step_ms(COMPUTING, 30, 4, 2, compute_cores=2) == pytest.approx((42.5 + 60) / 2)
+    # the threads of a compute that fills both wait for the workers
+    assert step_ms(COMPUTING, 30, 4, 2, compute_cores=2) == pytest.approx(42 + 30)
+    assert step_ms(COMPUTING, 5, 4, 2, compute_cores=2) == pytest.approx(5 + 20 + 22 / 2)
 
 
 def test_what_limits():

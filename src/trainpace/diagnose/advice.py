@@ -86,14 +86,8 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
         cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
     computing_ms, cores = compute_ms(ranks[0], split), _cores(ranks)
     # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
-    per_micro_step = step_ms(cost, computing_ms, workers, cores, 1.0)
-    if not ranks[0].accelerator and ranks[0].threads >= cores:
-        # a worker takes half of one thread's core, for which the others wait: what it computes is added to what computes longer
-        loading_ms = cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
-        per_micro_step = max(
-            per_micro_step, computing_ms + loading_ms / (1.0 if computing_ms >= loading_ms else min(workers, cores))
-        )
-    return per_micro_step * batches_per_step(ranks[0])
+    fills = not ranks[0].accelerator and ranks[0].threads >= cores
+    return step_ms(cost, computing_ms, workers, cores, cores if fills else 1.0) * batches_per_step(ranks[0])
 
 
 def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:

@@ -115,12 +115,12 @@ class _Climb:
         again = self._actions.try_it(start, self._ladder.seed + 1, f"{BASELINE}-2")
         measured, spread = measured_of(first), 0.0
         if isinstance(again, TrialResult):
-            measured = replace(measured, medians_ms=(*measured.medians_ms, again.median_ms))
+            measured = replace(measured, trials_ms=(*measured.trials_ms, again.step_time_ms))
             spread = own_spread(first.losses, again.losses)
         tried = Attempt(setup=start, foreseen=foreseen, measured=measured)
         self._actions.journal(tried)
         result = RungResult(
-            title=BASELINE, key=key, tried=(tried,), chosen=0, kept=True, reason="", base_ms=measured.medians_ms,
+            title=BASELINE, key=key, tried=(tried,), chosen=0, kept=True, reason="", base_ms=measured.trials_ms,
             seconds=time.monotonic() - begin,
         )  # fmt: skip
         results = LadderResult(ladder=self._ladder, baseline=result, loss_spread=spread)
@@ -135,7 +135,7 @@ class _Climb:
             return self._done[key]
         begin = time.monotonic()
         result = RungResult(
-            title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=measured_before.medians_ms
+            title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=measured_before.trials_ms
         )
         shards, precompute_s = "", 0.0
         if rung.precompute:
@@ -149,7 +149,7 @@ class _Climb:
         if not measured:
             reason = "; ".join(dict.fromkeys(t.failure for t in tried))
             return replace(result, tried=tuple(tried), reason=reason, seconds=time.monotonic() - begin)
-        chosen = min(measured, key=lambda row: row[1].median_ms)[0]
+        chosen = min(measured, key=lambda row: row[1].step_time_ms)[0]
         stale = bool(results.rungs) and not results.rungs[-1].kept
         tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen], stale)
         check = self._losses(results, tried[chosen])
@@ -180,10 +180,10 @@ class _Climb:
         """Where the two are close, both are tried again in turn; where other rungs were tried since the kept setup was
         (`stale`), that is tried again, since a machine gets slower and faster meanwhile."""
         assert new.measured is not None
-        old_ms, new_ms = [before.median_ms], list(new.measured.medians_ms)
+        old_ms, new_ms = [before.step_time_ms], list(new.measured.trials_ms)
         again = self._actions.try_it(kept, self._ladder.seed, f"{file_name(rung.title, 0)}-before") if stale else None
         if isinstance(again, TrialResult):
-            old_ms = [again.median_ms]
+            old_ms = [again.step_time_ms]
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
             noise = "is within the noise of one trial, so both are tried again"
@@ -193,10 +193,10 @@ class _Climb:
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
                     again = self._actions.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
                     if isinstance(again, TrialResult):
-                        times.append(again.median_ms)
-            old_ms = old_ms or [before.median_ms]
+                        times.append(again.step_time_ms)
+            old_ms = old_ms or [before.step_time_ms]
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
-        return replace(new, measured=replace(new.measured, medians_ms=tuple(new_ms))), tuple(old_ms), gain
+        return replace(new, measured=replace(new.measured, trials_ms=tuple(new_ms))), tuple(old_ms), gain
 
     def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
         assert new.measured is not None
@@ -209,7 +209,7 @@ class _Climb:
     def _learn(self, result: RungResult) -> None:
         for attempt in result.tried:
             if (m := attempt.measured) is not None:
-                compute = compute_of(attempt.setup, m.medians_ms[0], m.compute_ms, attempt.foreseen.data_ms)
+                compute = compute_of(attempt.setup, m.trials_ms[0], m.compute_ms, attempt.foreseen.data_ms)
                 self._measured += [compute] if compute is not None else []
 
     def _say(self, title: str, foreseen: StepForecast) -> None:

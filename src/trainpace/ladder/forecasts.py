@@ -52,6 +52,7 @@ less than this share of the step."""
 
 NO_FORECAST = "--no-forecast"
 NO_MODEL = "a script shows no model; --task MODEL names it"
+OWN_SETTINGS = "what settings of the script's own change is not known before it is measured"
 NOT_ASKED = (NO_FORECAST, NO_MODEL)
 """Reasons for no forecast that are the user's own choice."""
 
@@ -92,11 +93,11 @@ class RankShare(NamedTuple):
     threads: float
 
 
-def compute_of(setup: Setup, median_ms: float, compute_ms: float, data_ms: float) -> MeasuredCompute | None:
+def compute_of(setup: Setup, step_time_ms: float, compute_ms: float, data_ms: float) -> MeasuredCompute | None:
     """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
-    if (setup.loader.workers and data_ms > CLEAN * median_ms) or compute_ms <= 0:
+    if (setup.loader.workers and data_ms > CLEAN * step_time_ms) or compute_ms <= 0:
         return None
-    return MeasuredCompute(setup, compute_ms, max(0.0, 1 - compute_ms / median_ms))
+    return MeasuredCompute(setup, compute_ms, max(0.0, 1 - compute_ms / step_time_ms))
 
 
 def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
@@ -233,7 +234,9 @@ class LadderForecasts:
         return [self._one(setup, measured) for setup in setups]
 
     def _one(self, setup: Setup, measured: Sequence[MeasuredCompute]) -> StepForecast:
-        near = nearest(measured, setup)
+        near = nearest([m for m in measured if m.setup.own_settings == setup.own_settings], setup)
+        if near is None and setup.own_settings:
+            return StepForecast(reason=OWN_SETTINGS)
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
             return StepForecast(reason="the shards are not made yet, so what reading them back costs is not known")
         try:

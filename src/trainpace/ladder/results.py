@@ -21,10 +21,10 @@ _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
 
 class Measured(Record):
-    """The trials of one setup. All but `medians_ms` are the first's; `compute_ms` is the median of steps less their wait.
+    """The trials of one setup. All but `trials_ms`, a step of each trial, are the first's; `compute_ms` is a step less its wait.
     `noise_scale`: samples, low, high (90 %), steps; empty where it was not gathered."""
 
-    medians_ms: tuple[float, ...]
+    trials_ms: tuple[float, ...]
     first_interval_ms: Interval
     data_wait_ms: float
     compute_ms: float
@@ -38,22 +38,23 @@ class Measured(Record):
     loss: str | None = None
 
     @property
-    def median_ms(self) -> float:
-        return statistics.median(self.medians_ms)
+    def step_time_ms(self) -> float:
+        return statistics.median(self.trials_ms)
 
     @property
     def interval_ms(self) -> Interval:
-        """The interval for one more trial; after a single trial, that of its median over its own steps."""
-        noise = noise_of({0: self.medians_ms})
-        return self.first_interval_ms if noise is None else repeat_interval(self.medians_ms, noise)
+        """The interval for one more trial; after a single trial, that over its own steps."""
+        noise = noise_of({0: self.trials_ms})
+        return self.first_interval_ms if noise is None else repeat_interval(self.trials_ms, noise)
 
 
 def measured_of(result: TrialResult) -> Measured:
+    middle = statistics.fmean if result.uneven else statistics.median
     # step by step: a difference of medians would be lost in the spread of long waits
     compute_ms = [step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)]
     return Measured(
-        medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
-        data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=statistics.median(compute_ms),
+        trials_ms=(result.step_time_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
+        data_wait_ms=middle(result.data_wait_ms), compute_ms=middle(compute_ms),
         peak_memory_gib=result.peak_memory_gib, reserved_memory_gib=result.reserved_memory_gib, start_up_s=result.start_up_s,
         notes=result.notes, environment=result.environment, noise_scale=result.noise_scale, loss=result.loss,
     )  # fmt: skip
@@ -216,10 +217,10 @@ def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: flo
         return row
     measured = best.measured
     ratio = None if result.gain is None else result.gain.ratio
-    job = job_time(ladder.ladder, best, measured.median_ms, precompute_s)
+    job = job_time(ladder.ladder, best, measured.step_time_ms, precompute_s)
     return replace(
-        row, measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
-        epoch_s=epoch_s(ladder.ladder, best, measured.median_ms), ratio=ratio,
+        row, measured_ms=measured.step_time_ms, measured_interval_ms=measured.interval_ms,
+        epoch_s=epoch_s(ladder.ladder, best, measured.step_time_ms), ratio=ratio,
         total=total_before * (1.0 if ratio is None else ratio), memory_gib=measured.peak_memory_gib,
         job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
         losses="" if result.losses is None else result.losses.verdict, kept=result.kept,
@@ -242,7 +243,7 @@ def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entr
         }
     else:
         fields |= {
-            "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
+            "outcome": "ok", "step_time_ms": measured.step_time_ms, "interval_ms": measured.interval_ms,
             "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib,
             "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment, "loss": measured.loss,
         }  # fmt: skip

@@ -36,6 +36,11 @@ class Setup(Record):
     threads: int | None = None
     settings: dict[str, Value] = msgspec.field(default_factory=dict)
 
+    @property
+    def own_settings(self) -> dict[str, Value]:
+        """`settings` without those that only name the shards: what they change of a step is the script's own business."""
+        return {key: value for key, value in self.settings.items() if SHARDS not in str(value)}
+
     def trial(self, **rest: Any) -> launch.Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
         return launch.Trial(
@@ -222,7 +227,7 @@ def words_of(setup: Setup) -> str:
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",
         f"{loader.workers} workers" if loader.workers != 1 else "1 worker", "shards" if loader.shards else "",
         "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
-        *(f"{key} {value}" for key, value in setup.settings.items() if SHARDS not in str(value)),
+        *(f"{key} {value}" for key, value in setup.own_settings.items()),
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)
 

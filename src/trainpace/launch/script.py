@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from trainpace.watch import (
 
 _INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
+UNEVEN = 1.1
+"""Times the least that a step's inputs hold, beyond which they hold different amounts."""
 _GRACE_S = 10.0
 _UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:{folder}/mlruns"}
 """A trial is no run of the user's: experiment trackers shall not count it as one."""
@@ -180,11 +182,23 @@ def _result(
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
+        uneven=_are_uneven(_first(processes), {s.number for s in counted}),
         start_up_s=min(ran_s, max(0.0, since_start_s)),  # the wall clock may be set meanwhile
         world_size=first.world_size,
         environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
         notes=() if losses else ("the script's losses were not seen.",),
     )  # fmt: skip
+
+
+def _are_uneven(process: Process, counted: Collection[int]) -> bool:
+    """Whether the inputs of these steps hold different amounts of data, as far as they were seen."""
+    held, last = {}, -1
+    for r in records_of(process.path):
+        if isinstance(r, Step):
+            last = r.number
+        elif isinstance(r, dict) and "input_elements" in r and last in counted:
+            held[last] = r["input_elements"]
+    return bool(held) and max(held.values()) > UNEVEN * min(held.values())
 
 
 def _notes(process: Process, name: str) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.intake import read_json
 from trainpace.launch.job import Ended, Job, Launcher
-from trainpace.medians import median, median_interval
+from trainpace.medians import mean_and_half_width, median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, load, make_folder, save
 
@@ -76,6 +76,8 @@ class FailedTrial(Record):
 
 class TrialResult(Record):
     """The result as rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
+    `step_time_ms`: their median, which a step that something else delayed does not move; their mean where batches hold different
+    amounts of data (`uneven`), as with sentences of many lengths, where a median would leave the long ones out.
 
     `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
     `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
@@ -86,7 +88,7 @@ class TrialResult(Record):
     step_ms: tuple[float, ...]
     data_wait_ms: tuple[float, ...]
     losses: tuple[float, ...]
-    median_ms: float
+    step_time_ms: float
     interval_ms: Interval
     samples_per_second: float
     peak_memory_gib: float | None
@@ -97,15 +99,21 @@ class TrialResult(Record):
     notes: tuple[str, ...] = ()
     reserved_memory_gib: float | None = None
     loss: str | None = None
+    uneven: bool = False
 
 
-def result_of(step_ms: Sequence[float], samples_per_step: float, run: str, **fields: Any) -> TrialResult:
+def result_of(
+    step_ms: Sequence[float], samples_per_step: float, run: str, uneven: bool = False, **fields: Any
+) -> TrialResult:
     """The result of the counted steps of one `run` (trial, run), with the other fields as they are given."""
-    middle = median(step_ms)
-    low, high = median_interval(step_ms)
-    basis = f"order statistics of the counted steps of one {run}"
+    if uneven:
+        middle, half = mean_and_half_width(step_ms)
+        low, high, basis = max(0.0, middle - half), middle + half, f"the mean of the counted steps of one {run}"
+    else:
+        middle, basis = median(step_ms), f"order statistics of the counted steps of one {run}"
+        low, high = median_interval(step_ms)
     return TrialResult(
-        step_ms=tuple(step_ms), median_ms=middle, samples_per_second=1e3 * samples_per_step / middle,
+        step_ms=tuple(step_ms), step_time_ms=middle, uneven=uneven, samples_per_second=1e3 * samples_per_step / middle,
         interval_ms=Interval(low=low, high=high, coverage=0.9, basis=basis), **fields,
     )  # fmt: skip
 

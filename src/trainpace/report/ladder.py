@@ -116,10 +116,10 @@ def _forecasts(result: LadderResult) -> list[str]:
         (r.title, t, t.measured, t.foreseen.interval_ms) for r in (result.baseline, *result.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
     ]  # fmt: skip
-    missed = [row for row in judged if not row[1].foreseen.holds(row[2].median_ms)]
+    missed = [row for row in judged if not row[1].foreseen.holds(row[2].step_time_ms)]
     held = HELD.format(held=len(judged) - len(missed), judged=len(judged))
     return [held] * bool(judged) + [
-        f"{title} ({words_of(tried.setup)}): {number(measured.median_ms)} ms is outside {interval(foreseen)} ms, forecast"
+        f"{title} ({words_of(tried.setup)}): {number(measured.step_time_ms)} ms is outside {interval(foreseen)} ms, forecast"
         f" from {tried.foreseen.basis}."
         for title, tried, measured, foreseen in missed
     ]

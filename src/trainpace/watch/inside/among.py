@@ -96,14 +96,16 @@ def _elements(value: Any, deeper: int) -> int:
 
 
 def note(recorder: Recorder, step: Step) -> None:
-    """After a step: what its inputs held, and now and then what this rank's connections have carried so far."""
+    """After a step: what its inputs held, of one of several ranks or in a trial, and now and then what this rank's connections
+    have carried so far."""
     held, recorder.input_elements = recorder.input_elements, 0
     asks = step.number in LINKS_AT or (step.number and step.number % LINKS_AGAIN_EVERY == 0)
-    if not (held or asks) or not is_distributed():
+    if not (held or asks):
         return
-    if recorder.spans_on and held:
+    among_others = is_distributed()
+    if recorder.spans_on and held and (among_others or recorder.losses is not None):
         recorder.trail.note({"input_elements": held})
-    if asks:
+    if asks and among_others:
         recorder.trail.note({"links": list(links()), "link_steps": step.number})
 
 

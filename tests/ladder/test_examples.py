@@ -1,0 +1,44 @@
+"""The ladders of examples/: every rung is a change that the script's files or command take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["characters", "photographs", "docstrings"])
+def test_every_rung_of_a_script_can_be_tried(name, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "run",
+        str(EXAMPLES / name / "ladder.toml"),
+        "--dry-run",
+        "--no-forecast",
+        "--json",
+    ]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert len(answer["rungs"]) > 4
+    for rung in answer["rungs"]:
+        assert {tried["forecast"]["reason"] for tried in rung["alternatives"]} == {"--no-forecast"}
+        assert len(rung["started"]) == len(rung["alternatives"])
+
+
+def test_a_step_of_the_characters_sees_the_same_sequences_however_it_is_divided():
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(EXAMPLES / "characters"))
+    import train
+
+    data = train.Sequences()
+    places = torch.randint(len(data), (480,), generator=torch.Generator().manual_seed(0))
+    parts = [places[rank::2].split(60) for rank in range(2)]
+    assert sorted(int(p) for rank in parts for part in rank for p in part) == sorted(map(int, places))
+    x, target = data[int(places[0])]
+    assert torch.equal(x[1:], target[:-1])
