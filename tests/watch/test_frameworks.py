@@ -110,7 +110,8 @@ for epoch in range(24):
 keep(losses)
 """, 24, ""),
     "timm, with its optimizer, mixup, clipping and EMA": ("""
-import timm, timm.optim, timm.scheduler, timm.utils
+import numpy, timm, timm.optim, timm.scheduler, timm.utils
+numpy.random.seed(0)
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 model = timm.create_model("resnet10t", num_classes=4)
@@ -236,10 +237,10 @@ def test_a_frameworks_script_trains_the_same_and_its_steps_are_found(name, tmp_p
 
 @pytest.mark.slow
 def test_an_elastic_restart_is_recorded_as_the_longer_of_its_processes(tmp_path):
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-backend", "c10d",
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-backend", "c10d",
                 "--rdzv-endpoint", "localhost:0")  # fmt: skip
     bare, watched, recording = trained(ELASTIC, tmp_path, *launcher)
     assert watched == bare
-    assert [rank.rank for rank in recording.ranks] == [0, 1]
-    assert [rank.steps + 3 for rank in recording.ranks] == [16, 16]
-    assert "rank" in recording.seen
+    (rank,) = recording.ranks
+    assert rank.steps + 3 == 16
+    assert recording.seen == "1 more process trained as the same rank, for no more steps, and is left out."

@@ -170,7 +170,14 @@ def test_a_schedulers_signal_reaches_the_script(tmp_path):
 def test_another_sitecustomize_still_runs(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
+    (other / "sitecustomize.py").write_text("""
+import os
+class Kept:
+    def __del__(self, environ=os.environ):
+        environ["SEEN"] = "no more"
+kept = Kept()
+os.environ["SEEN"] = "yes"
+""")
     monkeypatch.setenv("PYTHONPATH", str(other))
     code, _ = run(tmp_path, "import os, torch; assert os.environ['SEEN'] == 'yes'")
     assert code == 0

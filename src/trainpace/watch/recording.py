@@ -229,7 +229,8 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
     """What a recording with ranks lacks."""
     again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
     absent = sorted(set(range(world)) - found)
-    also = f"{again} more process{'es' if again > 1 else ''} trained as the same rank, for no more steps, and are left out."
+    others = f"{again} more processes trained as the same rank, for no more steps, and are left out."
+    also = others if again > 1 else "1 more process trained as the same rank, for no more steps, and is left out."
     which = f"{'ranks' if len(absent) > 1 else 'rank'} {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
     lacks = f"{which} of {world} left no training step here."
     return " ".join([also] * bool(again) + [lacks] * bool(absent))

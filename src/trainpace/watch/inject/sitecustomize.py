@@ -7,6 +7,9 @@ Python imports the first ``sitecustomize`` that it finds; one that was there bef
 import os
 import sys
 
+_before: list[object] = []
+"""The module that was there before: as nothing else refers to it, what it holds would end with it."""
+
 
 def _load_the_one_before() -> None:
     import importlib.machinery
@@ -17,6 +20,7 @@ def _load_the_one_before() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
+        _before.append(module)
         spec.loader.exec_module(module)
 
 
