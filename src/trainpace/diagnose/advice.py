@@ -210,12 +210,13 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             basis="forward and backward without their large operators", settings={"batched": "yes"},
         )  # fmt: skip
         return
+    fewer = "torch.compile or CUDA graphs launch" if rank.accelerator else "torch.compile launches"
     if rank.loader is None and not rank.samples_per_step:
         yield Advice(
-            cause="launch", title="torch.compile, or CUDA graphs",
-            how=f"{count}, most too small to fill the device: both launch fewer. No DataLoader was seen, so that nothing is said"
+            cause="launch", title="torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile",
+            how=f"{count}, most too small to fill the device: {fewer} fewer. No DataLoader was seen, so that nothing is said"
             " about batches.",
-            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which they save a part",
+            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
         )  # fmt: skip
         return
@@ -236,7 +237,7 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     yield Advice(
         cause="launch", title=f"a batch {LARGER_BATCH} times as large",
         how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
-        "learning rate). With the batch as it is, torch.compile or CUDA graphs launch fewer operators.",
+        f"learning rate). With the batch as it is, {fewer} fewer operators.",
         saves_ms=saves, ceiling_ms=min(fixed, step),
         basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
         settings={"batch_factor": LARGER_BATCH},

@@ -6,8 +6,11 @@ them nothing is captured. Known limits: a loss that is neither a module nor one 
 mean of the outputs, which is noted; models with sharded parameters (FSDP2, ZeRO-3) are not captured.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside.recorder import Recorder
@@ -17,6 +20,8 @@ from trainpace.watch.inside.trials import size_of
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
 FORMS: Any = ("fp32", "amp", "half")
+LONGEST_S = 20.0
+"""What tracing may take once the script has ended: a recurrent network of 2,000 calls a sequence took 150 s."""
 
 
 class _Shape(NamedTuple):
@@ -53,6 +58,26 @@ class _Arguments(NamedTuple):
                 made[i] = _tensors(output)[value.position].reshape(scaled(value.sizes))
         args, kwargs = tree_unflatten(made, self.nesting)
         return args, kwargs
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what runs longer than that on the main thread; elsewhere it takes the time that it takes."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"tracing the model takes longer than {seconds:g} s")
+
+    try:
+        before = signal.signal(signal.SIGALRM, late)
+    except (AttributeError, ValueError):  # no such signal, or another thread
+        yield
+        return
+    pending, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, where it was swallowed
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, pending, every)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 
 
 class Capture:
@@ -128,7 +153,7 @@ class Capture:
             optimizer=self.optimizer, dataset=None, settings=settings,
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )  # fmt: skip
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), at_most(LONGEST_S):
             save(trace_task(task, FORMS), os.path.join(folder, WORKLOAD_FILE))
         seen = "called" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"
         self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": seen})

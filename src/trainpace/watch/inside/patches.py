@@ -18,6 +18,7 @@ from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
     BACKWARD,
     CHECKPOINT,
+    DATA,
     FORWARD,
     HOST_TO_DEVICE,
     LOGGING,
@@ -301,7 +302,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
             # kinds of tensors know torch's own function, which C++ would look up as this one
             if has_torch_function(self):
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
-            if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
+            if recorder.part in within or get_ident() != recorder.thread:
                 return run(self, *args, **kwargs)
             if part == HOST_TO_DEVICE and _waits_first(torch, kind, name, self, args, kwargs):
                 recorder.charged(SYNCHRONISATION, name, accelerator.finish_stream)
@@ -310,6 +311,8 @@ def _copies(torch: Any, recorder: Recorder) -> None:
         setattr(torch.Tensor, name, call)
 
     kind = accelerator.in_use()
+    # without a device, what a dataset converts is a sample's own cost
+    within = (FORWARD, BACKWARD, OPTIMIZER) if kind != "cpu" else (FORWARD, BACKWARD, OPTIMIZER, DATA)
     watch("to", HOST_TO_DEVICE)
     if kind != "cpu":
         recorder.trail.note({"accelerator": accelerator.device_name(kind) or kind})
