@@ -99,12 +99,16 @@ def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recor
     lost, trained_since = tmp_path / "lost.pt", tmp_path / "trained.pt"
     for path in (lost, trained_since):
         Path(aside_of(str(path), "another look")).write_text("moved aside")
+    older = Path(aside_of(str(lost), "a look before that"))
+    older.write_text("older")
+    os.utime(older, (1, 1))
     trained_since.write_text("newer")
     for path in (lost, trained_since):
         recorder.earlier.keep(path)
         kept = Path(aside_of(str(path), recorder.earlier.folder))
         assert kept.read_text() == ("moved aside" if path == lost else "newer")
     assert Path(aside_of(str(trained_since), "another look")).read_text() == "moved aside"
+    assert older.read_text() == "older"
 
 
 OTHERS = {

@@ -58,9 +58,8 @@ class Earlier:
         aside = aside_of(place, self.folder)
         is_aside = os.path.lexists(aside)  # by another rank
         if not is_aside and not os.path.lexists(place):
-            for left in glob.glob(glob.escape(place) + EARLIER + "*"):  # by a look that was killed
-                with contextlib.suppress(OSError):
-                    os.rename(left, place)
+            with contextlib.suppress(OSError, ValueError):  # where a look that was killed left something, the newest
+                os.rename(max(glob.glob(glob.escape(place) + EARLIER + "*"), key=os.path.getmtime), place)
         if is_aside or os.path.lexists(place):
             self.recorder.trail.note({"earlier": place})
             self.recorder.trail.flush()  # so that it is put back also if this process is killed
