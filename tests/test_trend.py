@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainpace.trend import trend_of
@@ -39,11 +39,12 @@ def test_the_shape_is_the_simplest_that_fits(step_ms, shape):
 
 
 @given(st.floats(0, 200), st.floats(0.1, 5))
+@example(24.0, 0.1)  # whose 40 samples are worse by exactly 5 %
 def test_the_knee_is_the_smallest_within_5_per_cent(fixed, slope):
     found = trend(fixed + slope * X)
     rate = X / (fixed + slope * X)
     assert rate[found.knee_batch - 1] >= 0.95 * rate.max() - 1e-12
-    assert not (rate[: found.knee_batch - 1] >= 0.95 * rate.max()).any()
+    assert (rate[: found.knee_batch - 1] < 0.95 * rate.max() + 1e-12).all()
     assert found.best_samples_per_second == pytest.approx(1e3 * rate.max())
 
 

@@ -74,8 +74,8 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
         (late, os.O_WRONLY),
         (3, os.O_WRONLY),
     ):
-        recorder.earlier._opened("open", (path if path == 3 else str(path), "w", flags))
-    recorder.earlier._opened("open", (os.fsencode(log), "a", os.O_APPEND))
+        recorder.earlier.copies.opened("open", (path if path == 3 else str(path), "w", flags))
+    recorder.earlier.copies.opened("open", (os.fsencode(log), "a", os.O_APPEND))
     assert recorder.trail.notes == [{"copied": str(log)}]
     aside = Path(aside_of(str(log), recorder.earlier.folder))
     assert aside.read_text() == "earlier"
@@ -109,6 +109,10 @@ def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recor
         assert kept.read_text() == ("moved aside" if path == lost else "newer")
     assert Path(aside_of(str(trained_since), "another look")).read_text() == "moved aside"
     assert older.read_text() == "older"
+
+
+def written_by_others(folder, path):
+    return restoring._written_by_others(restoring._notes_of(folder)["written"], [str(path)])
 
 
 OTHERS = {
@@ -145,18 +149,18 @@ def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone
     trail.flush()
     if still_open:
         opened.close()
-    assert restoring._written_by_others(tmp_path, [str(path)]) == ({str(path)} if is_shared else set())
+    assert written_by_others(tmp_path, path) == ({str(path)} if is_shared else set())
 
 
 def test_files_without_an_account_and_those_that_another_holds_open_are_left(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("earlier")
-    assert restoring._written_by_others(tmp_path, [str(path)]) == {str(path)}
+    assert written_by_others(tmp_path, path) == {str(path)}
     writers = Writers()
     writers.watch(str(path))
     trail = TrailWriter(str(tmp_path / "process-1.trail"), {})
     trail.note({"written": writers.accounts()})
     trail.flush()
-    assert restoring._written_by_others(tmp_path, [str(path)]) == set()
+    assert written_by_others(tmp_path, path) == set()
     with path.open("a"):
-        assert restoring._written_by_others(tmp_path, [str(path)]) == {str(path)}
+        assert written_by_others(tmp_path, path) == {str(path)}

@@ -258,9 +258,9 @@ def test_collectives_within_others_and_under_trials_are_left_out():
     for number, trial in ((3, 0), (4, 1)):
         records += [
             span(2, 20, 30, 1), span(1, 10, 40), span(2, 50, 70),
-            Step(trial, 1, number, 0, 100, 8, 0.0, 0.0, tuple(parts)),
+            Step(trial, 1, number, 0, 100, 8, 0.0, 0.0, tuple(parts)), {"input_elements": 10 * number},
         ]  # fmt: skip
     (step,) = rank_steps(records).values()
-    assert step.number == 3
+    assert (step.number, step.input_elements) == (3, 30)
     assert step.together == (Exchange("all_reduce", 10, 40),)
     assert step.by_name_ns == {"all_reduce": 30, "wait": 20}

@@ -31,6 +31,7 @@ from trainpace.watch import (
     Step,
     environment,
     header_of,
+    inputs_of,
     ms,
     read_processes,
     read_recording,
@@ -192,13 +193,8 @@ def _result(
 
 def _are_uneven(process: Process, counted: Collection[int]) -> bool:
     """Whether the inputs of these steps hold different amounts of data, as far as they were seen."""
-    held, last = {}, -1
-    for r in records_of(process.path):
-        if isinstance(r, Step):
-            last = r.number
-        elif isinstance(r, dict) and "input_elements" in r and last in counted:
-            held[last] = r["input_elements"]
-    return bool(held) and max(held.values()) > UNEVEN * min(held.values())
+    held = [count for number, count in inputs_of(records_of(process.path)).items() if number in counted]
+    return bool(held) and max(held) > UNEVEN * min(held)
 
 
 def _notes(process: Process, name: str) -> Iterator[Any]:

@@ -22,9 +22,9 @@ TOLERANCE = 0.05
 """A setting within this share of the best is as good: the difference is noise on most machines."""
 CROWDED = 4.0
 """Times the compute that workers load beside it where its threads fill all cores; the rest they load while it waits. By ResNets
-of 65 to 225 ms on two cores beside 270 ms of loading: a step with two workers took 0.95 to 1.15 times as long as without, with
-one 1.04 to 1.2 times, and a net of 12 ms half as long with two. Of a training that computes longer than it loads, two workers
-cost 34 %."""
+of 65 to 225 ms on two cores beside 270 ms of loading: a step with two workers took 0.93 to 1.18 times as long as without, with
+one 1.03 to 1.22 times; with a net of 5 ms and two workers 0.3 to 0.8 times, on a noisier day. Where a training computes longer
+than it loads, two workers cost 34 %."""
 
 
 class LoaderCost(Record):

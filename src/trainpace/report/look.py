@@ -19,7 +19,7 @@ from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
 from trainpace.verbs.look import Elsewhere, Looked, LookRequest
-from trainpace.watch import KEPT
+from trainpace.watch import NOT_RESTORED
 
 MOST_CAUSES = 4
 MOST_CHANGES = 3
@@ -123,7 +123,7 @@ def _conditions(looked: Looked) -> list[str]:
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input
     notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored),
-             _left(recording.left, looked.watched.folder)]  # fmt: skip
+             _not_restored(recording.left, looked.watched.folder)]  # fmt: skip
     return lines + [f"Note: {note}" for note in notes if note]
 
 
@@ -135,14 +135,14 @@ def _put_back(restored: Sequence[str]) -> str:
     )
 
 
-def _left(left: Sequence[str], folder: Path) -> str:
+def _not_restored(left: Sequence[str], folder: Path) -> str:
     """That files of earlier runs are not as they were."""
     if not left:
         return ""
     was, before = ("was", "its") if len(left) == 1 else ("were", "their")
     return (
         f"{_named(left)} may be written by another program at this moment, and {was} not restored;"
-        f" {before} earlier content is in {_from_home(folder / KEPT)}."
+        f" {before} earlier content is in {_from_home(folder / NOT_RESTORED)}."
     )
 
 

@@ -45,12 +45,22 @@ class RankStep(NamedTuple):
         return sum(self.parts_ns) - self.exchange_ns
 
 
-def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
+def inputs_of(records: Iterable[Any]) -> dict[int, int]:
+    """How many numbers the inputs of a trail's steps held, by the number of the step, as far as they were counted."""
+    held, last = {}, -1
+    for r in records:
+        if isinstance(r, Step):
+            last = r.number
+        elif isinstance(r, dict) and "input_elements" in r:
+            held[last] = r["input_elements"]
+    return held
+
+
+def rank_steps(records: Sequence[Any]) -> dict[int, RankStep]:
     """The plain steps after the warm-up of a trail whose spans were kept and that have no evaluation, by their number; none
     where the host does not wait for its collectives."""
     steps: list[tuple[Step, list[Span]]] = []
     names: dict[int, str] = {}
-    held: dict[int, int] = {}
     spans: list[Span] = []
     is_detailed = False
     for r in records:
@@ -65,10 +75,9 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
             spans, is_detailed = [], False
         elif isinstance(r, dict) and "number" in r:
             names[r["number"]] = r["name"]
-        elif isinstance(r, dict) and "input_elements" in r and steps:
-            held[steps[-1][0].number] = r["input_elements"]
         elif isinstance(r, dict) and (r.get("accelerator") or r.get("backend", "gloo") not in HOST_WAITS):
             return {}
+    held = inputs_of(records)
     return {step.number: _rank_step(step, found, names, held.get(step.number, 0)) for step, found in steps}
 
 

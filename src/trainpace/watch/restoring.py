@@ -4,13 +4,14 @@ import contextlib
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from trainpace.watch.inside.trail import ASIDE, aside_of, state_of
 
-KEPT = "earlier"
+NOT_RESTORED = "earlier"
 """The folder of a recording with files of earlier runs that were not put back."""
 _PATIENCE_S = 1.0
 """Loader workers that were killed have a log open for a moment longer."""
@@ -20,12 +21,13 @@ def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
     """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
     those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
     Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone."""
-    whole = whole and not any(_noted(folder, "stopped"))
-    saved = {(place, tuple(state)) for states in _noted(folder, "saved") for place, state in states}
-    copied = _distinct(folder, "copied")
-    shared = set() if whole else _written_by_others(folder, copied)
+    noted = _notes_of(folder)
+    whole = whole and not any(noted["stopped"])
+    saved = {(place, tuple(state)) for states in noted["saved"] for place, state in states}
+    copied = [str(place) for place in noted["copied"]]
+    shared = set() if whole else _written_by_others(noted["written"], copied)
     done: dict[str, list[str]] = {"restored": [], "left": []}
-    for place in dict.fromkeys((*_distinct(folder, "earlier"), *copied)):
+    for place in dict.fromkeys((*map(str, noted["earlier"]), *copied)):
         aside = aside_of(place, str(folder.resolve()))
         if not os.path.lexists(aside):
             continue
@@ -33,7 +35,7 @@ def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
             if whole:
                 _remove(aside)
             elif place in shared or (place not in copied and _is_anothers(place, saved)):
-                kept = _unused(folder / KEPT / os.path.basename(place))
+                kept = _unused(folder / NOT_RESTORED / os.path.basename(place))
                 kept.parent.mkdir(exist_ok=True)
                 shutil.move(aside, kept)
                 done["left"].append(place)
@@ -46,7 +48,7 @@ def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
 
 def remove_asides(folder: Path) -> None:
     """Remove checkpoints that trials wrote beside the script's own."""
-    for place in _distinct(folder, "aside"):
+    for place in map(str, _notes_of(folder)["aside"]):
         if place.endswith(ASIDE):
             Path(place).unlink(missing_ok=True)
 
@@ -57,12 +59,12 @@ def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> 
     return bool(states) and os.path.lexists(place) and state_of(place) not in states
 
 
-def _written_by_others(folder: Path, places: Collection[str]) -> set[str]:
+def _written_by_others(written: Collection[Any], places: Collection[str]) -> set[str]:
     """Files that other programs have written meanwhile or have open, and those of which nobody can say it, since a process was
-    killed before it could give its account."""
-    accounts = [account for found in _noted(folder, "written") for account in found]
+    killed before it could give its account (`written`: those of all processes)."""
+    accounts = [account for found in written for account in found]
     shared = set()
-    for place in places:
+    for place in set(places):
         own = [account for account in accounts if account["place"] == place]
         closed = max((account["closed"] for account in own), default=0)
         mine = sum(account["opened"] - account["open"] for account in own)
@@ -101,13 +103,14 @@ def _remove(place: str) -> None:
         os.unlink(place)
 
 
-def _distinct(folder: Path, name: str) -> list[str]:
-    return list(dict.fromkeys(map(str, _noted(folder, name))))
-
-
-def _noted(folder: Path, name: str) -> list[Any]:
-    """What the command's processes have noted under a name."""
+def _notes_of(folder: Path) -> defaultdict[str, list[Any]]:
+    """What the command's processes have noted, by its name."""
     from trainpace.watch.trails import records_of
 
-    records = (record for path in folder.glob("process-*.trail") for record in records_of(path))
-    return [record[name] for record in records if isinstance(record, dict) and name in record]
+    noted = defaultdict(list)
+    for path in folder.glob("process-*.trail"):
+        for record in records_of(path):
+            if isinstance(record, dict):
+                for name, value in record.items():
+                    noted[name].append(value)
+    return noted

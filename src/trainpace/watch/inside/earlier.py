@@ -1,29 +1,20 @@
-"""Files of earlier runs, while a script is only looked at. It writes its own as it always does; what was there before is moved or
-copied aside first, and put back at the end by `watch`, unless the script came to its own end.
-
-Checkpoints are moved. Whatever else Python opens for writing, such as a log, is copied, so that it is the same file to whoever
-has it open. Not kept: files larger than `MOST_BYTES`, temporary ones, caches and locks, what compiled libraries write, and where
-nobody could say whether other programs write them too.
+"""Checkpoints of earlier runs, while a script is only looked at. It writes its own as it always does; what was there before is
+moved aside first, and put back at the end by `watch`, unless the script came to its own end. Other files are copied
+(`inside.copies`).
 """
 
 import contextlib
 import glob
 import os
-import shutil
 import sys
-import tempfile
-import time
 from typing import Any
 
+from trainpace.watch.inside.copies import Copies
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import EARLIER, aside_of, state_of
-from trainpace.watch.inside.writers import Writers
 
 _CHECKPOINTS = ("checkpoint-*", "global_step*", "*.safetensors", "pytorch_model*.bin")
 """What transformers and DeepSpeed write into a folder."""
-MOST_BYTES = 256 * 2**20
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC
-_NEVER = (".lock", ".pyc")
 _EVENTS = ("os.rename", "shutil.copyfile")
 """Audit events by which a file (their first argument) takes another's place (their second)."""
 
@@ -38,16 +29,10 @@ class Earlier:
         """Where this run has written: no longer an earlier run's."""
         self.saved: dict[str, tuple[int, ...]] = {}
         """The state of each checkpoint as this run left it: another one is another program's."""
-        self.writers = Writers()
         self.holding: dict[str, bool] = {}
-        self.process, self.began_s = os.getpid(), time.time()
-        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
-        here = os.getcwd()
-        self.outside = tuple(
-            f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/")
-        )
+        self.copies = Copies(recorder.trail, self.folder, self.written)
         sys.addaudithook(self._replaced)
-        sys.addaudithook(self._opened)
+        sys.addaudithook(self.copies.opened)
 
     def keep(self, path: Any) -> None:
         """Move what lies there aside, if this run has not written it. Where that cannot be, it is as without trainpace."""
@@ -76,7 +61,7 @@ class Earlier:
     def note(self) -> None:
         """Note what this run has written, so that what another program wrote meanwhile is told from it."""
         with contextlib.suppress(Exception):
-            self.recorder.trail.note({"saved": list(self.saved.items()), "written": self.writers.accounts()})
+            self.recorder.trail.note({"saved": list(self.saved.items()), "written": self.copies.writers.accounts()})
 
     def holds_some(self, folder: Any) -> bool:
         """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
@@ -84,38 +69,6 @@ class Earlier:
         if place not in self.holding:
             self.holding[place] = any(glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS)
         return self.holding[place]
-
-    def _opened(self, event: str, args: Any) -> None:
-        """A file that is opened for writing is copied first."""
-        if event != "open" or not args[2] & _WRITES or type(args[0]) not in (str, bytes):
-            return
-        with contextlib.suppress(Exception):
-            place = os.path.abspath(os.fsdecode(args[0]))
-            if os.getpid() != self.process:
-                return
-            if place not in self.written:
-                self.written.add(place)
-                self._copy(place)
-            if place in self.writers:
-                self.writers.opened(place)
-
-    def _copy(self, place: str) -> None:
-        outside = place.endswith(_NEVER) or EARLIER in place or place.startswith(self.outside)
-        if outside or not os.path.isfile(place):
-            return
-        about, aside = os.stat(place), aside_of(place, self.folder)
-        is_aside = os.path.lexists(aside)
-        if not is_aside and (about.st_mtime >= self.began_s or about.st_size > MOST_BYTES):
-            return
-        if not self.writers.watch(place):
-            return
-        if not is_aside:
-            unfinished = f"{aside}-{self.process}"
-            self.written.add(unfinished)
-            shutil.copy2(place, unfinished)
-            os.rename(unfinished, aside)
-        self.recorder.trail.note({"copied": place})
-        self.recorder.trail.flush()
 
     def _replaced(self, event: str, args: Any) -> None:
         """A checkpoint that was written under another name takes its place."""

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
-from trainpace.watch.inside.earlier import Earlier
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import ASIDE, TrailWriter, unused
@@ -66,6 +65,8 @@ def on_torch(torch: ModuleType) -> None:
         recorder.trials = trials.Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
     if (seconds := stopping.seconds_of(os.environ)) is not None:
+        from trainpace.watch.inside.earlier import Earlier
+
         recorder.earlier = Earlier(recorder)
         recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
