@@ -83,6 +83,23 @@ def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them
     assert by_cause(d)["launch"] == pytest.approx(0.6)
 
 
+def test_what_others_slow_down_after_the_operators_were_timed_is_no_launching():
+    """A quick block of 10 ms, in which operators take 9, and then three times as long."""
+    blocks = [block("plain", forward=each) for each in (10, 30, 50, 30)]
+    d = diagnose(recording(rank(forward=30, blocks=blocks, large_operators_ms=9.0, delayed_share=0.4)))
+    assert d.verdict == "compute"
+    assert by_cause(d)["launch"] == pytest.approx(3)
+    assert any("waited for a core in 40% of its time" in note for note in d.warnings)
+
+
+def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
+    failed = recording(rank(forward=10, ended_in="few_samples"), exit_code=1)
+    assert "batches of 2 samples" in diagnose(failed).warnings[0]
+    assert (
+        "batches of 2 samples" not in diagnose(recording(rank(forward=10, ended_in="muted"), exit_code=1)).warnings[0]
+    )
+
+
 def two_ranks(first, second, plain, free_first, free_second, **more):
     ranks = []
     for i, (own, free) in enumerate(((first, free_first), (second, free_second))):

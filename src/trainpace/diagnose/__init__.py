@@ -7,7 +7,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, WORTH, loader_cost, with_workers_ms
     from trainpace.diagnose.among_ranks import faults_in_words
-    from trainpace.diagnose.diagnosis import Advice, Diagnosis, Proof, Share, diagnose, workers_beside
+    from trainpace.diagnose.diagnosis import Advice, Diagnosis, Proof, Share, diagnose, unseen_in_words, workers_beside
     from trainpace.diagnose.shares import IN_WORDS, split
 
 __getattr__, __all__ = exports(__name__, __file__)

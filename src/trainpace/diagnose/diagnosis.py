@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import faults_in_words
-from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
+from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
 from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step, stated_length
+
+DELAYED = 0.1
+"""Share of its time in which a process waits for a core, from which on it is said. On a quiet machine it is below 0.02."""
 
 
 class Share(Record):
@@ -143,20 +146,40 @@ def workers_beside(ranks: Sequence[Rank]) -> str:
     )
 
 
+def unseen_in_words(rank: Rank) -> str:
+    """What a training often has besides its steps and this rank had not, such as "no evaluation"; empty where it had all."""
+    unseen = [name for name, share in rank.occasions.items() if not share]
+    return f"no {' or '.join(unseen)}" if unseen else ""
+
+
 def _warnings(recording: Recording) -> list[str]:
     ranks = recording.ranks
     warnings = []
-    if recording.exit_code not in (0, None):
+    if recording.exit_code not in (0, None) and ranks[0].ended_in == "few_samples":
+        warnings.append(
+            f"the command {ending_of(recording.exit_code)} when it was given batches of {FEW_SAMPLES} samples, the last"
+            " intervention, which it does not bear; what it did before is counted. --without few_samples leaves that out."
+        )
+    elif recording.exit_code not in (0, None):
         warnings.append(f"the command {ending_of(recording.exit_code)}; what it did before is counted.")
     if not all(r.complete for r in ranks):
         warnings.append("a process was killed: its last moments may be missing.")
     if len(ranks) < ranks[0].world_size:
         warnings.append(f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here.")
+    if (delayed := max(r.delayed_share for r in ranks)) >= DELAYED and not recording.busy:
+        warnings.append(
+            f"a training process waited for a core in {min(delayed, 1.0):.0%} of its time: other programs, or more threads"
+            " than cores, slow it down."
+        )
     if recording.seen:
         warnings.append(recording.seen)
     fewest = min(r.steps for r in ranks)
     if fewest < 20:
         warnings.append(f"only {fewest} steps were counted.")
+    if any(r.blocks or r.stopped for r in ranks) and (unseen := unseen_in_words(ranks[0])):
+        warnings.append(
+            f"{unseen} was seen before the script was ended, so none is counted; trainpace watch sees all of it."
+        )
     if max(r.allocator_retries for r in ranks):
         warnings.append("the memory allocator had to retry: memory is nearly full, a smaller batch may be faster.")
     return warnings

@@ -96,6 +96,12 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
 
 
+def _quickest_ms(rank: Rank) -> float:
+    """Forward and backward in the quickest block of plain steps; without blocks, in all steps."""
+    blocks = [b.parts_ms for b in of_trial(rank, "plain")] or [rank.parts_ms]
+    return min(parts["forward"] + parts["backward"] for parts in blocks)
+
+
 def slowed_ms(ranks: Sequence[Rank]) -> float:
     """What forward and backward take longer while loader workers are busy on the same cores: blocks of plain steps against blocks
     with a cached batch, for which no worker does anything. 0 where noise or the script's own workers do not show it."""
@@ -167,7 +173,9 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         launch = fixed
     if large:
         proved |= {"launch", "compute"}
-        launch = max(0.0, computing - fmean(large))
+        # counted in a few steps of the beginning: what others on the machine slow down later is no launching
+        pace = min(computing, fmean(map(_quickest_ms, others)))
+        launch = computing * max(0.0, 1 - fmean(large) / pace) if pace else 0.0
     for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
         tried = proof(ranks, trial)
         if tried is not None and tried.settles:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainpace.diagnose import WORTH, workers_beside
+from trainpace.diagnose import WORTH, unseen_in_words, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.diagnosis import saved_ms
@@ -117,8 +117,8 @@ def _conditions(looked: Looked) -> list[str]:
         lines.append("How long the whole training is is not known: say it with --epochs N.")
     else:
         by = f"Length by {length.words}. " if length.words and length.words != "as you say" else ""
-        unseen = [name for name, share in first.occasions.items() if not share]
-        none = f"No {' or '.join(unseen)} is counted: none was seen." if unseen else ""
+        unseen = unseen_in_words(first)
+        none = f"{unseen.capitalize()} is counted: none was seen." if unseen else ""
         lines += [words_of] if (words_of := (by + none).strip()) else []
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input

@@ -71,7 +71,10 @@ def print_recording(recording: Recording, folder: str) -> None:
     print_lines(f"{' '.join(recording.command)}: trained {trained_on(ranks[0])}, recorded in {folder}")
     rows = _rows(ranks, step_ms)
     each = duration(step_ms / 1000)
-    print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
+    after = f" after {ranks[0].warm_up} of warm-up" if ranks[0].warm_up else ""
+    print_verdict(
+        f"{plural(ranks[0].steps, 'step')}{after}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]})."
+    )
     print_table(columns, rows)
     print_among_ranks(recording)
     print_notes(*_remarks(recording, step_ms))
@@ -151,6 +154,10 @@ def _doubts(recording: Recording) -> list[str]:
         lines.append("A process was killed; what it did until then is counted.")
     if len(recording.ranks) < first.world_size:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
+    if first.no_workload:
+        lines.append(
+            f"The model could not be read out of the script, so there is no workload for forecasts: {first.no_workload}."
+        )
     return [*lines, recording.seen] if recording.seen else lines
 
 

@@ -173,7 +173,10 @@ def elsewhere(
     workload = looked.watched.folder / WORKLOAD_FILE
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
-        raise TrainpaceError("the model could not be read out of the script, so there is no forecast for other cards.")
+        why = f" ({first.no_workload})" if first.no_workload else ""
+        raise TrainpaceError(
+            f"the model could not be read out of the script, so there is no forecast for other cards{why}."
+        )
     whole = global_batch or samples_of_step(looked.watched.recording.ranks)
     if not whole:
         raise TrainpaceError(

@@ -82,7 +82,9 @@ class Rank(Record):
     trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
     core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
     `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
-    length, as the script's variables said in its first step; None where none did.
+    length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
+    counted. `no_workload`: why the model could not be read out of the script; empty where it could, or nobody tried.
+    `ended_in`: the intervention under which it ended; empty where there were none.
     """
 
     rank: int
@@ -133,6 +135,9 @@ class Rank(Record):
     model_batch: int = 0
     occasions: dict[str, float] = msgspec.field(default_factory=dict)
     stated: StatedLength | None = None
+    warm_up: int = 0
+    no_workload: str = ""
+    ended_in: str = ""
 
 
 class _Ended(msgspec.Struct):
@@ -295,7 +300,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     as_noted = {name: value for name, value in (notes | model).items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
-        steps=len(steady), step_ms=step_ms,
+        steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),

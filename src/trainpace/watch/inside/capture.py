@@ -20,6 +20,9 @@ from trainpace.watch.inside.trials import size_of
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
 FORMS: Any = ("fp32", "amp", "half")
+_EVALUATES = (
+    "the training's {} evaluates the loss several times a step; a step here is one evaluation and an update by SGD."
+)
 LONGEST_S = 20.0
 """What tracing may take once the script has ended: a recurrent network of 999 calls a sequence took 186 s."""
 
@@ -88,6 +91,8 @@ class Capture:
         self.batch_size = 0
         self.model: Any = None
         self.optimizer: Any = None
+        self.evaluates = ""
+        """The name of an optimizer that evaluates the loss itself, as often as it likes."""
         self.name = ""
         self.arguments = _Arguments([], None)
         self.output: Any = None
@@ -115,7 +120,10 @@ class Capture:
                 self.batch_size = size_of((args, kwargs))
                 self.arguments = _described(args, kwargs)
                 self.name = type(model).__qualname__
-                self.model, self.optimizer = _on_meta(recorder, model)
+                optimizer = recorder.optimizer() if recorder.optimizer is not None else None
+                if optimizer is not None and _wants_closure(optimizer):
+                    optimizer, self.evaluates = None, type(optimizer).__name__
+                self.model, self.optimizer = _on_meta(model, optimizer)
                 recorder.trail.note({"number_format": _number_format(model), "model_batch": self.batch_size})
             elif self.output is not None and self.criterion is None and not has_parameters:
                 self.made_by(model, args, kwargs)
@@ -140,6 +148,7 @@ class Capture:
         if self.model is None or not self.batch_size:
             return
         import torch
+        from msgspec.structs import replace
 
         from trainpace.records import save
         from trainpace.tasks import Task
@@ -154,7 +163,12 @@ class Capture:
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]), at_most(LONGEST_S):
-            save(trace_task(task, FORMS), os.path.join(folder, WORKLOAD_FILE))
+            workload = trace_task(task, FORMS)
+        if self.evaluates:
+            workload = replace(
+                workload, assumes_optimizer=True, notes=(*workload.notes, _EVALUATES.format(self.evaluates))
+            )
+        save(workload, os.path.join(folder, WORKLOAD_FILE))
         seen = "called" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"
         self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": seen})
 
@@ -190,12 +204,9 @@ def _number_format(model: Any) -> str:
     return short.get(weights.dtype, "")
 
 
-def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
+def _on_meta(model: Any, optimizer: Any) -> tuple[Any, Any]:
     from trainpace.trace import on_meta
 
-    optimizer = recorder.optimizer() if recorder.optimizer is not None else None
-    if optimizer is not None and _wants_closure(optimizer):
-        optimizer = None
     copied, stepper = on_meta(model, optimizer)
     if stepper is not None:
         for group in stepper.param_groups:

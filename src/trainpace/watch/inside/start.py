@@ -18,7 +18,7 @@ from typing import Any
 from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import ASIDE, TrailWriter, unused
+from trainpace.watch.inside.trail import ASIDE, TRIALS, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
@@ -115,6 +115,8 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.earlier.note()
     if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
         recorder.trail.note({"delayed_share": share})
+    if recorder.trials is not None:
+        recorder.trail.note({"ended_in": TRIALS[recorder.active_trial]})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
 
