@@ -25,8 +25,8 @@ LOADER = {
 }  # fmt: skip
 
 
-def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0):
-    """steps: (trial, {part: ms})."""
+def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None):
+    """steps: (trial, {part: ms}). counted: what was counted in the last one."""
     trail = TrailWriter(
         str(folder / "process-7-here.trail"),
         {"role": "process", "pid": 7, "host": "here", "rank": 0, "world_size": 1, "cpus": 2},
@@ -40,6 +40,8 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0):
             parts[part] = int(ms * MS)
         trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts)))
         at += sum(parts)
+    if counted is not None:
+        trail.note({"counted": {"flops": 0.0, **counted}})
     trail.note({"ended": at})
     trail.flush()
     worker = TrailWriter(
@@ -128,3 +130,13 @@ def test_the_accelerator_is_named_as_the_recorder_noted_it(tmp_path, noted, name
     write(tmp_path, [("plain", {FORWARD: 5})] * 6, notes=(LOADER, *noted))
     (rank,) = read_recording(tmp_path).ranks
     assert rank.accelerator == named
+
+
+def test_a_step_in_which_operators_were_counted_is_none_of_a_few(tmp_path):
+    """Of a recording that ended before its interventions."""
+    write(
+        tmp_path, [("plain", {FORWARD: ms}) for ms in (30, 20, 80)], counted={"operators": 9, "large_operators_ns": 0}
+    )
+    (rank,) = read_recording(tmp_path).ranks
+    assert (rank.steps, rank.warm_up, rank.operators) == (1, 1, 9)
+    assert rank.step_ms == 20

@@ -198,6 +198,15 @@ def test_a_quiet_machine_needs_the_rounds_that_were_asked_for(trials):
     assert FEW_SAMPLES in counted
 
 
+def test_operators_are_not_counted_in_a_step_for_which_there_is_no_time(trials, monkeypatch):
+    began = []
+    monkeypatch.setattr(module, "count_one_step", lambda recorder, name="counted": began.append(name) or (lambda: None))
+    for budget_s, steps in ((60.0, 3), (150.0, 7)):
+        _, took_s, _ = diagnosed(trials, lambda trial, n: 25_000.0, budget_s=budget_s)
+        assert took_s == 25 * steps
+        assert len(began) == (steps == 7)
+
+
 def test_noise_is_met_by_more_rounds(trials):
     noise = [0.0, 90.0, 10.0, 60.0, 5.0]
     _, _, t = diagnosed(trials, lambda trial, n: 20.0 + noise[n // 6 % 5])
@@ -208,5 +217,5 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
     counted, took_s, t = diagnosed(trials, lambda trial, n: 4000.0, warm_up_steps=10, block_steps=8)
     assert 2 <= t.block < 8
     assert t.rounds_made >= 1
-    assert took_s <= 4 + 100 + 4  # the step before the budget begins, and the one in which it ends
+    assert took_s <= 4 + 100 + 2  # the step before the budget begins, and half of one beyond it
     assert {PLAIN, CACHED_BATCH} <= set(counted)

@@ -273,13 +273,20 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     notes: dict[str, Any] = {"torch": "", "threads": 1, **header}
     notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
     loaders, models, counted, few = [], [], [], []
-    for note in (r for r in records if isinstance(r, dict)):
-        if "loader" in note:
+    slowed: set[int] = set()
+    last = -1
+    for note in records:
+        if isinstance(note, Step):
+            last = note.number
+        elif not isinstance(note, dict):
+            continue
+        elif "loader" in note:
             loaders.append(note)
         elif "model" in note:
             models.append(note)
         elif "counted" in note:
             counted.append(note["counted"])
+            slowed.add(last)  # by the counting
         elif "counted_few" in note:
             few.append(note["counted_few"])
         else:
@@ -287,6 +294,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    steady = [s for s in steady if s.number not in slowed] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = _training_loader(loaders, steps)

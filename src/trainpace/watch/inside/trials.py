@@ -28,6 +28,8 @@ REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
+COUNTING_SLOWS = 3
+"""Times as long as usual that a step may take in which every operator is counted: of a recurrent network 999 calls a sequence."""
 LEAST_LOGGING_NS = 100_000
 INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
 """Parts that come now and then, and are no part of what a block of steps takes."""
@@ -77,21 +79,23 @@ class Trials:
             with contextlib.suppress(Exception):
                 self.counting()
             self.counting = None
-        if not is_distributed() and now_ns() > self.deadline_ns:
+        took_ns = step.end_ns - step.start_ns
+        if not is_distributed() and now_ns() + took_ns // 2 > self.deadline_ns:  # nearer than one more step would end
             end(self.recorder)
         self.paces(step)
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
             self._fetched_from.clear()
             steps_left = self.warm_up - step.number - 1
-            if 0 < steps_left <= COUNTED_STEPS and not self.only_steps:
+            can_count = now_ns() + COUNTING_SLOWS * took_ns < self.deadline_ns
+            if 0 < steps_left <= COUNTED_STEPS and can_count and not self.only_steps:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
             elif steps_left == COUNTED_STEPS + 1 and not self.only_steps and self.elsewhere() is not None:
                 with contextlib.suppress(Exception):
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
-            self.step_ns = step.end_ns - step.start_ns
+            self.step_ns = took_ns
             if step.number + 1 >= self.warm_up:
                 a_round, last, self.rounds = agreed("plan", self.planned(step.number), self.limit_s)
                 self.round, self.last = [tuple(block) for block in a_round], [tuple(block) for block in last]
