@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
-from trainpace.watch import PARTS, StatedLength
+from trainpace.watch import PARTS, Line, StatedLength
 
 
 def by_cause(d):
@@ -98,6 +98,13 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
     assert (
         "batches of 2 samples" not in diagnose(recording(rank(forward=10, ended_in="muted"), exit_code=1)).warnings[0]
     )
+
+
+def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
+    seen = Line(part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9)
+    d = diagnose(recording(rank(forward=10, other=20, lines=(seen,))))
+    assert saving(d, "less of utils.py:281 save_image") == pytest.approx(18)
+    assert not diagnose(recording(rank(forward=10, other=20, lines=(replace(seen, share=0.2),)))).advice
 
 
 def two_ranks(first, second, plain, free_first, free_second, **more):

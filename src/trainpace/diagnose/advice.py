@@ -1,6 +1,7 @@
 """Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a recording."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -27,6 +28,8 @@ LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Fewer times an epoch than this is once."""
 LEAST_LAUNCH = 0.1
+ONE_LINE = 0.3
+"""Of the script's own code, what is seen at one line, from which on that line is worth a word."""
 LOOPED = 0.5
 """A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
 
@@ -331,4 +334,21 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             )  # fmt: skip
 
 
-ADVISORS = (_workers, _worker_start, _transfers, _launching, _optimizer, _exchange, _straggler, _less_often)
+def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """For the one line that most of the script's own time is seen at."""
+    rank, spent = ranks[0], split.by_cause["own_code"]
+    line = max((line for line in rank.lines if line.part == "other"), key=lambda line: line.share, default=None)
+    if line is None or line.share < ONE_LINE:
+        return
+    place, calls = os.path.basename(line.line), f", in {line.called}" if line.called else ""
+    yield Advice(
+        cause="own_code", title=f"less of {place}",
+        how=f"{line.share:.0%} of the script's own code between loading, model and optimizer was seen at {line.line}{calls}. Done"
+        " less often, in a thread or process beside the training, or once before it, it holds a step up less.",
+        saves_ms=spent * line.share, ceiling_ms=spent * line.share, basis="the share of samples of the stack at that line",
+    )  # fmt: skip
+
+
+ADVISORS = (
+    _workers, _worker_start, _transfers, _launching, _optimizer, _exchange, _straggler, _less_often, _own_code,
+)  # fmt: skip
