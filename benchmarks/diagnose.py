@@ -1,7 +1,7 @@
 """How good are `trainpace watch` and `diagnose`: verdicts, planted milliseconds, savings foretold, and the cost of watching.
 
-Run on a machine that does nothing else: python benchmarks/diagnose.py [cases crowded overhead peer] [--only NAME ...]. Each part prints
-its lines and keeps them in benchmarks/results/diagnose.md. On two cores all parts take about 40 minutes.
+Run on a machine that does nothing else: python benchmarks/diagnose.py [cases crowded overhead peer] [--only NAME ...]. Each
+part prints its lines and keeps them in benchmarks/results/diagnose.md. On two cores all parts take about 40 minutes.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def foretold(case: Case, recording: Recording, found: Diagnosis) -> float | None
 
 
 def crowded(only: list[str]) -> list[str]:
-    """Every planted script diagnosed once while another program keeps one core busy: verdicts, and claims of proof that are wrong."""
+    """Every planted script diagnosed once while another program keeps one core busy: verdicts, and wrong ones that are called proved."""
     lines = ["| case | true cause | said | proved |", "|---|---|---|---|"]
     right = wrong = tried = 0
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
