@@ -173,7 +173,7 @@ def foretold(case: Case, recording: Recording, found: Diagnosis) -> float | None
 
 
 def crowded(only: list[str]) -> list[str]:
-    """Every planted script diagnosed once while another program keeps one core busy: verdicts, and wrong ones that are called proved."""
+    """Every planted script diagnosed once while another program keeps one core busy: verdicts, and wrong ones said proved."""
     lines = ["| case | true cause | said | proved |", "|---|---|---|---|"]
     right = wrong = tried = 0
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
