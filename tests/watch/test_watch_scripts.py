@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +134,13 @@ def test_a_script_that_raises_is_recorded_up_to_there(tmp_path, monkeypatch):
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(TrainpaceError, match="there is no command"):
         watch(["no-such-command"], tmp_path / "r")
+
+
+def test_a_command_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    beside = Path(sys.executable).with_name("torchrun")
+    with pytest.raises(TrainpaceError, match=f"torchrun is not on the PATH, and {beside} is there"):
+        watch(["torchrun", "train.py"], tmp_path / "r")
 
 
 def test_a_command_that_cannot_be_started(tmp_path):

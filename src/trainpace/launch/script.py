@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Ended, Job, Starts, run_here
 from trainpace.launch.slurm import Slurm
 from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
 from trainpace.medians import median
+from trainpace.process import no_command
 from trainpace.records import Record, write_whole
 from trainpace.watch import (
     COMMAND_FILE,
@@ -136,7 +136,7 @@ def _run_here(trial: ScriptTrial, job: Job) -> Ended:
     program = trial.command[0]
     path = job.environment.get("PATH", os.environ.get("PATH"))
     if shutil.which(program, path=path) is None and not Path(trial.cwd, program).is_file():
-        raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
+        raise no_command(program)
     with temporary_folder() as own:
         return run_here(job, trial.command, own | job.environment, cwd=trial.cwd)
 

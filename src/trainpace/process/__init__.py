@@ -1,6 +1,6 @@
 """Child processes: a command that ends with us, a worker that answers one request, and a pool of workers that answer many."""
 
-from trainpace.process.child import Child, allowed_cores, ending_of, usable_cores
+from trainpace.process.child import Child, allowed_cores, ending_of, no_command, usable_cores
 from trainpace.process.worker import (
     DiskFull,
     Pool,
@@ -16,6 +16,6 @@ from trainpace.process.worker import (
 )
 
 __all__ = [
-    "Child", "DiskFull", "Pool", "allowed_cores", "end", "ending_of", "explain", "failure_of", "is_out_of_memory",
+    "Child", "DiskFull", "Pool", "allowed_cores", "end", "ending_of", "explain", "failure_of", "is_out_of_memory", "no_command",
     "run_isolated", "run_ranks", "serve", "serve_lines", "started_isolated", "usable_cores",
 ]  # fmt: skip

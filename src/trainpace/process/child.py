@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainpace.errors import TrainpaceError
 from trainpace.process import guard
 from trainpace.process.limits import Limits, Overstep
 
@@ -130,3 +131,14 @@ def ending_of(exit_code: int) -> str:
         return f"ended with exit code {exit_code}"
     name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
     return f"died of {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")
+
+
+def no_command(program: str) -> TrainpaceError:
+    """The error for a program that is not on the PATH, where the environment of this Python may have it."""
+    beside = os.path.join(os.path.dirname(sys.executable), program)
+    if os.path.basename(program) == program and os.access(beside, os.X_OK):
+        activate = f'PATH="{os.path.dirname(sys.executable)}:$PATH"'
+        return TrainpaceError(
+            f"{program} is not on the PATH, and {beside} is there.", f"Put it there: export {activate}"
+        )
+    return TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")

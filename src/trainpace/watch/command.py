@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError, ending_with, os_reason
+from trainpace.process import no_command
 from trainpace.records import make_folder, write_whole
 from trainpace.watch import restoring, tasks
 from trainpace.watch.inside.trail import STOP_AFTER
@@ -54,9 +55,7 @@ def watch(
     kept. Raises TrainpaceError where the command cannot be started.
     """
     if shutil.which(command[0]) is None:
-        raise TrainpaceError(
-            f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS"
-        )
+        raise no_command(command[0])
     begun = time.monotonic()
     note = {"command": list(command), "started": time.time(), "seconds": None, "exit_code": None, "trials": trials}
     note |= {"busy": busy} if busy else {}

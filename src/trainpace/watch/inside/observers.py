@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
@@ -16,7 +17,8 @@ from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 
 LONGEST_LAUNCH_NS = 20_000
-"""Operators that take longer compute; shorter ones mostly wait for their launch."""
+"""Operators that compute longer than this on their thread are large; shorter ones mostly wait for their launch. By the thread's
+own clock, since a program that takes the core for a while makes any operator long."""
 REPEATS = 5
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 """Of the matrix product that a rate is measured with: large enough to fill the device."""
@@ -47,13 +49,13 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            start = now_ns()
+            start, computed = now_ns(), time.thread_time_ns()
             result = function(*args, **(kwargs or {}))
-            took = now_ns() - start
+            took, computed = now_ns() - start, time.thread_time_ns() - computed
             if recorder.part not in (FORWARD, BACKWARD) or function.namespace in ("c10d", "_c10d_functional"):
                 return result
             seen["operators"] += not function.is_view
-            seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
+            seen["large_operators_ns"] += took if computed > LONGEST_LAUNCH_NS else 0
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
                 with contextlib.suppress(Exception):
