@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from diagnose.recordings import rank, recording
 from trainpace.diagnose import Diagnosis
 from trainpace.errors import TrainpaceError
+from trainpace.outcome import Interval
 from trainpace.report import print_looked
-from trainpace.verbs.look import Length, LookRequest, length_of, run, started_with_python
+from trainpace.verbs.look import Length, Looked, LookRequest, elsewhere, length_of, run, started_with_python
 from trainpace.verbs.request import Misuse, Silent
-from trainpace.verbs.watch import busy_cores, busy_in_words
+from trainpace.verbs.watch import Watched, busy_cores, busy_in_words
 from trainpace.watch import StatedLength
 
 SCRIPT = """
@@ -153,6 +155,17 @@ def test_a_script_that_fails_is_told_with_what_it_printed(script):
     with pytest.raises(TrainpaceError, match=r"exit code 5 before its second training step:\n  one moment") as raised:
         look(script)
     assert raised.value.exit_code == 5
+
+
+def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
+    (tmp_path / "workload.json").write_text("{}")
+    recorded = recording(rank(forward=10, number_format="fp64"))
+    looked = Looked(
+        watched=Watched(recording=recorded, folder=tmp_path), diagnosis=DIAGNOSIS, length=Length(steps=10, of="steps"),
+        seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )  # fmt: skip
+    with pytest.raises(TrainpaceError, match="computes in fp64"):
+        elsewhere(looked, (), Silent())
 
 
 @pytest.mark.slow

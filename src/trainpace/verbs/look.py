@@ -185,6 +185,8 @@ def elsewhere(
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     known = first.number_format in PRECISIONS
+    if first.number_format and not known:
+        raise TrainpaceError(f"the model computes in {first.number_format}, for which there is no forecast.")
     precision = cast(Precision, first.number_format) if known else "torch_fp32"
     found = match.run(
         match.MatchRequest(

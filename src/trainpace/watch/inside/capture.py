@@ -198,7 +198,7 @@ def _number_format(model: Any) -> str:
     import torch
 
     weights = next(model.parameters())
-    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
     if torch.is_autocast_enabled(weights.device.type):
         return f"amp_{short[torch.get_autocast_dtype(weights.device.type)]}"
     return short.get(weights.dtype, "")

@@ -179,10 +179,14 @@ class Recorder:
                 self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
             self._evaluation_start = None
         self._settled = self._mark
-        spent = self._spent
-        for part, ns in self._pending.items():
-            spent[EVALUATION if self._evaluating and part not in KEEPS else part] += ns
-        self._pending.clear()
+        spent, pending = self._spent, self._pending
+        if self._evaluating:
+            for part, ns in pending.items():
+                spent[part if part in KEEPS else EVALUATION] += ns
+        else:
+            for part, ns in pending.items():
+                spent[part] += ns
+        pending.clear()
 
     # ---- steps
 
