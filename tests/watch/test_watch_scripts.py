@@ -131,6 +131,43 @@ def test_a_script_that_raises_is_recorded_up_to_there(tmp_path, monkeypatch):
     assert 15 <= recording.ranks[0].steps <= 20
 
 
+FORKS = """
+import multiprocessing, os, sys, torch
+import torch.distributed as dist
+
+def train(rank, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(80, 16))
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=4):
+        loss = model(x).square().mean()
+        optimizer.zero_grad(); loss.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+
+with __import__("socket").socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+ranks = [multiprocessing.get_context("fork").Process(target=train, args=(rank, port)) for rank in range(2)]
+for rank in ranks: rank.start()
+for rank in ranks: rank.join()
+sys.exit(max(rank.exitcode for rank in ranks))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_are_forked_are_recorded(tmp_path):
+    code, recording = run(tmp_path, FORKS)
+    assert code == 0
+    assert [(r.rank, r.world_size, r.steps + r.warm_up) for r in recording.ranks] == [(0, 2, 20), (1, 2, 20)]
+    assert all(r.complete for r in recording.ranks)
+    assert recording.ranks[0].samples_per_step == 4
+
+
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(TrainpaceError, match="there is no command"):
         watch(["no-such-command"], tmp_path / "r")

@@ -235,7 +235,9 @@ class _Optimizers:
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
         if get_ident() != recorder.thread:
-            if recorder.steps or recorder.thread == -1:
+            if recorder.begins_again is not None:
+                recorder.begins_again()
+            elif recorder.steps or recorder.thread == -1:
                 return
             recorder.thread = get_ident()
         if self.first is None or self.first() is None:

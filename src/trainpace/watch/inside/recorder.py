@@ -35,12 +35,8 @@ class Recorder:
     def __init__(self, trail: TrailWriter) -> None:
         self.trail = trail
         self.thread = get_ident()
-        self.part = OTHER
         self.spans_on = True
         self.steps = 0
-        self.micro_steps = 0
-        self.samples = 0
-        self.fetched_samples = 0
         self.trial = self.active_trial = 0
         self.trials: Any = None
         self.earlier: Any = None
@@ -52,12 +48,19 @@ class Recorder:
         self.step_is_the_engines = False
         self.compiled = self.skips_sync = False
         self.exchanges: Callable[[], bool] = lambda: False
-        self.input_elements = 0
         self.before_end: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator_retries: Callable[[], float] | None = None
         self.after_step: list[Callable[[Step], None]] = []
+        self.begins_again: Callable[[], None] | None = None
+        """In a process that was forked before any step: called where it trains."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the first step here and now."""
+        self.part = OTHER
+        self.micro_steps = self.samples = self.fetched_samples = self.input_elements = 0
         self._stack: list[tuple[int, int]] = []
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
 
@@ -43,11 +44,16 @@ def begin() -> None:
         when_imported(name, lambda module: None)
 
 
+def _trail(torch: Any) -> TrailWriter:
+    """A new trail of this process."""
+    path = unused(os.environ["TRAINPACE_WATCH"], f"process-{os.getpid()}-{socket.gethostname()}")
+    trail = TrailWriter(path, _header())
+    trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    return trail
+
+
 def on_torch(torch: ModuleType) -> None:
-    folder = os.environ["TRAINPACE_WATCH"]
-    path = unused(folder, f"process-{os.getpid()}-{socket.gethostname()}")
-    recorder = Recorder(TrailWriter(path, _header()))
-    recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    recorder = Recorder(_trail(torch))
     settings = trials.settings_of(os.environ)
     if settings.get("only_steps"):
         recorder.losses = Losses(torch, recorder)
@@ -71,7 +77,7 @@ def on_torch(torch: ModuleType) -> None:
         recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
-    os.register_at_fork(after_in_child=lambda: _forked(recorder))
+    os.register_at_fork(after_in_child=lambda: _forked(torch, recorder, sampler))
     atexit.register(_end, recorder, sampler)
 
 
@@ -86,9 +92,19 @@ def _begin_counting_cores(recorder: Recorder) -> None:
     recorder.scheduled = cores.scheduled()
 
 
-def _forked(recorder: Recorder) -> None:
+def _forked(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
+    """Record nothing in a forked process, such as a loader's worker, unless it makes the training's first step."""
     recorder.trail.close()
     recorder.thread = -1
+    recorder.begins_again = None if recorder.steps else partial(_begin_again, torch, recorder, sampler)
+
+
+def _begin_again(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
+    recorder.begins_again = None
+    recorder.trail = _trail(torch)
+    recorder.begin()
+    # a process of multiprocessing that was forked ends without atexit
+    Finalize(None, _end, args=(recorder, sampler), exitpriority=0)
 
 
 def _end(recorder: Recorder, sampler: Sampler) -> None:
