@@ -177,9 +177,7 @@ def _warnings(recording: Recording) -> list[str]:
     if fewest < 20:
         warnings.append(f"only {fewest} steps were counted.")
     if any(r.blocks or r.stopped for r in ranks) and (unseen := unseen_in_words(ranks[0])):
-        warnings.append(
-            f"{unseen} was seen before the script was ended, so none is counted; trainpace watch sees all of it."
-        )
+        warnings.append(f"the counted steps had {unseen}; trainpace watch tells what a whole training spends on that.")
     if max(r.allocator_retries for r in ranks):
         warnings.append("the memory allocator had to retry: memory is nearly full, a smaller batch may be faster.")
     return warnings

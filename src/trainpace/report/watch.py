@@ -156,7 +156,7 @@ def _doubts(recording: Recording) -> list[str]:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
     if first.no_workload:
         lines.append(
-            f"The model could not be read out of the script, so there is no workload for forecasts: {first.no_workload}."
+            f"Reading the model out of the script failed, so it cannot be forecast on other hardware: {first.no_workload}."
         )
     return [*lines, recording.seen] if recording.seen else lines
 

@@ -52,6 +52,10 @@ class FetchCost(Record):
     in_workers: bool
 
 
+FEWEST_LOOKS = 5
+"""Looks at the stack that must have met a line: of one or two, a share says nothing."""
+
+
 class Line(Record):
     """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
 
@@ -410,5 +414,5 @@ def _lines(samples: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
     return tuple(
         Line(part=part, line=line, called=called, share=count / totals[part])
         for part, line, called, count in samples
-        if line
+        if line and count >= FEWEST_LOOKS
     )

@@ -106,7 +106,9 @@ class Capture:
             part(*args)
         except Exception as error:
             self.model = None
-            self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
+            kind = type(error)
+            name = "" if kind.__module__.partition(".")[0] == "trainpace" else f"{kind.__name__}: "
+            self.recorder.trail.note({"no_workload": f"{name}{error}".rstrip(".")})
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
         """Called before an outermost module runs with gradients."""
