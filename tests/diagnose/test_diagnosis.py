@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
-from trainpace.diagnose import diagnose
+from trainpace.diagnose import diagnose, split
 from trainpace.errors import TrainpaceError
 from trainpace.watch import PARTS, Line, StatedLength
 
@@ -104,7 +104,27 @@ def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
     seen = Line(part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9)
     d = diagnose(recording(rank(forward=10, other=20, lines=(seen,))))
     assert saving(d, "less of utils.py:281 save_image") == pytest.approx(18)
-    assert not diagnose(recording(rank(forward=10, other=20, lines=(replace(seen, share=0.2),)))).advice
+    trains = Line(part="forward", line=seen.line, called="", share=1.0)
+    for lines in ((replace(seen, share=0.2),), (seen, trains)):
+        assert not diagnose(recording(rank(forward=10, other=20, lines=lines))).advice
+
+
+def test_where_the_length_of_the_job_is_from():
+    by = StatedLength(30, None, "epochs = 30 in train.py")
+    assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).epochs_by == "epochs = 30 in train.py"
+    assert diagnose(recording(rank(forward=10, stated=by, loader=loader())), epochs=2).epochs_by == ""
+
+
+def test_a_rank_that_is_behind_within_the_noise_is_no_straggler():
+    def ranks(*behind_ms):
+        blocks = [[], []]
+        for ms in behind_ms:
+            for i, free in enumerate((10 + ms, 10)):
+                blocks[i] += [block("plain", forward=11 + max(ms, 0)), block("no_sync", forward=free)]
+        return [rank(i, 2, forward=12, blocks=blocks[i]) for i in range(2)]
+
+    assert split(ranks(2.0, 2.1, 1.9)).by_cause["straggler"] == pytest.approx(2)
+    assert split(ranks(6.0, -3.0, 3.0)).by_cause["straggler"] == 0
 
 
 def two_ranks(first, second, plain, free_first, free_second, **more):
@@ -173,7 +193,9 @@ def test_accumulated_micro_batches_of_small_operators_are_launched_as_one():
     r = rank(forward=10, blocks=blocks, operators=600, micro_steps=4.0, samples=64.0, loader=loader())
     d = diagnose(recording(r))
     assert d.verdict == "launch"
-    assert saving(d, "one micro-batch of 64 instead of 4") == pytest.approx(0.75 * by_cause(d)["launch"])
+    assert saving(d, "one micro-batch of 64 samples instead of 4 micro-batches") == pytest.approx(
+        0.75 * by_cause(d)["launch"]
+    )
     assert not any("times as large" in a.title for a in d.advice)
 
 

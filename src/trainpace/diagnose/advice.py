@@ -225,7 +225,7 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     if (micro := round(batches_per_step(rank))) > 1:
         yield Advice(
-            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} instead of {micro}",
+            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro} micro-batches",
             how=f"{count}, most too small to fill the device: where memory holds the {micro} micro-batches of a step as one, they"
             " are launched once. The update is the same, unless samples of a batch depend on each other: batch normalisation,"
             " contrastive losses, a mean over tokens of which micro-batches have different numbers.",
@@ -335,9 +335,11 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """For the one line that most of the script's own time is seen at."""
+    """For the one line that most of the script's own time is seen at, unless it calls what trains: all parts are seen at that."""
     rank, spent = ranks[0], split.by_cause["own_code"]
-    line = max((line for line in rank.lines if line.part == "other"), key=lambda line: line.share, default=None)
+    whole = {line.line for line in rank.lines if line.part in ("forward", "backward", "optimizer")}
+    lines = [line for line in rank.lines if line.part == "other" and line.line not in whole]
+    line = max(lines, key=lambda line: line.share, default=None)
     if line is None or line.share < ONE_LINE:
         return
     place, calls = os.path.basename(line.line), f", in {line.called}" if line.called else ""

@@ -10,7 +10,16 @@ from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch import STEP_IN_WORDS, TRIALS, Rank, Recording, Together, batches_per_step, stated_length
+from trainpace.watch import (
+    STEP_IN_WORDS,
+    TRIALS,
+    Rank,
+    Recording,
+    StatedLength,
+    Together,
+    batches_per_step,
+    stated_length,
+)
 
 DELAYED = 0.1
 """Share of its time in which a process waits for a core, from which on it is said. On a quiet machine it is below 0.02."""
@@ -42,6 +51,8 @@ class Diagnosis(Record):
     steps_per_epoch: float | None
     epochs: float | None
     share_of_roof: float | None
+    epochs_by: str = ""
+    """How the number of epochs is known, where nobody said it."""
     warnings: tuple[str, ...] = ()
     together: Together | None = None
 
@@ -79,12 +90,17 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
         steps_per_epoch=each, epochs=epochs if epochs is not None else _stated_epochs(recording, each),
+        epochs_by="" if epochs is not None or (stated := _stated(recording)) is None else stated.words,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
 
 
+def _stated(recording: Recording) -> StatedLength | None:
+    return stated_length(recording.command) or recording.ranks[0].stated
+
+
 def _stated_epochs(recording: Recording, steps_per_epoch: float | None) -> float | None:
-    stated = stated_length(recording.command) or recording.ranks[0].stated
+    stated = _stated(recording)
     if stated is None or stated.steps is None:
         return None if stated is None else stated.epochs
     return stated.steps / steps_per_epoch if steps_per_epoch else None

@@ -76,6 +76,13 @@ def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
     return [fmean(steps) for steps in alone] if all(alone) else None
 
 
+def _behind_ms(ranks: Sequence[Rank], last: int) -> tuple[float, float]:
+    """By how much one rank's own pace lies behind the mean of the others', and half its 90 % interval, from blocks in turns."""
+    alone = [[b.step_ms for b in of_trial(rank, "no_sync")] for rank in ranks]
+    mine = alone.pop(last)
+    return mean_and_half_width([ms - fmean(others) for ms, *others in zip(mine, *alone, strict=False)])
+
+
 def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
     blocks = of_trial(rank, trial)
     return fmean(math.fsum(b.parts_ms[p] for p in parts) for b in blocks) if blocks else None
@@ -136,9 +143,8 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
     others, slowest, straggler = ranks, None, 0.0
     if paces is not None and len(ranks) > 1:
         last = paces.index(max(paces))
-        rest = [pace for i, pace in enumerate(paces) if i != last]
-        behind = paces[last] - fmean(rest)
-        if behind > BEHIND * paces[last]:
+        behind, half = _behind_ms(ranks, last)
+        if behind > max(BEHIND * paces[last], half):
             others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
     elif together is not None and together.stragglers:
         slowest = together.stragglers[0].rank

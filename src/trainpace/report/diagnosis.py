@@ -54,6 +54,8 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
         changes = [[a.title, *savings(a, d)] for a in d.advice]
         told = [i for i in range(len(columns)) if any(change[i] for change in changes)]
         print_table([columns[i] for i in told], [[change[i] for i in told] for change in changes])
+        if d.epochs_by and d.epochs is not None and d.steps_per_epoch is not None:
+            print_lines(f"Length of the job by {d.epochs_by}; --epochs N says another.")
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
     if d.together is not None:
         print_ranks(d.together)

@@ -182,7 +182,6 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
 
         @functools.wraps(step)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder.step_is_the_engines = True  # its optimizer steps once a parameter group
             last = self.is_gradient_accumulation_boundary()
             result = charged(self, *args, **kwargs)
             if last:
@@ -191,6 +190,16 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
 
         return call
 
+    def beginning(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def call(*args: Any, **kwargs: Any) -> None:
+            # its optimizer steps once a parameter group, and ZeRO's once to make its states
+            recorder.step_is_the_engines = True
+            init(*args, **kwargs)
+
+        return call
+
+    _patch(engine, "__init__", beginning)
     _patch(engine, "step", ending)
 
 
