@@ -40,6 +40,34 @@ def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
     assert sum(s["ms"] for s in again["shares"]) == pytest.approx(again["step_ms"])
 
 
+OVERWRITES = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(100000):
+    loss = model(torch.randn(32, 64)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if step % 20 == 0:
+        print(loss.item(), file=open("log.csv", "a"))
+        torch.save(model.state_dict(), "last.pt")
+        open("new.txt", "w").write("new")
+"""
+
+
+@pytest.mark.slow
+def test_files_of_earlier_runs_are_restored_after_a_diagnosis(tmp_path):
+    (tmp_path / "train.py").write_text(OVERWRITES)
+    for name in ("log.csv", "last.pt"):
+        (tmp_path / name).write_text("earlier")
+    done = trainpace("diagnose", "--budget", "20s", "--", sys.executable, "train.py", cwd=tmp_path,
+                     env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "log.csv of an earlier run, which the script overwrote, has been restored." in " ".join(done.stdout.split())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py" and path.is_file()} == {
+        "log.csv": "earlier", "last.pt": "earlier", "new.txt": "new",
+    }  # fmt: skip
+
+
 def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_path):
     train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n    sys.exit(3)\n")
     done = trainpace(

@@ -369,8 +369,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
-    in such a run, and its checkpoints are discarded; any other file that it writes is really written. The exit code is the
-    command's own where it failed before anything was proved, or a signal ended it.
+    in such a run, and its checkpoints are discarded. Other files that it overwrites are restored as `look` restores them; new
+    ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
     elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of
@@ -391,7 +391,10 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
-        report.print_diagnosis(diagnosis, str(watched.folder), watched.recording.command if answer.was_read else ())
+        again = watched.recording.command if answer.was_read else ()
+        report.print_diagnosis(
+            diagnosis, str(watched.folder), again, report.restored_notes(watched.recording, watched.folder)
+        )
     words = " ".join(watched.recording.command)
 
     def page() -> str:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         public_facts,
         score_meaning,
     )
+    from trainpace.report.restored import restored_notes
     from trainpace.report.schedule import print_answer
     from trainpace.report.sharing import print_lessons, print_shared
     from trainpace.report.step_charts import Timed, memory_at_peak, step_breakdown

@@ -1,6 +1,6 @@
 """A diagnosis for the terminal, as pictures and as a page: the verdict, why, the interventions, and what to change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainpace.diagnose import IN_WORDS, WORTH, Advice, Diagnosis, Proof, Share
 from trainpace.outcome import Interval
@@ -28,8 +28,8 @@ _PROOFS = {
 NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
 
-def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> None:
-    """`again`: the command of a recording without interventions, which running it would prove."""
+def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()) -> None:
+    """`again`: the command of a recording without interventions, which running it would prove. `notes`: of the run itself."""
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
@@ -45,7 +45,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = ()) -> Non
     ]  # fmt: skip
     causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, 8))
     print_table(causes, rows)
-    print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
+    print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in (*d.warnings, *notes)))
     if d.advice:
         columns = [
             words("what to change", least=16), Column("saves a step"), Column("an epoch", 1), Column("the job", 1),

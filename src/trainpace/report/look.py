@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainpace.diagnose import WORTH, unseen_in_words, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.diagnosis import saved_ms
-from trainpace.report.phrases import bracketed, duration, listed, number, percent, plural, rate_in_words, span, usd
+from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
+from trainpace.report.restored import from_home, restored_notes
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import trained_on
 from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
 from trainpace.verbs.look import Elsewhere, Looked, LookRequest
-from trainpace.watch import NOT_RESTORED
 
 MOST_CAUSES = 4
 MOST_CHANGES = 3
@@ -60,7 +57,7 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     command = looked.watched.recording.command
     diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
     print_next(diagnose, "proves what slows it down, by taking one cause after another away")
-    print_lines(f"Recorded in {_from_home(looked.watched.folder)}")
+    print_lines(f"Recorded in {from_home(looked.watched.folder)}")
     if first.steps < 2 * MOST_CAUSES:
         print_lines(f"Only {plural(first.steps, 'step')} were counted; --for 60s would say more.")
 
@@ -122,41 +119,8 @@ def _conditions(looked: Looked) -> list[str]:
         lines += [words_of] if (words_of := (by + none).strip()) else []
     by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
     by_input = "" if samples or not first.model_batch else by_input
-    notes = [by_input, looked.busy, workers_beside(recording.ranks), _put_back(recording.restored),
-             _not_restored(recording.left, looked.watched.folder)]  # fmt: skip
+    notes = [by_input, looked.busy, workers_beside(recording.ranks), *restored_notes(recording, looked.watched.folder)]
     return lines + [f"Note: {note}" for note in notes if note]
-
-
-def _put_back(restored: Sequence[str]) -> str:
-    """That files of earlier runs are as they were."""
-    have = "has" if len(restored) == 1 else "have"
-    return (
-        f"{_named(restored)} of an earlier run, which the script overwrote, {have} been restored." if restored else ""
-    )
-
-
-def _not_restored(left: Sequence[str], folder: Path) -> str:
-    """That files of earlier runs are not as they were."""
-    if not left:
-        return ""
-    was, before = ("was", "its") if len(left) == 1 else ("were", "their")
-    return (
-        f"{_named(left)} may be written by another program at this moment, and {was} not restored;"
-        f" {before} earlier content is in {_from_home(folder / NOT_RESTORED)}."
-    )
-
-
-def _named(places: Sequence[str]) -> str:
-    names = [os.path.relpath(place) for place in places]
-    return listed([*names[:2], *([plural(len(names) - 2, "other file")] if len(names) > 2 else [])])
-
-
-def _from_home(folder: Path) -> str:
-    """As a shell reads it, short where it can be."""
-    home = Path.home()
-    if folder.is_relative_to(home) and (short := folder.relative_to(home).as_posix()) == shlex.quote(short):
-        return f"~/{short}"
-    return shlex.quote(str(folder))
 
 
 def _saved_s(looked: Looked, saves_ms: float) -> float:

@@ -1,4 +1,4 @@
-"""Copies of what Python opens for writing besides checkpoints, such as a log, made before a script that is only looked at writes
+"""Copies of what Python opens for writing besides checkpoints, such as a log, made before a script that is only tried writes
 there. The file itself stays the same one to whoever has it open.
 
 Not copied: files larger than `MOST_BYTES`, temporary ones, caches and locks, what compiled libraries write, and those of which
@@ -12,7 +12,8 @@ import tempfile
 import time
 from typing import Any
 
-from trainpace.watch.inside.trail import EARLIER, TrailWriter, aside_of
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import EARLIER, aside_of
 from trainpace.watch.inside.writers import Writers
 
 MOST_BYTES = 256 * 2**20
@@ -21,17 +22,25 @@ _NEVER = (".lock", ".pyc")
 
 
 class Copies:
-    """`folder`: the look's recording. `written`: where this run has written, which its owner adds to as well."""
+    """`written`: where this run has written, which its owner adds to as well."""
 
-    def __init__(self, trail: TrailWriter, folder: str, written: set[str]) -> None:
-        self.trail, self.folder, self.written = trail, folder, written
+    def __init__(self, recorder: Recorder, written: set[str]) -> None:
+        self.recorder, self.written = recorder, written
+        self.folder = os.environ.get("TRAINPACE_WATCH", "")
         self.writers = Writers()
         self.process, self.began_s = os.getpid(), time.time()
-        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), folder)
+        elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
         here = os.getcwd()
         self.outside = tuple(
             f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/")
         )
+
+    def note(self) -> None:
+        """Note what this process has written, so that what another program wrote meanwhile is told from it."""
+        if os.getpid() != self.process:  # a fork shares the account, and would take what is to be read
+            return
+        with contextlib.suppress(Exception):
+            self.recorder.trail.note({"written": self.writers.accounts()})
 
     def opened(self, event: str, args: Any) -> None:
         """The audit hook: a file that is opened for writing is copied first."""
@@ -62,5 +71,5 @@ class Copies:
             self.written.add(unfinished)
             shutil.copy2(place, unfinished)
             os.rename(unfinished, aside)
-        self.trail.note({"copied": place})
-        self.trail.flush()
+        self.recorder.trail.note({"copied": place})
+        self.recorder.trail.flush()

@@ -30,7 +30,7 @@ class Earlier:
         self.saved: dict[str, tuple[int, ...]] = {}
         """The state of each checkpoint as this run left it: another one is another program's."""
         self.holding: dict[str, bool] = {}
-        self.copies = Copies(recorder.trail, self.folder, self.written)
+        self.copies = Copies(recorder, self.written)
         sys.addaudithook(self._replaced)
         sys.addaudithook(self.copies.opened)
 
@@ -59,9 +59,9 @@ class Earlier:
             self.saved[place] = state_of(place if source is None else source)
 
     def note(self) -> None:
-        """Note what this run has written, so that what another program wrote meanwhile is told from it."""
-        with contextlib.suppress(Exception):
-            self.recorder.trail.note({"saved": list(self.saved.items()), "written": self.copies.writers.accounts()})
+        """Note the checkpoints that this run has written, and what else."""
+        self.recorder.trail.note({"saved": list(self.saved.items())})
+        self.copies.note()
 
     def holds_some(self, folder: Any) -> bool:
         """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""

@@ -49,6 +49,7 @@ class Recorder:
         self.compiled = self.skips_sync = False
         self.exchanges: Callable[[], bool] = lambda: False
         self.before_end: Callable[[], None] = lambda: None
+        self.note_written: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator_retries: Callable[[], float] | None = None

@@ -70,10 +70,17 @@ def on_torch(torch: ModuleType) -> None:
     if settings:
         recorder.trials = trials.Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
+        if "writes_in" not in settings:
+            from trainpace.watch.inside.copies import Copies
+
+            copies = Copies(recorder, set())
+            recorder.note_written = copies.note
+            sys.addaudithook(copies.opened)
     if (seconds := stopping.seconds_of(os.environ)) is not None:
         from trainpace.watch.inside.earlier import Earlier
 
         recorder.earlier = Earlier(recorder)
+        recorder.note_written = recorder.earlier.note
         recorder.after_step.append(stopping.Stopping(recorder, seconds).at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
@@ -127,8 +134,7 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.trail.note({"losses": recorder.losses.per_step()})
     if recorder.peak_allocated_gib is not None and (peak := recorder.peak_allocated_gib()) is not None:
         recorder.trail.note({"peak_allocated_gib": peak})
-    if recorder.earlier is not None:
-        recorder.earlier.note()
+    recorder.note_written()
     if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
         recorder.trail.note({"delayed_share": share})
     if recorder.trials is not None:
