@@ -75,6 +75,7 @@ def test_evaluation_checkpoints_and_output_stand_apart(tmp_path, monkeypatch):
     assert watched_losses == losses(path)
     parts = recording.ranks[0].parts_ms
     assert parts["evaluation"] > 3 * 192 * 0.5 / 45  # what follows the last step is no part of one
+    assert 192 * 0.5 < recording.ranks[0].after_last_ms["evaluation"] < 60 * parts["evaluation"]
     assert parts["checkpoint"] > 0.02
     assert parts["logging"] > 0
     assert 4 < parts["data"] < parts["evaluation"]

@@ -14,7 +14,7 @@ from trainpace.records import to_jsonable
 from trainpace.report.among_ranks import print_among_ranks
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
-from trainpace.report.phrases import bracketed, duration, number, percent, plural
+from trainpace.report.phrases import bracketed, duration, listed, number, percent, plural
 from trainpace.report.plots import along
 from trainpace.report.terminal import (
     Column,
@@ -139,6 +139,9 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
         lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
+    after = [(LOOK[part][2], first.after_last_ms.get(part, 0.0)) for part in ("evaluation", "checkpoint")]
+    if told := [f"{duration(ms / 1000)} of {name}" for name, ms in after if ms > step_ms]:
+        lines.append(f"After the last step came {listed(told)}, which is in no row.")
     if first.accelerator:
         lines.append("Times are the host's: the device works asynchronously, until something waits for it.")
     return lines

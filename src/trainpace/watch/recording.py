@@ -88,6 +88,7 @@ class Rank(Record):
     `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
     length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
     counted. `no_workload`: why the model could not be read out of the script; empty where it could, or nobody tried.
+    `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
     `ended_in`: the intervention under which it ended; empty where there were none.
     """
 
@@ -142,6 +143,7 @@ class Rank(Record):
     warm_up: int = 0
     no_workload: str = ""
     ended_in: str = ""
+    after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class _Ended(msgspec.Struct):
@@ -322,6 +324,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
+        after_last_ms={part: ns / 1e6 for part, ns in notes.get("after_last_ns", {}).items()},
     )  # fmt: skip
 
 

@@ -192,6 +192,12 @@ class Recorder:
                 spent[part] += ns
         pending.clear()
 
+    def since_last_step_ns(self) -> dict[str, int]:
+        """Time by part since the last step ended."""
+        self._charge()
+        self._settle()
+        return {name: ns for name, ns in zip(PARTS, self._spent, strict=True) if ns}
+
     # ---- steps
 
     def ends_step(self) -> None:

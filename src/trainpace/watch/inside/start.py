@@ -139,6 +139,7 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
         recorder.trail.note({"delayed_share": share})
     if recorder.trials is not None:
         recorder.trail.note({"ended_in": TRIALS[recorder.active_trial]})
+    recorder.trail.note({"after_last_ns": recorder.since_last_step_ns()})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
 
