@@ -132,6 +132,27 @@ def test_a_script_that_raises_is_recorded_up_to_there(tmp_path, monkeypatch):
     assert 15 <= recording.ranks[0].steps <= 20
 
 
+CHECKS_FIRST = """
+import torch
+def loader(n): return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(n, 16)), batch_size=4)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+training, validation = loader(48), loader(400)
+for epoch in range(2):
+    with torch.no_grad():
+        for (x,) in validation: model(x)
+    for (x,) in training:
+        loss = model(x).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_an_epoch_is_as_long_as_the_loader_that_feeds_the_steps(tmp_path):
+    """As in Lightning, which tries a validation loader of the same batch size first."""
+    _, recording = run(tmp_path, CHECKS_FIRST)
+    assert recording.ranks[0].loader.batches == 12
+
+
 FORKS = """
 import multiprocessing, os, sys, torch
 import torch.distributed as dist

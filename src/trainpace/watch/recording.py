@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
 from pathlib import Path
 from statistics import fmean
@@ -280,6 +280,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
     loaders, models, counted, few = [], [], [], []
     slowed: set[int] = set()
+    feeds: set[int] = set()
     last = -1
     for note in records:
         if isinstance(note, Step):
@@ -290,6 +291,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
             loaders.append(note)
         elif "model" in note:
             models.append(note)
+        elif "feeds" in note:
+            feeds.add(note["feeds"])
         elif "counted" in note:
             counted.append(note["counted"])
             slowed.add(last)  # by the counting
@@ -303,7 +306,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     steady = [s for s in steady if s.number not in slowed] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
-    loader = _training_loader(loaders, steps)
+    loader = _training_loader(loaders, steps, feeds)
     parts = _parts(steady) | _occasional(steps, steady, loader)
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
@@ -384,11 +387,12 @@ def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
             yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
 
 
-def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step]) -> Loader | None:
-    """The loader that fed the steps: the first whose batch size fits, else the first."""
+def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step], feeds: Collection[int]) -> Loader | None:
+    """The loader that fed the steps: the first of those that fed any whose batch size fits, else the first of them."""
     if not notes:
         return None
     taken = {s.samples // max(1, s.micro_steps) for s in steps[1:]}
+    notes = [n for n in notes if n["loader"] in feeds] or notes
     note = next((n for n in notes if n["batch_size"] in taken), notes[0])
     return Loader(**{key: note[key] for key in Loader.__struct_fields__})
 

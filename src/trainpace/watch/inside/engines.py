@@ -250,6 +250,7 @@ def _loader(module: Any, recorder: Recorder) -> None:
         try:
             batch = trials.batch(recorder, self, plain_next)
             recorder.fetched_samples += trials.size_of(batch)
+            recorder.fetched_from = self.__dict__.get("_trainpace_loader", 0)
             return batch
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
@@ -263,7 +264,10 @@ def _loader(module: Any, recorder: Recorder) -> None:
                 seen.add(self)
                 _note_loader(recorder, self)
         recorder.begins_batch()
-        return recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
+        started = recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
+        with contextlib.suppress(Exception):  # an iterator of the user's own kind
+            started._trainpace_loader = id(self)
+        return started
 
     iterator.__next__, loader.__iter__ = next_batch, start
 

@@ -54,6 +54,9 @@ class Recorder:
         self.peak_allocated_gib: Callable[[], float | None] | None = None
         self.allocator_retries: Callable[[], float] | None = None
         self.after_step: list[Callable[[Step], None]] = []
+        self.fetched_from = 0
+        self.training_loaders: set[int] = set()
+        """The loaders, by their id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
         """In a process that was forked before any step: called where it trains."""
         self.begin()
@@ -164,8 +167,11 @@ class Recorder:
         self._unsure = evaluating and not surely
         if self._unsure:
             return
-        if not evaluating:
+        if not evaluating and self.fetched_samples:
             self.samples += self.fetched_samples
+            if self.fetched_from not in self.training_loaders:
+                self.training_loaders.add(self.fetched_from)
+                self.trail.note({"feeds": self.fetched_from})
         self.fetched_samples = 0
         self._settle()
 
