@@ -109,6 +109,19 @@ def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
         assert not diagnose(recording(rank(forward=10, other=20, lines=lines))).advice
 
 
+def test_a_larger_batch_shares_an_optimizer_that_no_implementation_makes_faster():
+    r = rank(forward=10, optimizer=5, loader=loader(), optimizer_variants_ms={"as it is": 5.0, "fused": 4.0})
+    assert saving(diagnose(recording(r)), "a batch 4 times as large") == pytest.approx(4 * 0.75)
+    assert not [a for a in diagnose(recording(replace(r, samples_per_step=0.0))).advice if "batch" in a.title]
+
+
+def test_on_a_crowded_machine_computing_is_not_proved():
+    r = rank(forward=10, blocks=[block("plain", forward=10)] * 3, large_operators_ms=9.0)
+    for share, proved in ((0.01, True), (0.4, False)):
+        d = diagnose(recording(replace(r, delayed_share=share)))
+        assert next(s.proved for s in d.shares if s.cause == "compute") is proved
+
+
 def test_where_the_length_of_the_job_is_from():
     by = StatedLength(30, None, "epochs = 30 in train.py")
     assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).epochs_by == "epochs = 30 in train.py"

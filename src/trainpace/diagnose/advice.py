@@ -247,6 +247,25 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     )  # fmt: skip
 
 
+def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """For the optimizer alone, as fast as it can be; `_launching` counts it among what a larger batch shares."""
+    rank, step = ranks[0], math.fsum(split.by_cause.values())
+    now = rank.optimizer_variants_ms.get("as it is", 0.0)
+    fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
+    spent = split.by_cause["optimizer"] * fastest
+    alone = split.by_cause["launch"] < LEAST_LAUNCH * step <= spent
+    if not alone or not rank.samples_per_step or round(batches_per_step(rank)) > 1:
+        return
+    yield Advice(
+        cause="optimizer", title=f"a batch {LARGER_BATCH} times as large",
+        how="The optimizer updates all parameters once a batch, of whatever size: larger batches share that among more samples"
+        " (mind the learning rate).",
+        saves_ms=spent * (1 - 1 / LARGER_BATCH), ceiling_ms=spent,
+        basis="the time of its fastest implementation; a step's worth of samples",
+        settings={"batch_factor": LARGER_BATCH},
+    )  # fmt: skip
+
+
 def _optimizer(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, spent = ranks[0], split.by_cause["optimizer"]
     variants = dict(rank.optimizer_variants_ms)
@@ -278,8 +297,9 @@ def _exchange(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     yield Advice(
         cause="communication", title="accumulate twice as many micro-steps between exchanges",
-        how="With model.no_sync() in all but the last; it doubles the global batch unless the micro-batch or the number of "
-        "ranks is halved. A faster link, or gradients in bf16 (DDP's bf16_compress_hook: half the bytes), saves as much.",
+        how="With model.no_sync() in all but the last (DeepSpeed and Trainer: gradient_accumulation_steps); it doubles the global"
+        " batch unless the micro-batch or the number of ranks is halved. A faster link, or gradients in bf16 (DDP's"
+        " bf16_compress_hook: half the bytes), saves as much.",
         saves_ms=exposed / 2, ceiling_ms=exposed, basis="steps without exchange; per step of today's size",
         settings={"accumulation_factor": 2},
     )  # fmt: skip
@@ -352,5 +372,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 ADVISORS = (
-    _workers, _worker_start, _transfers, _launching, _optimizer, _exchange, _straggler, _less_often, _own_code,
+    _workers, _worker_start, _transfers, _launching, _larger_batch, _optimizer, _exchange, _straggler, _less_often, _own_code,
 )  # fmt: skip

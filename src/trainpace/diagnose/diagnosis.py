@@ -70,6 +70,8 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         )
     ranks = recording.ranks
     parts = split(ranks, recording.together)
+    if _is_crowded(recording):  # threads that wait for each other's cores look like operators that compute
+        parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
     proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
     shares = sorted(
@@ -168,6 +170,10 @@ def unseen_in_words(rank: Rank) -> str:
     return f"no {' or '.join(unseen)}" if unseen else ""
 
 
+def _is_crowded(recording: Recording) -> bool:
+    return bool(recording.busy) or max(r.delayed_share for r in recording.ranks) >= DELAYED
+
+
 def _warnings(recording: Recording) -> list[str]:
     ranks = recording.ranks
     warnings = []
@@ -182,10 +188,11 @@ def _warnings(recording: Recording) -> list[str]:
         warnings.append("a process was killed: its last moments may be missing.")
     if len(ranks) < ranks[0].world_size:
         warnings.append(f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here.")
-    if (delayed := max(r.delayed_share for r in ranks)) >= DELAYED and not recording.busy:
+    if _is_crowded(recording) and not recording.busy:
+        delayed = min(1.0, max(r.delayed_share for r in ranks))
         warnings.append(
-            f"a training process waited for a core in {min(delayed, 1.0):.0%} of its time: other programs, or more threads"
-            " than cores, slow it down."
+            f"a training process waited for a core in {delayed:.0%} of its time: other programs, or more threads than cores,"
+            " slow it down."
         )
     if recording.seen:
         warnings.append(recording.seen)

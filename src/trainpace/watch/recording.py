@@ -52,7 +52,7 @@ class FetchCost(Record):
     in_workers: bool
 
 
-FEWEST_LOOKS = 5
+FEWEST_LOOKS = 3
 """Looks at the stack that must have met a line: of one or two, a share says nothing."""
 
 
@@ -270,7 +270,8 @@ def _seen(processes: Sequence[Sequence[Any]]) -> str:
     counts = (spans[DATA], "batch", "es"), (spans[FORWARD], "model call", "s"), (steps, "optimizer step", "s")
     what = [f"{count} {name}{'' if count == 1 else plural}" for count, name, plural in counts if count]
     many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
-    return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}."
+    of_two = ", where a recording needs two steps" if steps else ""
+    return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}{of_two}."
 
 
 def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
