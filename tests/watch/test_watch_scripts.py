@@ -153,6 +153,31 @@ def test_an_epoch_is_as_long_as_the_loader_that_feeds_the_steps(tmp_path):
     assert recording.ranks[0].loader.batches == 12
 
 
+TRANSFORMS = """
+import time, torch
+class Normalize(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.001)
+        return x - 1
+class Data(torch.utils.data.Dataset):
+    normalize = Normalize()
+    def __len__(self): return 80
+    def __getitem__(self, i): return self.normalize(torch.ones(16))
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.utils.data.DataLoader(Data(), batch_size=4):
+    loss = model(x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_module_that_prepares_a_sample_is_no_forward_pass(tmp_path):
+    """As torchvision's transforms are."""
+    _, recording = run(tmp_path, TRANSFORMS)
+    parts = recording.ranks[0].parts_ms
+    assert parts["data"] > max(4, parts["forward"])
+
+
 FORKS = """
 import multiprocessing, os, sys, torch
 import torch.distributed as dist

@@ -21,6 +21,7 @@ from trainpace.watch.inside.trail import (
     DATA,
     FORWARD,
     HOST_TO_DEVICE,
+    LOADER_START,
     LOGGING,
     OPTIMIZER,
     SYNCHRONISATION,
@@ -73,6 +74,8 @@ def core(module: Any) -> Any:
     return module
 
 
+_NOT_THE_MODELS = (BACKWARD, DATA, LOADER_START)
+"""Parts in which a module that is called is recomputed or prepares a sample, as torchvision's transforms do."""
 _whatever_happens = contextlib.suppress(Exception)
 
 
@@ -97,7 +100,7 @@ class _Calls:
 
         @functools.wraps(original)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part == BACKWARD:
+            if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part in _NOT_THE_MODELS:
                 return original(module, *args, **kwargs)
             self.inside = True
             with _whatever_happens:
