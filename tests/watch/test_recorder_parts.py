@@ -88,8 +88,12 @@ def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
                 r.leave(depths.pop(), "x")
             elif what == 2:
                 r.begins_batch()
+            elif part % 3 == 2:
+                r.begins_undecided()
+                clock.now += ns
+                r.ends_forward()
             else:
-                r.begins_forward(part % 2 == 0)
+                r.begins_forward(part % 3 == 0)
             clock.now += ns
         r.ends_step()
         clock.now += 11
@@ -126,6 +130,32 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
     assert step.parts_ns[FORWARD] == 200
     evaluations = [s for s in records_of(r) if isinstance(s, Span) and s.part == EVALUATION]
     assert [s.end_ns - s.start_ns for s in evaluations] == [2 * 121]
+
+
+@pytest.mark.parametrize("follows", ["training", "a batch", "backward"])
+def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backward_follows(tmp_path, clock, follows):
+    """As of code that forgets no_grad(), and of trainings with frozen batch normalisation."""
+    r = recorder(tmp_path)
+    clock.now += 5  # the script's own code
+    r.begins_undecided()
+    spend(r, clock, FORWARD, 100)
+    r.ends_forward()
+    spend(r, clock, LOGGING, 7)
+    if follows == "training":
+        r.begins_forward(False)
+        spend(r, clock, FORWARD, 10)
+        r.ends_forward()
+    elif follows == "a batch":
+        r.begins_batch()
+        spend(r, clock, DATA, 10)
+    else:
+        r.decides(False)
+        spend(r, clock, BACKWARD, 10)
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert step.parts_ns[EVALUATION] == (0 if follows == "backward" else 100)
+    assert step.parts_ns[FORWARD] == {"training": 10, "a batch": 0, "backward": 100}[follows]
+    assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 7)
 
 
 def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):

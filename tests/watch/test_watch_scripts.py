@@ -178,6 +178,32 @@ def test_a_module_that_prepares_a_sample_is_no_forward_pass(tmp_path):
     assert parts["data"] > max(4, parts["forward"])
 
 
+FORGETS_NO_GRAD = """
+import time, torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+model = Net(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.ones(8, 16)
+for epoch in range(20):
+    model.train()
+    loss = model(x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    model.eval()
+    print(model(x).square().mean())
+"""
+
+
+def test_a_validation_that_forgets_no_grad_is_an_evaluation(tmp_path):
+    """As of a graph network that is tried on other nodes after each step."""
+    _, recording = run(tmp_path, FORGETS_NO_GRAD)
+    parts = recording.ranks[0].parts_ms
+    assert parts["forward"] > 2
+    assert parts["evaluation"] > 2
+
+
 FORKS = """
 import multiprocessing, os, sys, torch
 import torch.distributed as dist

@@ -141,6 +141,8 @@ class _Calls:
                 if not self.updates.watches:
                     self.usual.add(id(module))
                 recorder.begins_forward(False)
+            elif id(model) in self.trained:
+                recorder.begins_undecided()
         elif id(core(module)) in self.trained:
             recorder.begins_forward(True, surely=not module.training)
 
@@ -217,6 +219,8 @@ def _seen(gradients: Callable[..., Any], recorder: Recorder, updates: Updates) -
     def call(*args: Any, **kwargs: Any) -> Any:
         if updates.watches and recorder.part != BACKWARD and get_ident() == recorder.thread:
             updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
+        if recorder.undecided and get_ident() == recorder.thread:
+            recorder.decides(False)
         return gradients(*args, **kwargs)
 
     return call

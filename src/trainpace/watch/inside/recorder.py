@@ -69,7 +69,8 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
-        self._evaluating = self._evaluating_before = self._unsure = False
+        self._evaluating = self._evaluating_before = self._unsure = self.undecided = False
+        self._held: dict[int, int] = {}
         self._settled = self._mark
         self._evaluation_start: int | None = None
 
@@ -151,8 +152,10 @@ class Recorder:
 
     def begins_batch(self) -> None:
         """Begin to fetch a batch, for training or for an evaluation."""
-        if self._unsure:
+        if self._unsure or self.undecided:
             self.fetched_samples, self._unsure = 0, False
+        if self.undecided:
+            self.decides(True)
         self._charge()
         self._settle()
 
@@ -163,6 +166,8 @@ class Recorder:
         follows, as where a GAN's generator makes images for its discriminator.
         """
         self._charge()
+        if self.undecided:
+            self.decides(True)
         self._evaluating = evaluating
         self._unsure = evaluating and not surely
         if self._unsure:
@@ -175,9 +180,32 @@ class Recorder:
         self.fetched_samples = 0
         self._settle()
 
+    def begins_undecided(self) -> None:
+        """Begin a call in evaluation mode, but with gradients: an evaluation, unless a backward pass is what follows."""
+        self._charge()
+        if self.undecided:
+            self.decides(True)
+        if not self.fetched_samples:
+            self._settle()
+        self.undecided = True
+
+    def decides(self, evaluates: bool) -> None:
+        """What the undecided call was: an evaluation, or training."""
+        for part, ns in self._held.items():
+            self._spent[EVALUATION if evaluates and part not in KEEPS else part] += ns
+        if not evaluates:
+            self.samples += self.fetched_samples
+            self.fetched_samples = 0
+        self._held = {}
+        self.undecided = False
+
     def ends_forward(self) -> None:
         """End a call of the trained model: that of an evaluation counts as such, also where training follows without a batch."""
-        if self._evaluating and not self._unsure:
+        if self.undecided:
+            self._held = {part: ns + self._held.get(part, 0) for part, ns in self._pending.items()}
+            self._pending.clear()
+            self._settled = self._mark
+        elif self._evaluating and not self._unsure:
             self._settle()
 
     def _settle(self) -> None:
@@ -201,6 +229,8 @@ class Recorder:
     def since_last_step_ns(self) -> dict[str, int]:
         """Time by part since the last step ended."""
         self._charge()
+        if self.undecided:
+            self.decides(True)
         self._settle()
         return {name: ns for name, ns in zip(PARTS, self._spent, strict=True) if ns}
 
@@ -208,6 +238,8 @@ class Recorder:
 
     def ends_step(self) -> None:
         now = self._charge()
+        if self.undecided:
+            self.decides(False)
         self._evaluating = False
         self._settle()
         step = Step(
