@@ -122,6 +122,18 @@ def test_on_a_crowded_machine_computing_is_not_proved():
         assert next(s.proved for s in d.shares if s.cause == "compute") is proved
 
 
+def test_processes_with_more_threads_than_cores_get_fewer():
+    ranks = [rank(i, 2, forward=10, threads=4, cpus=4, delayed_share=0.4) for i in range(2)]
+    assert saving(diagnose(recording(*ranks)), "2 threads a process instead of 4") == pytest.approx(4)
+    assert not any("thread" in a.title for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice)
+
+
+def test_on_a_crowded_machine_the_quickest_block_may_be_the_step():
+    r = rank(forward=30, blocks=[block("plain", forward=ms) for ms in (10, 30, 50)])
+    assert diagnose(recording(r)).step_ms_low > 20
+    assert diagnose(recording(replace(r, delayed_share=0.4))).step_ms_low == 10
+
+
 def test_where_the_length_of_the_job_is_from():
     by = StatedLength(30, None, "epochs = 30 in train.py")
     assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).epochs_by == "epochs = 30 in train.py"

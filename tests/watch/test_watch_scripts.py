@@ -204,6 +204,22 @@ def test_a_validation_that_forgets_no_grad_is_an_evaluation(tmp_path):
     assert parts["evaluation"] > 2
 
 
+STAGES = """
+import torch
+layers = [torch.nn.Linear(16, 16) for _ in range(2)]
+optimizers = [torch.optim.SGD(layer.parameters(), 0.1) for layer in layers]
+for layer, optimizer in zip(layers, optimizers):
+    for step in range(60):
+        optimizer.zero_grad(); layer(torch.ones(4, 16)).square().mean().backward(); optimizer.step()
+"""
+
+
+def test_a_later_stage_with_an_optimizer_of_its_own_has_steps(tmp_path):
+    """As where layers are trained one after the other: but for the first twenty, which end as one."""
+    _, recording = run(tmp_path, STAGES)
+    assert recording.ranks[0].steps + recording.ranks[0].warm_up == 60 + 1 + 40
+
+
 FORKS = """
 import multiprocessing, os, sys, torch
 import torch.distributed as dist

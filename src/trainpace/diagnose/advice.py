@@ -354,6 +354,23 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             )  # fmt: skip
 
 
+def _threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Where ranks compute with more threads than their host has cores, all of them wait for each other's."""
+    rank = ranks[0]
+    here = [r for r in ranks if r.host == rank.host]
+    fewer = max(1, rank.cpus // len(here))
+    if rank.accelerator or sum(r.threads for r in here) <= rank.cpus or fewer >= rank.threads:
+        return
+    waits = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
+    yield Advice(
+        cause="compute", title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
+        how=f"{len(here)} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
+        f" torch.set_num_threads({fewer}).",
+        saves_ms=waits, ceiling_ms=waits, basis="the time in which the processes waited for a core",
+        settings={"threads": fewer},
+    )  # fmt: skip
+
+
 def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """For the one line that most of the script's own time is seen at, unless it calls what trains: all parts are seen at that."""
     rank, spent = ranks[0], split.by_cause["own_code"]
@@ -373,4 +390,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 ADVISORS = (
     _workers, _worker_start, _transfers, _launching, _larger_batch, _optimizer, _exchange, _straggler, _less_often, _own_code,
+    _threads,
 )  # fmt: skip

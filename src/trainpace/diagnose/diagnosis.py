@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import faults_in_words
-from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, proof, split
+from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
@@ -87,7 +87,8 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
         verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
-        step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)),
+        step_ms=step,
+        step_ms_low=min(step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _quickest_ms(recording, step)),
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
@@ -106,6 +107,12 @@ def _stated_epochs(recording: Recording, steps_per_epoch: float | None) -> float
     if stated is None or stated.steps is None:
         return None if stated is None else stated.epochs
     return stated.steps / steps_per_epoch if steps_per_epoch else None
+
+
+def _quickest_ms(recording: Recording, step_ms: float) -> float:
+    """On a crowded machine the quickest block of plain steps, which others held up least; elsewhere the step itself."""
+    blocks = [b.step_ms for b in of_trial(recording.ranks[0], "plain")] if _is_crowded(recording) else []
+    return min([*blocks, step_ms])
 
 
 def _delayed(recording: Recording) -> float:

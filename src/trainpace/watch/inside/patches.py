@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -229,14 +230,19 @@ def _seen(gradients: Callable[..., Any], recorder: Recorder, updates: Updates) -
 # ---- optimizers
 
 
+ANOTHER_STAGE = 20
+"""Steps of an optimizer without one of the first: more than critics make for a generator in most GANs."""
+
+
 class _Optimizers:
-    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen."""
+    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
+    made many since, as where another stage of the training has begun."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
-        self.stepped: set[int] = set()
+        self.stepped: Counter[int] = Counter()
         self.most = 1
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -267,8 +273,12 @@ class _Optimizers:
             owner, depth = self.depths.pop()
             if owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
-                self.stepped.add(id(optimizer))
-                if not recorder.step_is_the_engines and self.first is not None and self.first() is optimizer:
+                self.stepped[id(optimizer)] += 1
+                if recorder.step_is_the_engines or self.first is None:
+                    break
+                if self.stepped[id(optimizer)] >= ANOTHER_STAGE:
+                    self.first = weakref.ref(optimizer)
+                if self.first() is optimizer:
                     self.counts()
                     recorder.ends_step()
                 break
