@@ -265,7 +265,7 @@ def test_a_command_that_is_not_there(tmp_path):
 def test_a_command_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     beside = Path(sys.executable).with_name("torchrun")
-    with pytest.raises(TrainpaceError, match=f"torchrun is not on the PATH, and {beside} is there"):
+    with pytest.raises(TrainpaceError, match=f"torchrun is not on the PATH, though {beside} exists"):
         watch(["torchrun", "train.py"], tmp_path / "r")
 
 

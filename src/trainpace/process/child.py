@@ -137,8 +137,8 @@ def no_command(program: str) -> TrainpaceError:
     """The error for a program that is not on the PATH, where the environment of this Python may have it."""
     beside = os.path.join(os.path.dirname(sys.executable), program)
     if os.path.basename(program) == program and os.access(beside, os.X_OK):
-        activate = f'PATH="{os.path.dirname(sys.executable)}:$PATH"'
         return TrainpaceError(
-            f"{program} is not on the PATH, and {beside} is there.", f"Put it there: export {activate}"
+            f"{program} is not on the PATH, though {beside} exists.",
+            f'Activate that environment, or: export PATH="{os.path.dirname(beside)}:$PATH"',
         )
     return TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
