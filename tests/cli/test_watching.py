@@ -157,8 +157,8 @@ def test_two_scripts_one_after_the_other_are_not_two_ranks(train, tmp_path):
     both = f"{sys.executable} {train}; {sys.executable} {train} longer"
     done = trainpace("watch", "--json", "--output", tmp_path / "r", "--", "sh", "-c", both)
     said = json.loads(done.stdout)
-    assert [r["steps"] for r in said["ranks"]] == [45]
-    assert "1 more process trained as the same rank" in said["seen"]
+    assert [(r["steps"], r["beside"]) for r in said["ranks"]] == [(45, 0)]
+    assert "1 more process trained with the same rank" in said["seen"]
 
 
 @pytest.mark.slow

@@ -125,6 +125,8 @@ def test_on_a_crowded_machine_computing_is_not_proved():
 def test_processes_with_more_threads_than_cores_get_fewer():
     ranks = [rank(i, 2, forward=10, threads=4, cpus=4, delayed_share=0.4) for i in range(2)]
     assert saving(diagnose(recording(*ranks)), "2 threads a process instead of 4") == pytest.approx(4)
+    hogwild = rank(forward=10, threads=4, cpus=4, delayed_share=0.4, beside=3)
+    assert saving(diagnose(recording(hogwild)), "1 thread a process instead of 4") == pytest.approx(4)
     assert not any("thread" in a.title for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice)
 
 

@@ -243,4 +243,7 @@ def test_an_elastic_restart_is_recorded_as_the_longer_of_its_processes(tmp_path)
     assert watched == bare
     (rank,) = recording.ranks
     assert rank.steps + 3 == 16
-    assert recording.seen == "1 more process trained as the same rank, for no more steps, and is left out."
+    assert (
+        recording.seen
+        == "1 more process trained with the same rank, or with none, for no more steps; those steps are not counted."
+    )

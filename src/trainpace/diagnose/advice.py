@@ -358,13 +358,14 @@ def _threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Where ranks compute with more threads than their host has cores, all of them wait for each other's."""
     rank = ranks[0]
     here = [r for r in ranks if r.host == rank.host]
-    fewer = max(1, rank.cpus // len(here))
-    if rank.accelerator or sum(r.threads for r in here) <= rank.cpus or fewer >= rank.threads:
+    processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
+    fewer = max(1, rank.cpus // processes)
+    if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
         return
     waits = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
     yield Advice(
         cause="compute", title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
-        how=f"{len(here)} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
+        how=f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
         f" torch.set_num_threads({fewer}).",
         saves_ms=waits, ceiling_ms=waits, basis="the time in which the processes waited for a core",
         settings={"threads": fewer},

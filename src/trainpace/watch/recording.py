@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
 from trainpace.intake import read_json
@@ -88,6 +89,7 @@ class Rank(Record):
     `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
     length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
     counted. `no_workload`: why the model could not be read out of the script; empty where it could, or nobody tried.
+    `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
     `ended_in`: the intervention under which it ended; empty where there were none.
     """
@@ -141,6 +143,7 @@ class Rank(Record):
     occasions: dict[str, float] = msgspec.field(default_factory=dict)
     stated: StatedLength | None = None
     warm_up: int = 0
+    beside: int = 0
     no_workload: str = ""
     ended_in: str = ""
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
@@ -196,7 +199,7 @@ def read_recording(folder: Path) -> Recording:
                 found.append((_undamaged(_rank(trail.header, records, trail.workers)), records))
     ranks = [rank for rank, _ in found]
     by_rank = {rank.rank: (rank, records) for rank, records in sorted(found, key=lambda pair: pair[0].steps)}
-    longest = {number: rank for number, (rank, _) in by_rank.items()}
+    longest = {n: replace(rank, beside=_beside(rank, records, found)) for n, (rank, records) in by_rank.items()}
     seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
@@ -204,6 +207,18 @@ def read_recording(folder: Path) -> Recording:
         busy=ended.busy, restored=ended.restored, left=ended.left,
         together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
     )  # fmt: skip
+
+
+def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequence[Any]]]) -> int:
+    """How many other processes trained as the same rank on the same host at the same time."""
+
+    def span(of: Sequence[Any]) -> tuple[int, int]:
+        steps = [r for r in of if isinstance(r, Step)]
+        return steps[0].start_ns, steps[-1].end_ns
+
+    begin, end = span(records)
+    others = [span(r) for other, r in found if r is not records and (other.rank, other.host) == (rank.rank, rank.host)]
+    return sum(first < end and last > begin for first, last in others)
 
 
 def _together(folder: Path, ranks: Mapping[int, Rank], records: Mapping[int, Sequence[Any]]) -> Together | None:
@@ -240,8 +255,8 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
     """What a recording with ranks lacks."""
     again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
     absent = sorted(set(range(world)) - found)
-    others = f"{again} more processes trained as the same rank, for no more steps, and are left out."
-    also = others if again > 1 else "1 more process trained as the same rank, for no more steps, and is left out."
+    who = f"{again} more processes" if again > 1 else "1 more process"
+    also = f"{who} trained with the same rank, or with none, for no more steps; those steps are not counted."
     which = f"{'ranks' if len(absent) > 1 else 'rank'} {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
     lacks = f"{which} of {world} left no training step here."
     return " ".join([also] * bool(again) + [lacks] * bool(absent))
