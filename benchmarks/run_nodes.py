@@ -29,7 +29,7 @@ import slurm_cluster  # noqa: E402
 from several_nodes import FAULTS, Fault, Made, Named  # noqa: E402
 
 NODES = 4
-RANKS = (1, 3, 2)
+RANKS = (1, 3, 2, 1)
 """Of the fault, one a repeat."""
 CLOSE = 0.2
 
