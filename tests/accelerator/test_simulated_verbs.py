@@ -113,7 +113,7 @@ def test_streams_of_a_watched_script_stay_joined(simulated):
             "env", "WORK_US=100,200", "trainpace", "watch", "--output", f"recording{len(arguments)}", "--", "python",
             "prefetch.py", *arguments, copy_gb_per_s=0.0001,
         )  # fmt: skip
-        found = re.search(r"\d+ steps, ([\d.]+) ms each", run.stdout)
+        found = re.search(r"\d+ steps after 3 of warm-up, ([\d.]+) ms each", run.stdout)
         assert found is not None, run.stdout + run.stderr
         return float(found[1])
 

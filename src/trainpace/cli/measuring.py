@@ -369,7 +369,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
-    in such a run, and its checkpoints are discarded. Other files that it overwrites are restored as `look` restores them; new
+    in such a run, and its checkpoints are discarded. Other files that it overwrites are restored, as after a `look`; new
     ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
