@@ -33,6 +33,7 @@ class Case(Record, kw_only=True):
     `fix` is None where nothing can be gained. `planted_ms` is what is planted per optimizer step in the training process
     of `planted_rank`, to be found in `part`; None where the cause is real work whose time is not known beforehand.
     `micro_steps` is the number of micro-batches in an optimizer step. `also_accepted` names verdicts that are as true.
+    `gpu`: for a machine with one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case(Record, kw_only=True):
     planted_ms: float | None = None
     part: Part = "none"
     planted_rank: int = 0
+    gpu: bool = False
 
     def argv(self, *, fixed: bool = False) -> tuple[str, ...]:
         """The script and its arguments, without python or torchrun."""
@@ -109,3 +111,29 @@ CASES = (
     _case("evaluate_often", "plain", "evaluation", "--evaluate-every 50"),
     _case("hf_evaluate", "hf", "evaluation", "--eval-steps 40"),
 )  # fmt: skip
+
+_GPU = {"gpu": True}
+_SMALL = "--layers 24 --width 256 --batch 4 --tokens 128"
+
+GPU_CASES = (
+    _case("gpu_compute", "plain", "compute", None, "gpu_language", **_GPU),
+    _case("gpu_fp32", "plain", "compute", "--precision bf16", "gpu_language", "--precision fp32", **_GPU),
+    _case("gpu_loss_each_step", "plain", "compute", "--log-every 50", "gpu_language", "--log-every 1", **_GPU),
+    _case("gpu_launch", "plain", "launch", "--graph", "gpu_language", _SMALL, **_GPU),
+    _case("gpu_norms", "plain", "synchronisation", "--norms-every 50", "gpu_language", f"{_SMALL} --norms-every 1",
+          also_accepted=("own_code",), **_GPU),
+    _case("gpu_adamw", "plain", "optimizer", "--adamw fused", "gpu_language",
+          "--layers 36 --width 512 --batch 4 --tokens 128 --adamw loop", **_GPU),
+    _case("gpu_checkpoint", "plain", "checkpoint", "--save-every 50", "gpu_language", "--save-every 10", **_GPU),
+    _case("gpu_evaluate", "plain", "evaluation", "--evaluate-every 50", "gpu_language", "--evaluate-every 5", **_GPU),
+    _case("gpu_clean", "plain", "own_code", "--clean-every 0", "gpu_language", f"{_SMALL} --clean-every 1", **_GPU),
+    _case("gpu_files", "plain", "data", "--workers 8", "gpu_images", "--workers 0", **_GPU),
+    _case("gpu_few_workers", "plain", "data", "--workers 12", "gpu_images", "--workers 2 --pin", **_GPU),
+    _case("gpu_images_compute", "plain", "compute", None, "gpu_images", "--data memory --batch 256 --store uint8 --pin", **_GPU),
+    _case("gpu_pageable", "plain", "host_to_device", "--store uint8 --pin", "gpu_images",
+          "--small --data memory --batch 256 --store float64", **_GPU),
+    _case("gpu_trainer", "hf", "compute", None, "gpu_trainer", "--batch 64", **_GPU),
+    _case("gpu_trainer_tokens", "hf", "data", "--workers 8", "gpu_trainer", "--tokenise", **_GPU),
+    _case("gpu_lightning", "lightning", "launch", "--cell library", "gpu_lightning", **_GPU),
+)  # fmt: skip
+"""Planted scripts for a machine with a GPU; `benchmarks/diagnose_gpu.py` runs them."""

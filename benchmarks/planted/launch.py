@@ -75,7 +75,7 @@ def run(
     """One run, to its end. `before` goes in front of the command (of each host's), as in `trainpace watch --`."""
     with contextlib.ExitStack() as stack:
         hosts: tuple[netns.Host, ...] = ()
-        whole = environment(env)
+        whole = environment(env) if not case.gpu else {**os.environ, "TOKENIZERS_PARALLELISM": "false", **(env or {})}
         if case.link_mbit_per_s:
             hosts = stack.enter_context(netns.hosts(2, case.link_mbit_per_s))
             whole["GLOO_SOCKET_IFNAME"] = netns.INTERFACE
