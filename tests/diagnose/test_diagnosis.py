@@ -74,6 +74,7 @@ def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
     assert d.verdict == "launch"
     assert by_cause(d)["launch"] == pytest.approx(9.5)
     assert saving(d, "all samples of a batch at once") == pytest.approx(9.5 * 15 / 16)
+    assert not any("times as large" in a.title for a in (*d.advice, *d.not_worth))  # which lengthens a loop
 
 
 def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them():

@@ -112,7 +112,7 @@ def test_what_a_killed_look_moved_aside_comes_back_only_where_nothing_lies(recor
 
 
 def written_by_others(folder, path):
-    return restoring._written_by_others(restoring._notes_of(folder)["written"], [str(path)])
+    return restoring._written_by_others(restoring.notes_in(folder).values("written"), [str(path)])
 
 
 OTHERS = {

@@ -89,7 +89,7 @@ def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
             elif what == 2:
                 r.begins_batch()
             elif part % 3 == 2:
-                r.begins_undecided()
+                r.begins_undecided(with_gradients=part % 2 == 0)
                 clock.now += ns
                 r.ends_forward()
             else:
@@ -137,7 +137,7 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
     """As of code that forgets no_grad(), and of trainings with frozen batch normalisation."""
     r = recorder(tmp_path)
     clock.now += 5  # the script's own code
-    r.begins_undecided()
+    r.begins_undecided(with_gradients=True)
     spend(r, clock, FORWARD, 100)
     r.ends_forward()
     spend(r, clock, LOGGING, 7)
@@ -153,9 +153,33 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
         spend(r, clock, BACKWARD, 10)
     r.ends_step()
     (step,) = steps_of(r)
-    assert step.parts_ns[EVALUATION] == (0 if follows == "backward" else 100)
+    # between an evaluation's batches, all is the evaluation's
+    assert step.parts_ns[EVALUATION] == {"training": 100, "a batch": 107, "backward": 0}[follows]
     assert step.parts_ns[FORWARD] == {"training": 10, "a batch": 0, "backward": 100}[follows]
-    assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 7)
+    assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 0 if follows == "a batch" else 7)
+    spans = [s for s in records_of(r) if isinstance(s, Span) and s.part == EVALUATION]
+    assert sum(s.end_ns - s.start_ns for s in spans) == step.parts_ns[EVALUATION]
+
+
+def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_path, clock):
+    """As of self-distillation, under accumulation: the next batch makes no evaluation of what a backward pass has used."""
+    r = recorder(tmp_path)
+    for _ in range(2):
+        r.begins_batch()
+        spend(r, clock, DATA, 20)
+        r.fetched_samples += 8
+        r.begins_forward(False)
+        spend(r, clock, FORWARD, 100)
+        r.ends_forward()
+        r.begins_undecided(with_gradients=False)
+        spend(r, clock, FORWARD, 50)
+        r.ends_forward()
+        r.decides(False)
+        spend(r, clock, BACKWARD, 200)
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert [step.parts_ns[part] for part in (DATA, FORWARD, BACKWARD, EVALUATION)] == [40, 300, 400, 0]
+    assert step.samples == 16
 
 
 def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
@@ -235,8 +259,9 @@ def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
         r.begins_batch()
         spend(r, clock, DATA, 20)
         r.fetched_samples += 8
-        r.begins_forward(True, surely=False)
+        r.begins_undecided(with_gradients=False)
         spend(r, clock, FORWARD, 30)
+        r.ends_forward()
         r.begins_forward(False)
         spend(r, clock, FORWARD, 100)
         r.ends_step()
@@ -251,11 +276,16 @@ def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clo
         r.begins_batch()
         spend(r, clock, DATA, 20)
         r.fetched_samples += 8
-        r.begins_forward(evaluating, surely=False)
+        if evaluating:
+            r.begins_undecided(with_gradients=False)
+        else:
+            r.begins_forward(False)
         spend(r, clock, FORWARD, 100)
+        r.ends_forward()
+        clock.now += 5
     r.ends_step()
     (step,) = steps_of(r)
-    assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 100, 240)
+    assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 100, 250)
     assert step.samples == 8
 
 

@@ -37,7 +37,8 @@ LOOPED = 0.5
 class Advice(Record):
     """One change: its description, the saving per step, and its ceiling, the whole time of its cause.
 
-    `settings`: the values to set, where it is a setting; `basis`: the source of the figure.
+    `settings`: the values to set, where it is a setting; `basis`: the source of the figure. `at_most`: something remains of what
+    the figure counts as saved, and nobody can say how much.
     """
 
     cause: str
@@ -47,6 +48,7 @@ class Advice(Record):
     ceiling_ms: float
     basis: str
     settings: dict[str, int | str] = msgspec.field(default_factory=dict)
+    at_most: bool = False
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
@@ -138,7 +140,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             saves_ms=offline, ceiling_ms=ceiling + slowed,
             basis="the data wait without the remaining collate, and what workers slow down; reading shards and random"
             " augmentation remain as well",
-            settings={"precompute": "yes"},
+            settings={"precompute": "yes"}, at_most=True,
         )  # fmt: skip
 
 
@@ -197,73 +199,86 @@ def _transfers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Fewer operators, or the same for more samples at once, with the batch as it is; `_larger_batch` has the rest."""
     launch, rank = split.by_cause["launch"], ranks[0]
-    step = math.fsum(split.by_cause.values())
-    if launch < LEAST_LAUNCH * step:
+    if not _launches_much(split):
         return
-    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
-    samples = rank.samples_per_step / batches_per_step(rank)
-    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators
-    if loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
+    if _loops_over_samples(rank, split):
+        samples = rank.samples_per_step / batches_per_step(rank)
         yield Advice(
             cause="launch", title="compute all samples of a batch at once",
-            how=f"{count}, most too small to fill the device, and {rank.few_operators:,} for two samples: something "
-            "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
+            how=f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something loops over samples. Batched"
+            " operators (or torch.vmap, torch.compile) launch one where there are many now.",
             saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
             basis="forward and backward without their large operators", settings={"batched": "yes"},
         )  # fmt: skip
-        return
-    fewer = "torch.compile or CUDA graphs launch" if rank.accelerator else "torch.compile launches"
-    if rank.loader is None and not rank.samples_per_step:
+    elif not _makes_batches(rank):
         yield Advice(
             cause="launch", title="torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile",
-            how=f"{count}, most too small to fill the device: {fewer} fewer. No DataLoader was seen, so that nothing is said"
-            " about batches.",
+            how=f"{_small_operators(rank)}: {_compiled(rank)} fewer. No DataLoader was seen, so that nothing is said about"
+            " batches.",
             saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
         )  # fmt: skip
-        return
-    if (micro := round(batches_per_step(rank))) > 1:
+    elif (micro := round(batches_per_step(rank))) > 1:
         yield Advice(
             cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro} micro-batches",
-            how=f"{count}, most too small to fill the device: where memory holds the {micro} micro-batches of a step as one, they"
-            " are launched once. The update is the same, unless samples of a batch depend on each other: batch normalisation,"
-            " contrastive losses, a mean over tokens of which micro-batches have different numbers.",
+            how=f"{_small_operators(rank)}: where memory holds the {micro} micro-batches of a step as one, they are launched"
+            " once. The update is the same, unless samples of a batch depend on each other: batch normalisation, contrastive"
+            " losses, a mean over tokens of which micro-batches have different numbers.",
             saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
             basis="the line through steps with a full and with a tiny batch",
             settings={"accumulation": 1},
         )  # fmt: skip
-        return
-    # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
-    fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
-    saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)
-    yield Advice(
-        cause="launch", title=f"a batch {LARGER_BATCH} times as large",
-        how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
-        f"learning rate). With the batch as it is, {fewer} fewer operators.",
-        saves_ms=saves, ceiling_ms=min(fixed, step),
-        basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
-        settings={"batch_factor": LARGER_BATCH},
-    )  # fmt: skip
+
+
+def _launches_much(split: Split) -> bool:
+    return split.by_cause["launch"] >= LEAST_LAUNCH * math.fsum(split.by_cause.values())
+
+
+def _loops_over_samples(rank: Rank, split: Split) -> bool:
+    """Whether what launches is a loop over the samples of a batch, which a larger batch makes longer."""
+    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators and rank.samples_per_step > batches_per_step(rank)
+    return loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * split.by_cause["launch"]
+
+
+def _makes_batches(rank: Rank) -> bool:
+    return rank.loader is not None or rank.samples_per_step > 0
+
+
+def _small_operators(rank: Rank) -> str:
+    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
+    return f"{count}, most too small to fill the device"
+
+
+def _compiled(rank: Rank) -> str:
+    return "torch.compile or CUDA graphs launch" if rank.accelerator else "torch.compile launches"
 
 
 def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """For the optimizer alone, as fast as it can be; `_launching` counts it among what a larger batch shares."""
-    rank, step = ranks[0], math.fsum(split.by_cause.values())
-    now = rank.optimizer_variants_ms.get("as it is", 0.0)
-    fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
-    spent = split.by_cause["optimizer"] * fastest
-    alone = split.by_cause["launch"] < LEAST_LAUNCH * step <= spent
-    if not alone or not rank.samples_per_step or round(batches_per_step(rank)) > 1:
+    """The same samples in fewer steps: per step of today's size, what does not grow with the batch is shared. Where launching is
+    much of that, all of it; else the optimizer alone, as fast as it can be."""
+    rank, updates = ranks[0], split.by_cause["optimizer"]
+    step = math.fsum(split.by_cause.values())
+    if not _makes_batches(rank) or round(batches_per_step(rank)) > 1 or _loops_over_samples(rank, split):
         return
-    yield Advice(
-        cause="optimizer", title=f"a batch {LARGER_BATCH} times as large",
-        how="The optimizer updates all parameters once a batch, of whatever size: larger batches share that among more samples"
-        " (mind the learning rate).",
-        saves_ms=spent * (1 - 1 / LARGER_BATCH), ceiling_ms=spent,
-        basis="the time of its fastest implementation; a step's worth of samples",
-        settings={"batch_factor": LARGER_BATCH},
-    )  # fmt: skip
+    if _launches_much(split):
+        cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
+        what, instead = _small_operators(rank), f" With the batch as it is, {_compiled(rank)} fewer operators."
+        basis = "the line through steps with a full and with a tiny batch"
+    else:
+        now = rank.optimizer_variants_ms.get("as it is", 0.0)
+        fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
+        cause, shared = "optimizer", updates * fastest if rank.samples_per_step else 0.0
+        what, instead = "The optimizer updates all parameters once a batch, of whatever size", ""
+        basis = "the time of its fastest implementation"
+    if shared >= LEAST_LAUNCH * step:
+        yield Advice(
+            cause=cause, title=f"a batch {LARGER_BATCH} times as large",
+            how=f"{what}: larger batches share that among more samples (mind the learning rate).{instead}",
+            saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared, basis=f"{basis}; a step's worth of samples",
+            settings={"batch_factor": LARGER_BATCH},
+        )  # fmt: skip
 
 
 def _optimizer(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import faults_in_words
-from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, of_trial, proof, split
+from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, TINY_BATCH, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
@@ -73,7 +73,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if _is_crowded(recording):  # threads that wait for each other's cores look like operators that compute
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
-    proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
+    proofs = {p.trial: p for trial in TRIALS[2:] if trial != TINY_BATCH and (p := proof(ranks, trial)) is not None}
     shares = sorted(
         (Share(cause=c, in_words=IN_WORDS[c], ms=parts.by_cause[c], share=parts.by_cause[c] / step,
                proved=c in parts.proved) for c in IN_WORDS),
@@ -88,7 +88,9 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     return Diagnosis(
         verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
         step_ms=step,
-        step_ms_low=min(step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _quickest_ms(recording, step)),
+        step_ms_low=min(
+            step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _undisturbed_step_ms(recording, step)
+        ),
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
@@ -109,7 +111,7 @@ def _stated_epochs(recording: Recording, steps_per_epoch: float | None) -> float
     return stated.steps / steps_per_epoch if steps_per_epoch else None
 
 
-def _quickest_ms(recording: Recording, step_ms: float) -> float:
+def _undisturbed_step_ms(recording: Recording, step_ms: float) -> float:
     """On a crowded machine the quickest block of plain steps, which others held up least; elsewhere the step itself."""
     blocks = [b.step_ms for b in of_trial(recording.ranks[0], "plain")] if _is_crowded(recording) else []
     return min([*blocks, step_ms])
@@ -184,13 +186,14 @@ def _is_crowded(recording: Recording) -> bool:
 def _warnings(recording: Recording) -> list[str]:
     ranks = recording.ranks
     warnings = []
-    if recording.exit_code not in (0, None) and ranks[0].ended_in == "few_samples":
+    if recording.exit_code not in (0, None):
+        ended = f"the command {ending_of(recording.exit_code)}"
         warnings.append(
-            f"the command {ending_of(recording.exit_code)} when it was given batches of {FEW_SAMPLES} samples, the last"
-            " intervention, which it does not bear; what it did before is counted. --without few_samples leaves that out."
+            f"{ended} when it was given batches of {FEW_SAMPLES} samples, the last intervention, which it does not bear; what it"
+            f" did before is counted. --without {TINY_BATCH} leaves that out."
+            if ranks[0].ended_in == TINY_BATCH
+            else f"{ended}; what it did before is counted."
         )
-    elif recording.exit_code not in (0, None):
-        warnings.append(f"the command {ending_of(recording.exit_code)}; what it did before is counted.")
     if not all(r.complete for r in ranks):
         warnings.append("a process was killed: its last moments may be missing.")
     if len(ranks) < ranks[0].world_size:

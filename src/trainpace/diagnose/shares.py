@@ -11,6 +11,8 @@ from trainpace.records import Record
 from trainpace.watch import BEHIND, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
 
 FEW_SAMPLES = 2
+TINY_BATCH = "few_samples"
+"""The one intervention that removes no cause: it shows what a smaller batch does not shorten. Not every script bears it."""
 
 IN_WORDS = {
     "data": "waiting for data",
@@ -95,7 +97,7 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     `not_compute_ms`: time of backward spent waiting for other ranks. None where the small batch was not tried.
     """
     full = part_ms(rank, "cached_batch", "forward", "backward")
-    few = part_ms(rank, "few_samples", "forward", "backward")
+    few = part_ms(rank, TINY_BATCH, "forward", "backward")
     samples = rank.samples_per_step / batches_per_step(rank)
     if full is None or few is None or samples <= FEW_SAMPLES:
         return None
@@ -103,7 +105,7 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
 
 
-def _quickest_ms(rank: Rank) -> float:
+def _quickest_computing_ms(rank: Rank) -> float:
     """Forward and backward in the quickest block of plain steps; without blocks, in all steps."""
     blocks = [b.parts_ms for b in of_trial(rank, "plain")] or [rank.parts_ms]
     return min(parts["forward"] + parts["backward"] for parts in blocks)
@@ -180,7 +182,7 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
     if large:
         proved |= {"launch", "compute"}
         # counted in a few steps of the beginning: what others on the machine slow down later is no launching
-        pace = min(computing, fmean(map(_quickest_ms, others)))
+        pace = min(computing, fmean(map(_quickest_computing_ms, others)))
         launch = computing * max(0.0, 1 - fmean(large) / pace) if pace else 0.0
     for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
         tried = proof(ranks, trial)

@@ -1,17 +1,17 @@
 """A trial of an unchanged script, by its own launcher, under the recorder of `trainpace watch`, here or on Slurm's nodes.
 
-The recorder ends the script after the steps that were wanted. It writes checkpoints aside while it runs (torch.save to a path;
-they are removed at the end), leaves out those of transformers and DeepSpeed, and refuses to open, remove or rename anything
-outside the trial's own folder (`watch.inside.start`), so that checkpoints and step counters of real runs stay as they are.
+The recorder ends the script after the steps that were wanted. It writes checkpoints beside their places while it runs
+(torch.save to a path; they are removed at the end), leaves out those of transformers and DeepSpeed, and refuses to open, remove
+or rename anything outside the trial's own folder (`watch.inside.start`), so that checkpoints and step counters of real runs
+stay as they are.
 """
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from trainpace.watch import (
     COMMAND_FILE,
     DATA,
     LOADER_START,
+    Notes,
     Process,
     Recording,
     Step,
@@ -33,10 +34,11 @@ from trainpace.watch import (
     header_of,
     inputs_of,
     ms,
+    notes_in,
     read_processes,
     read_recording,
     records_of,
-    remove_asides,
+    remove_trial_checkpoints,
     temporary_folder,
 )
 
@@ -89,7 +91,7 @@ def run_script(
             ended = _run_here(trial, job)
             done = ended.exit_code == 0
     finally:
-        remove_asides(recorded)
+        remove_trial_checkpoints(notes_in(recorded))
     write_whole(recorded / COMMAND_FILE, json.dumps({
         "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code,
         "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
@@ -176,14 +178,16 @@ def _result(
         steps[0].end_ns + (header_of(_first(processes).path) or {}).get("clock_to_wall_ns", 0)
     ) / 1e9 - started
     first = recording.ranks[0]
-    losses, gpu = _losses(processes), next(_notes(_first(processes), "accelerator"), None)
-    peaks_gib = [gib for process in processes for gib in _notes(process, "peak_allocated_gib")]
+    notes = [(process, Notes(records_of(process.path))) for process in processes]
+    of_first = dict(notes)[_first(processes)]
+    losses, gpu = _losses(notes), of_first.last("accelerator")
+    peaks_gib = [gib for _, noted in notes for gib in noted.values("peak_allocated_gib")]
     return result_of(
         [ms(s) for s in counted], sum(r.samples_per_step for r in recording.ranks), "run", losses=losses,
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
-        uneven=_are_uneven(_first(processes), {s.number for s in counted}),
+        uneven=_are_uneven(of_first, {s.number for s in counted}),
         start_up_s=min(ran_s, max(0.0, since_start_s)),  # the wall clock may be set meanwhile
         world_size=first.world_size,
         environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
@@ -191,22 +195,17 @@ def _result(
     )  # fmt: skip
 
 
-def _are_uneven(process: Process, counted: Collection[int]) -> bool:
+def _are_uneven(notes: Notes, counted: Collection[int]) -> bool:
     """Whether the inputs of these steps hold different amounts of data, as far as they were seen."""
-    held = [count for number, count in inputs_of(records_of(process.path)).items() if number in counted]
+    held = [count for number, count in inputs_of(notes).items() if number in counted]
     return bool(held) and max(held) > UNEVEN * min(held)
 
 
-def _notes(process: Process, name: str) -> Iterator[Any]:
-    """The values of a name in a trail's notes, the last one first."""
-    return reversed([r[name] for r in records_of(process.path) if isinstance(r, dict) and name in r])
-
-
-def _losses(processes: Sequence[Process]) -> tuple[float, ...]:
+def _losses(notes: Iterable[tuple[Process, Notes]]) -> tuple[float, ...]:
     """The mean over the ranks of each step's loss; empty where a rank's were not seen."""
     curves: dict[int, list[float]] = {}
-    for process in processes:
-        losses: list[float] = next(_notes(process, "losses"), [])
+    for process, noted in notes:
+        losses: list[float] = noted.last("losses", [])
         if len(losses) >= len(curves.get(process.rank, [])):
             curves[process.rank] = losses
     return tuple(sum(losses) / len(curves) for losses in zip(*curves.values(), strict=False))

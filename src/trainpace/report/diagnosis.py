@@ -51,9 +51,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
             words("what to change", least=16), Column("saves a step"), Column("an epoch", 1), Column("the job", 1),
             Column("at most", 2),
         ]  # fmt: skip
-        changes = [[a.title, *savings(a, d)] for a in d.advice]
-        told = [i for i in range(len(columns)) if any(change[i] for change in changes)]
-        print_table([columns[i] for i in told], [[change[i] for i in told] for change in changes])
+        print_table(columns, [[a.title, *savings(a, d)] for a in d.advice], filled_only=True)
         if d.epochs_by and d.epochs is not None and d.steps_per_epoch is not None:
             print_lines(f"Length of the job by {d.epochs_by}; --epochs N says another.")
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
@@ -83,8 +81,8 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
 
 
 def saved_ms(a: Advice) -> str:
-    """What a change saves in a step; "up to", where it is all of its cause's time, or random preprocessing stays in it."""
-    is_most = a.saves_ms > MOST_OF_ALL * a.ceiling_ms or "precompute" in a.settings
+    """What a change saves in a step; "up to", where a part of that stays, or it is all of its cause's time."""
+    is_most = a.at_most or a.saves_ms > MOST_OF_ALL * a.ceiling_ms
     return f"{'up to ' if is_most else ''}{number(a.saves_ms)} ms"
 
 

@@ -215,9 +215,9 @@ def _print_changes(plan: Plan) -> None:
         words("effort", 3), words("risk", 2),
     ]  # fmt: skip
     if is_brief():  # so that a change takes one line
-        shown = [i for i, column in enumerate(columns) if column.name != "so far" and any(row[i] for row in rows)]
+        shown = [i for i, column in enumerate(columns) if column.name != "so far"]
         columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
-    print_table(columns, rows, title="What to change, in this order")
+    print_table(columns, rows, title="What to change, in this order", filled_only=is_brief())
     with in_details("the settings and risks of each change"):
         print_lines(*_remarks(plan))
         keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]

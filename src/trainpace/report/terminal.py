@@ -132,16 +132,20 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 def print_table(
     columns: Sequence[str | Column], rows: Iterable[Sequence[str | float]], left: int = 1, title: str = "", spaced: bool = True,
-    keep: Sequence[int] = (),
+    keep: Sequence[int] = (), filled_only: bool = False,
 ) -> None:  # fmt: skip
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
     columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
     a share, which is drawn as a bar. On one screen with much else the last rows are left out, those of the numbers `keep` last.
+    `filled_only`: without the columns that are empty in every row.
     """
     made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
     cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
+    if filled_only:
+        filled = [i for i in range(len(made)) if any(row[i] for row in cells)]
+        made, cells = [made[i] for i in filled], [[row[i] for i in filled] for row in cells]
 
     def write(shown: Sequence[int]) -> None:
         _print_rows(made, [cells[i] for i in shown], len(cells) - len(shown), title, spaced)

@@ -8,16 +8,14 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.watch.clocks import Clock
     from trainpace.watch.command import COMMAND_FILE, environment, temporary_folder, watch
-    from trainpace.watch.exchanges import inputs_of
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.links import LinkRate, SlowLink
+    from trainpace.watch.notes import Line, Loader, Notes, inputs_of
     from trainpace.watch.recording import (
         STEP_IN_WORDS,
         Block,
         FetchCost,
-        Line,
-        Loader,
         Rank,
         Recording,
         batches_per_step,
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
         read_recording,
         steady_ms,
     )
-    from trainpace.watch.restoring import NOT_RESTORED, remove_asides
+    from trainpace.watch.restoring import NOT_RESTORED, notes_in, remove_trial_checkpoints
     from trainpace.watch.stated import StatedLength, stated_length
     from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together
     from trainpace.watch.tasks import Task, node_of, take, task_of

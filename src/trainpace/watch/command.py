@@ -71,12 +71,11 @@ def watch(
         if trials is not None:
             around |= stack.enter_context(temporary_folder())
         code = _run(command, around, output, errors)
-    if trials is not None:
-        restoring.remove_asides(folder)
-    if stop_after_s is not None:
-        note |= restoring.put_back(folder, whole=code == 0)
-    elif trials is not None and "writes_in" not in trials:
-        note |= restoring.put_back(folder, whole=False)
+    if trials is not None or stop_after_s is not None:
+        noted = restoring.notes_in(folder)
+        restoring.remove_trial_checkpoints(noted)
+        if trials is None or "writes_in" not in trials:
+            note |= restoring.put_back(folder, noted, whole=stop_after_s is not None and code == 0)
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from trainpace.watch.inside.among import GRADIENTS
 from trainpace.watch.inside.trail import COMMUNICATION, EVALUATION, Span, Step
+from trainpace.watch.notes import Notes, inputs_of
 
 WARM_UP_STEPS = 3
 LEAVE_TOGETHER = (
@@ -13,7 +14,7 @@ LEAVE_TOGETHER = (
     "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object",
 )  # fmt: skip
 """Collectives that no rank can leave before all have arrived, by the names under which they are recorded."""
-HOST_WAITS = ("gloo", "mpi")
+HOST_WAITS = frozenset(("gloo", "mpi"))
 """Backends whose collectives end when the call returns. With the others a device waits, and the host does not say when."""
 
 
@@ -45,39 +46,28 @@ class RankStep(NamedTuple):
         return sum(self.parts_ns) - self.exchange_ns
 
 
-def inputs_of(records: Iterable[Any]) -> dict[int, int]:
-    """How many numbers the inputs of a trail's steps held, by the number of the step, as far as they were counted."""
-    held, last = {}, -1
-    for r in records:
-        if isinstance(r, Step):
-            last = r.number
-        elif isinstance(r, dict) and "input_elements" in r:
-            held[last] = r["input_elements"]
-    return held
-
-
-def rank_steps(records: Sequence[Any]) -> dict[int, RankStep]:
+def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
     """The plain steps after the warm-up of a trail whose spans were kept and that have no evaluation, by their number; none
     where the host does not wait for its collectives."""
     steps: list[tuple[Step, list[Span]]] = []
-    names: dict[int, str] = {}
-    spans: list[Span] = []
+    notes, spans = Notes(), list[Span]()
     is_detailed = False
     for r in records:
         if isinstance(r, Span):
             is_detailed |= r.thread == 0
             if r.thread == 0 and r.part == COMMUNICATION:
                 spans.append(r)
-        elif isinstance(r, Step):
+            continue
+        notes.add(r)
+        if isinstance(r, Step):
             # what an evaluation exchanges counts as evaluation, and not every step has one
             if is_detailed and r.trial == 0 and r.number >= WARM_UP_STEPS and not r.parts_ns[EVALUATION]:
                 steps.append((r, spans))
             spans, is_detailed = [], False
-        elif isinstance(r, dict) and "number" in r:
-            names[r["number"]] = r["name"]
-        elif isinstance(r, dict) and (r.get("accelerator") or r.get("backend", "gloo") not in HOST_WAITS):
-            return {}
-    held = inputs_of(records)
+    if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
+        return {}
+    held = inputs_of(notes)
+    names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
     return {step.number: _rank_step(step, found, names, held.get(step.number, 0)) for step, found in steps}
 
 

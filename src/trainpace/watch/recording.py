@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +19,7 @@ from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.exchanges import WARM_UP_STEPS, rank_steps
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
 from trainpace.watch.links import link_rates
+from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.stated import StatedLength
 from trainpace.watch.stragglers import Together, together
 from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
@@ -27,19 +28,6 @@ from trainpace.workload import LARGEST
 STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 """Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
-
-
-class Loader(Record):
-    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length."""
-
-    dataset: str
-    samples_in_dataset: int | None
-    batches: int | None
-    batch_size: int | None
-    workers: int
-    prefetch_factor: int | None
-    pin_memory: bool
-    persistent_workers: bool
 
 
 class FetchCost(Record):
@@ -51,19 +39,6 @@ class FetchCost(Record):
     collate_ms: float
     batches: int
     in_workers: bool
-
-
-FEWEST_LOOKS = 3
-"""Looks at the stack that must have met a line: of one or two, a share says nothing."""
-
-
-class Line(Record):
-    """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
-
-    part: str
-    line: str
-    called: str
-    share: float
 
 
 class Block(Record):
@@ -292,58 +267,40 @@ def _seen(processes: Sequence[Sequence[Any]]) -> str:
 def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
-    notes: dict[str, Any] = {"torch": "", "threads": 1, **header}
-    notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
-    loaders, models, counted, few = [], [], [], []
-    slowed: set[int] = set()
-    feeds: set[int] = set()
-    last = -1
-    for note in records:
-        if isinstance(note, Step):
-            last = note.number
-        elif not isinstance(note, dict):
-            continue
-        elif "loader" in note:
-            loaders.append(note)
-        elif "model" in note:
-            models.append(note)
-        elif "feeds" in note:
-            feeds.add(note["feeds"])
-        elif "counted" in note:
-            counted.append(note["counted"])
-            slowed.add(last)  # by the counting
-        elif "counted_few" in note:
-            few.append(note["counted_few"])
-        else:
-            notes |= note
+    notes = Notes(records)
+    noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
+    noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
+    noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
+    noted.pop("loader", None)  # one of several, and maybe not of those that fed the training
+    counted, few = notes.values("counted"), notes.values("counted_few")
+    slowed_by_counting = notes.by_step("counted")
     plain = [s for s in steps if s.trial == 0]
-    programme_starts = notes.get("warm_up_steps", 0)
+    programme_starts = noted.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    steady = [s for s in steady if s.number not in slowed] or steady
+    steady = [s for s in steady if s.number not in slowed_by_counting] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
-    loader = _training_loader(loaders, steps, feeds)
+    loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
     parts = _parts(steady) | _occasional(steps, steady, loader)
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
-    model = max(models, key=lambda m: m["parameters"], default={})
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
-    if "stated" in notes:
-        notes["stated"] = msgspec.convert(notes["stated"], StatedLength)
-    as_noted = {name: value for name, value in (notes | model).items() if name in Rank.__struct_fields__}
+    if "stated" in noted:
+        noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
+    as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
         steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
-        lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
+        lines=lines_of(notes), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
-        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in notes else None,
+        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
-        allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
+        allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
-        after_last_ms={part: ns / 1e6 for part, ns in notes.get("after_last_ns", {}).items()},
+        after_last_ms={part: ns / 1e6 for part, ns in noted.get("after_last_ns", {}).items()},
     )  # fmt: skip
 
 
@@ -403,16 +360,6 @@ def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
             yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
 
 
-def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step], feeds: Collection[int]) -> Loader | None:
-    """The loader that fed the steps: the first of those that fed any whose batch size fits, else the first of them."""
-    if not notes:
-        return None
-    taken = {s.samples // max(1, s.micro_steps) for s in steps[1:]}
-    notes = [n for n in notes if n["loader"] in feeds] or notes
-    note = next((n for n in notes if n["batch_size"] in taken), notes[0])
-    return Loader(**{key: note[key] for key in Loader.__struct_fields__})
-
-
 def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
     fetches = fetches[1:] if len(fetches) > 4 else fetches  # the first opens files and imports
     samples = sum(f.samples for f in fetches)
@@ -427,15 +374,4 @@ def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
         collate_ms=collate / len(fetches),
         batches=len(fetches),
         in_workers=in_workers,
-    )
-
-
-def _lines(samples: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
-    totals: Counter[str] = Counter()
-    for part, _, _, count in samples:
-        totals[part] += count
-    return tuple(
-        Line(part=part, line=line, called=called, share=count / totals[part])
-        for part, line, called, count in samples
-        if line and count >= FEWEST_LOOKS
     )

@@ -4,12 +4,13 @@ import contextlib
 import os
 import shutil
 import time
-from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from trainpace.watch.inside.trail import ASIDE, aside_of, state_of
+from trainpace.watch.inside.trail import OF_TRIAL, aside_of, state_of
+from trainpace.watch.notes import Notes
+from trainpace.watch.trails import records_of
 
 NOT_RESTORED = "earlier"
 """The folder of a recording with files of earlier runs that were not put back."""
@@ -17,17 +18,21 @@ _PATIENCE_S = 1.0
 """Loader workers that were killed have a log open for a moment longer."""
 
 
-def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
+def notes_in(folder: Path) -> Notes:
+    """What the command's processes have noted."""
+    return Notes(record for path in folder.glob("process-*.trail") for record in records_of(path))
+
+
+def put_back(folder: Path, notes: Notes, whole: bool) -> dict[str, list[str]]:
     """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
     those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
     Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone."""
-    noted = _notes_of(folder)
-    whole = whole and not any(noted["stopped"])
-    saved = {(place, tuple(state)) for states in noted["saved"] for place, state in states}
-    copied = [str(place) for place in noted["copied"]]
-    shared = set() if whole else _written_by_others(noted["written"], copied)
+    whole = whole and not any(notes.values("stopped"))
+    saved = {(place, tuple(state)) for states in notes.values("saved") for place, state in states}
+    copied = [str(place) for place in notes.values("copied")]
+    shared = set() if whole else _written_by_others(notes.values("written"), copied)
     done: dict[str, list[str]] = {"restored": [], "left": []}
-    for place in dict.fromkeys((*map(str, noted["earlier"]), *copied)):
+    for place in dict.fromkeys((*map(str, notes.values("earlier")), *copied)):
         aside = aside_of(place, str(folder.resolve()))
         if not os.path.lexists(aside):
             continue
@@ -46,10 +51,10 @@ def put_back(folder: Path, whole: bool) -> dict[str, list[str]]:
     return {name: places for name, places in done.items() if places}
 
 
-def remove_asides(folder: Path) -> None:
-    """Remove checkpoints that trials wrote beside the script's own."""
-    for place in map(str, _notes_of(folder)["aside"]):
-        if place.endswith(ASIDE):
+def remove_trial_checkpoints(notes: Notes) -> None:
+    """Remove checkpoints that were written under trials, beside the script's own."""
+    for place in map(str, notes.values("trial_checkpoint")):
+        if place.endswith(OF_TRIAL):
             Path(place).unlink(missing_ok=True)
 
 
@@ -101,16 +106,3 @@ def _remove(place: str) -> None:
         shutil.rmtree(place)
     elif os.path.lexists(place):
         os.unlink(place)
-
-
-def _notes_of(folder: Path) -> defaultdict[str, list[Any]]:
-    """What the command's processes have noted, by its name."""
-    from trainpace.watch.trails import records_of
-
-    noted = defaultdict(list)
-    for path in folder.glob("process-*.trail"):
-        for record in records_of(path):
-            if isinstance(record, dict):
-                for name, value in record.items():
-                    noted[name].append(value)
-    return noted

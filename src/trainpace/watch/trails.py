@@ -86,7 +86,7 @@ def _seen_apart_ns(processes: Sequence[Process]) -> dict[str, int]:
     recorded = {}
     for rank, process in longest.items():
         with readable(process.path):
-            recorded[rank] = rank_steps(list(records_of(process.path)))
+            recorded[rank] = rank_steps(records_of(process.path))
     steps = common(recorded)
     if not all(steps.values()):
         return {}

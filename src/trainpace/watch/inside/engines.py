@@ -114,12 +114,12 @@ def note_ddp(recorder: Recorder) -> None:
         recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 
-def _saved_aside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
+def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
     return lambda save: left_out.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    _patch(getattr(module, "Trainer", None), "save_checkpoint", _saved_aside(recorder, "save_checkpoint", "filepath"))
+    _patch(getattr(module, "Trainer", None), "save_checkpoint", _saved_beside(recorder, "save_checkpoint", "filepath"))
 
 
 def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
@@ -164,7 +164,7 @@ def _saving(recorder: Recorder, name: str, folder: Callable[..., Any]) -> Callab
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
     """Files that compiled code writes, which no audit hook sees."""
-    _patch(module, "save_file", _saved_aside(recorder, "save_file", "filename"))
+    _patch(module, "save_file", _saved_beside(recorder, "save_file", "filename"))
     _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
 
 

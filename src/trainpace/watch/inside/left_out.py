@@ -1,4 +1,4 @@
-"""What interventions leave out of a step: exchanges of gradients, output; and checkpoints, which are written aside."""
+"""What interventions leave out of a step: exchanges of gradients, output; and checkpoints, written beside their place."""
 
 import contextlib
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainpace.watch.inside.recorder import Recorder, get_ident
-from trainpace.watch.inside.trail import ASIDE
+from trainpace.watch.inside.trail import OF_TRIAL
 from trainpace.watch.inside.trials import MUTED, NO_SYNC
 
 
@@ -110,10 +110,10 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
                 with contextlib.suppress(Exception):
                     recorder.earlier.has_saved(call.arguments[file])
         else:
-            aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
-            if aside not in recorder.trials.asides:
-                recorder.trials.asides.add(aside)
-                recorder.trail.note({"aside": aside})
+            beside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + OF_TRIAL
+            if beside not in recorder.trials.checkpoints:
+                recorder.trials.checkpoints.add(beside)
+                recorder.trail.note({"trial_checkpoint": beside})
                 recorder.trail.flush()  # so that they are removed also if this process is killed
         return save(*call.args, **call.kwargs)
 

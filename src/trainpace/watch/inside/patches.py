@@ -143,9 +143,11 @@ class _Calls:
                     self.usual.add(id(module))
                 recorder.begins_forward(False)
             elif id(model) in self.trained:
-                recorder.begins_undecided()
+                recorder.begins_undecided(with_gradients=True)
+        elif id(core(module)) in self.trained and module.training:
+            recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
-            recorder.begins_forward(True, surely=not module.training)
+            recorder.begins_forward(True)
 
     def losses(self, functional: Any) -> None:
         """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
@@ -220,7 +222,7 @@ def _seen(gradients: Callable[..., Any], recorder: Recorder, updates: Updates) -
     def call(*args: Any, **kwargs: Any) -> Any:
         if updates.watches and recorder.part != BACKWARD and get_ident() == recorder.thread:
             updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
-        if recorder.undecided and get_ident() == recorder.thread:
+        if get_ident() == recorder.thread:
             recorder.decides(False)
         return gradients(*args, **kwargs)
 

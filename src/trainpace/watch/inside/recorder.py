@@ -69,9 +69,10 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
-        self._evaluating = self._evaluating_before = self._unsure = self.undecided = False
-        self._held: dict[int, int] = {}
-        self._settled = self._mark
+        self._evaluating = self._evaluating_before = False
+        self._undecided = self._bears_backward = False
+        self._held: defaultdict[int, int] = defaultdict(int)
+        self._settled = self._held_until = self._mark
         self._evaluation_start: int | None = None
 
     def _charge(self) -> int:
@@ -119,6 +120,7 @@ class Recorder:
         if self.spans_on:
             self.trail.span(self.part, depth, name, 0, start, now)
         if self.part == EVALUATION != before and not self._evaluating_before:
+            self.decides(True)
             self._settle()
             self._evaluating = False
         self.part = before
@@ -152,71 +154,78 @@ class Recorder:
 
     def begins_batch(self) -> None:
         """Begin to fetch a batch, for training or for an evaluation."""
-        if self._unsure or self.undecided:
-            self.fetched_samples, self._unsure = 0, False
-        if self.undecided:
-            self.decides(True)
         self._charge()
+        if self._undecided:
+            self.fetched_samples = 0
+        self.decides(True)
         self._settle()
 
-    def begins_forward(self, evaluating: bool, surely: bool = True) -> None:
-        """Begin a call of the trained model: the fetch before it counts as training or evaluation as the call does.
-
-        Without `surely`, the call is an evaluation if the next batch follows, and training if a call with gradients
-        follows, as where a GAN's generator makes images for its discriminator.
-        """
+    def begins_forward(self, evaluating: bool) -> None:
+        """Begin a call of the trained model: the fetch before it counts as training or evaluation as the call does."""
         self._charge()
-        if self.undecided:
-            self.decides(True)
+        self.decides(evaluating or self._bears_backward)
         self._evaluating = evaluating
-        self._unsure = evaluating and not surely
-        if self._unsure:
-            return
-        if not evaluating and self.fetched_samples:
-            self.samples += self.fetched_samples
-            if self.fetched_from not in self.training_loaders:
-                self.training_loaders.add(self.fetched_from)
-                self.trail.note({"feeds": self.fetched_from})
+        if not evaluating:
+            self._takes_samples()
         self.fetched_samples = 0
         self._settle()
 
-    def begins_undecided(self) -> None:
-        """Begin a call in evaluation mode, but with gradients: an evaluation, unless a backward pass is what follows."""
+    def begins_undecided(self, with_gradients: bool) -> None:
+        """Begin a call in evaluation mode but with gradients, or in training mode without: it is training once a backward pass
+        uses it, or the step ends, and an evaluation where a batch or another evaluation follows.
+
+        Where a call for training follows, one with gradients was never used. One without was, as where a GAN's generator makes
+        images for its discriminator.
+        """
         self._charge()
-        if self.undecided:
+        if self._bears_backward:
             self.decides(True)
-        if not self.fetched_samples:
-            self._settle()
-        self.undecided = True
+        if not self._undecided:
+            if not self.fetched_samples:
+                self._settle()
+            self._held_until = self._settled
+        self._undecided, self._bears_backward = True, with_gradients
 
     def decides(self, evaluates: bool) -> None:
-        """What the undecided call was: an evaluation, or training."""
-        for part, ns in self._held.items():
-            self._spent[EVALUATION if evaluates and part not in KEEPS else part] += ns
+        """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
+        if not self._undecided:
+            return
+        self._undecided = self._bears_backward = False
+        self._evaluating = evaluates
         if not evaluates:
-            self.samples += self.fetched_samples
-            self.fetched_samples = 0
-        self._held = {}
-        self.undecided = False
+            self._takes_samples()
+        since, self._pending = self._pending, self._held
+        self._settle(self._held_until)
+        self._held, self._pending = self._pending, since
+
+    def _takes_samples(self) -> None:
+        """Count the fetched samples as trained on."""
+        if self.fetched_samples and self.fetched_from not in self.training_loaders:
+            self.training_loaders.add(self.fetched_from)
+            self.trail.note({"feeds": self.fetched_from})
+        self.samples += self.fetched_samples
+        self.fetched_samples = 0
 
     def ends_forward(self) -> None:
         """End a call of the trained model: that of an evaluation counts as such, also where training follows without a batch."""
-        if self.undecided:
-            self._held = {part: ns + self._held.get(part, 0) for part, ns in self._pending.items()}
+        if self._undecided:
+            for part, ns in self._pending.items():
+                self._held[part] += ns
             self._pending.clear()
-            self._settled = self._mark
-        elif self._evaluating and not self._unsure:
+            self._held_until = self._mark
+        elif self._evaluating:
             self._settle()
 
-    def _settle(self) -> None:
-        """Count the time up to the last mark as an evaluation's or as its own parts'. A span covers every evaluation."""
+    def _settle(self, until_ns: int | None = None) -> None:
+        """Count the time up to the last mark, or up to then, as an evaluation's or as its own parts'. A span covers every
+        evaluation."""
         if self._evaluating and self._evaluation_start is None:
             self._evaluation_start = self._settled
         elif not self._evaluating and self._evaluation_start is not None:
             if self.spans_on:
                 self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
             self._evaluation_start = None
-        self._settled = self._mark
+        self._settled = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
         if self._evaluating:
             for part, ns in pending.items():
@@ -229,8 +238,7 @@ class Recorder:
     def since_last_step_ns(self) -> dict[str, int]:
         """Time by part since the last step ended."""
         self._charge()
-        if self.undecided:
-            self.decides(True)
+        self.decides(True)
         self._settle()
         return {name: ns for name, ns in zip(PARTS, self._spent, strict=True) if ns}
 
@@ -238,8 +246,7 @@ class Recorder:
 
     def ends_step(self) -> None:
         now = self._charge()
-        if self.undecided:
-            self.decides(False)
+        self.decides(False)
         self._evaluating = False
         self._settle()
         step = Step(

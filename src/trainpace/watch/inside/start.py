@@ -19,7 +19,7 @@ from typing import Any
 from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import ASIDE, TRIALS, TrailWriter, unused
+from trainpace.watch.inside.trail import OF_TRIAL, TRIALS, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
@@ -220,7 +220,7 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
         if not isinstance(path, str | bytes | os.PathLike):  # an open file's number, or no file
             return
         name = os.fsdecode(path)
-        if name.endswith(ASIDE) or "__pycache__" in name:
+        if name.endswith(OF_TRIAL) or "__pycache__" in name:
             return
         folder, last = os.path.split(os.path.abspath(name))
         real = os.path.realpath(name) if follows else os.path.join(os.path.realpath(folder), last)

@@ -31,7 +31,7 @@ PARTS = (
 TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 """Trials that a step may run under; settling steps follow a change and are not counted."""
 
-ASIDE = ".trainpace-trial"
+OF_TRIAL = ".trainpace-trial"
 """The suffix of checkpoints that a script writes under trials."""
 EARLIER = ".before-trainpace-look"
 """Names files of earlier runs, while a script is only looked at that writes others in their place."""

@@ -62,7 +62,7 @@ class Trials:
         self._steps_fed: Counter[int] = Counter()
         self.device: Any = None
         self.on_device: dict[int, Any] = {}
-        self.asides: set[str] = set()
+        self.checkpoints: set[str] = set()
         self.stock = 0
         self.programme: list[tuple[int, int, int]] | None = None
         self.round: list[tuple[int, int, int]] = []

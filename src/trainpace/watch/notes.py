@@ -1,0 +1,101 @@
+"""What a process noted in its trail beside its steps: notes by their names, its loaders, and the lines that were seen running."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from trainpace.records import Record
+from trainpace.watch.inside.trail import Step
+
+FEWEST_LOOKS = 3
+"""Looks at the stack that must have met a line: of one or two, a share says nothing."""
+
+
+class Note(NamedTuple):
+    """`content` by name, and the number of the last step that had ended by then; -1 before the first."""
+
+    content: dict[str, Any]
+    after: int
+
+
+class Notes:
+    """Notes by each of their names, in the order in which they were written."""
+
+    def __init__(self, records: Iterable[Any] = ()) -> None:
+        self._by_name: defaultdict[str, list[Note]] = defaultdict(list)
+        self._after = -1
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Any) -> None:
+        """Take in a record of a trail: a note, or the step that the next notes come after."""
+        if isinstance(record, Step):
+            self._after = record.number
+        elif isinstance(record, dict):
+            for name in record:
+                self._by_name[name].append(Note(record, self._after))
+
+    def with_name(self, name: str) -> list[Note]:
+        return self._by_name.get(name, [])
+
+    def values(self, name: str) -> list[Any]:
+        return [note.content[name] for note in self.with_name(name)]
+
+    def last(self, name: str, default: Any = None) -> Any:
+        return [default, *self.values(name)][-1]
+
+    def last_of_each(self) -> dict[str, Any]:
+        return {name: notes[-1].content[name] for name, notes in self._by_name.items()}
+
+    def by_step(self, name: str) -> dict[int, Any]:
+        """The values by the number of the step that they were noted after."""
+        return {note.after: note.content[name] for note in self.with_name(name)}
+
+
+def inputs_of(notes: Notes) -> dict[int, int]:
+    """How many numbers the inputs of a trail's steps held, by the number of the step, as far as they were counted."""
+    return notes.by_step("input_elements")
+
+
+class Loader(Record):
+    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length."""
+
+    dataset: str
+    samples_in_dataset: int | None
+    batches: int | None
+    batch_size: int | None
+    workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+
+
+def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
+    """The loader that fed the steps: the first of those that fed any whose batch size was taken, else the first of them."""
+    loaders, feeds = [note.content for note in notes.with_name("loader")], set(notes.values("feeds"))
+    if not loaders:
+        return None
+    loaders = [found for found in loaders if found["loader"] in feeds] or loaders
+    fits = next((found for found in loaders if found["batch_size"] in taken), loaders[0])
+    return Loader(**{name: fits[name] for name in Loader.__struct_fields__})
+
+
+class Line(Record):
+    """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
+
+    part: str
+    line: str
+    called: str
+    share: float
+
+
+def lines_of(notes: Notes) -> tuple[Line, ...]:
+    samples: Sequence[Sequence[Any]] = notes.last("samples", [])
+    totals: Counter[str] = Counter()
+    for part, _, _, count in samples:
+        totals[part] += count
+    return tuple(
+        Line(part=part, line=line, called=called, share=count / totals[part])
+        for part, line, called, count in samples
+        if line and count >= FEWEST_LOOKS
+    )

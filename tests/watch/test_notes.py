@@ -1,0 +1,38 @@
+"""What a process noted in its trail, by name."""
+
+from trainpace.watch.inside.trail import PARTS, Step
+from trainpace.watch.notes import Notes, inputs_of, lines_of, training_loader
+
+
+def step(number):
+    return Step(0, 1, number, 0, 1, 8, 0.0, 0.0, (0,) * len(PARTS))
+
+
+def loader(number, batch_size):
+    return {
+        "loader": number, "dataset": f"Data{number}", "samples_in_dataset": None, "batches": None, "batch_size": batch_size,
+        "workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
+    }  # fmt: skip
+
+
+def test_notes_are_found_by_each_of_their_names_and_by_the_step_before_them():
+    notes = Notes(
+        [{"input_elements": 1, "a": 2}, step(0), {"input_elements": 5}, step(1), step(2), {"input_elements": 7}]
+    )
+    assert notes.values("input_elements") == [1, 5, 7]
+    assert inputs_of(notes) == {-1: 1, 0: 5, 2: 7}
+    assert notes.last_of_each() == {"input_elements": 7, "a": 2}
+    assert (notes.last("a"), notes.last("b"), notes.last("b", 0), notes.values("b")) == (2, None, 0, [])
+
+
+def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_taken():
+    first, second, third = (loader(n, size) for n, size in ((1, 8), (2, 16), (3, 8)))
+    assert training_loader(Notes(), {8}) is None
+    assert training_loader(Notes([first, second]), {16}).dataset == "Data2"
+    assert training_loader(Notes([first, second]), {99}).dataset == "Data1"
+    assert training_loader(Notes([first, second, third, {"feeds": 3}, {"feeds": 2}]), {8}).dataset == "Data3"
+
+
+def test_a_line_that_was_met_once_or_twice_says_nothing():
+    samples = [["data", "a.py:1", "read", 6], ["data", "a.py:2", "", 2], ["data", "", "", 4]]
+    assert [(line.line, line.share) for line in lines_of(Notes([{"samples": samples}]))] == [("a.py:1", 0.5)]
