@@ -30,13 +30,19 @@ from truth import read_truth  # noqa: E402
 
 from launch import run  # noqa: E402
 
-TRUTH_STEPS = ("--steps", "80")
-OVERHEAD_PAIRS = 6
+WATCHED = ("gpu_compute", "gpu_launch", "gpu_lightning")
+TRUTH_STEPS = ("--steps", "60")
+OVERHEAD_PAIRS = 4
+VERDICTS = {"synchronisation": "logging"}
 FORETOLD = {
-    # the advice that is a case's fix, by the beginning of its title
-    "gpu_fp32": "amp_bf16", "gpu_adamw": "(fused)", "gpu_files": "prepare samples", "gpu_few_workers": "workers",
-    "gpu_trainer_tokens": "prepare samples", "gpu_pageable": "copy less",
+    # a case's fix: words in the title of its advice, or a cause that it takes away
+    "gpu_fp32": "bf16", "gpu_launch": "launch", "gpu_adamw": "(fused)", "gpu_checkpoint": "checkpoint",
+    "gpu_evaluate": "evaluation",
+    "gpu_clean": "own_code", "gpu_files": "prepare samples", "gpu_few_workers": "loader workers", "gpu_lightning": "launch",
+    "gpu_trainer_tokens": "prepare samples", "gpu_pageable": "copy less", "gpu_images_compute": "torch.compile",
+    "gpu_compute": "torch.compile", "gpu_trainer": "torch.compile", "gpu_loss_each_step": "log every",
 }  # fmt: skip
+LEFT_OUT = {"gpu_checkpoint": 1 - 10 / 50, "gpu_evaluate": 1 - 5 / 50}
 TRAINPACE = (sys.executable, "-m", "trainpace")
 
 
@@ -50,7 +56,9 @@ def measure(folder: Path, parts: list[str], only: list[str]) -> None:
     with open(folder / "runs.jsonl", "a", buffering=1) as file:
         for part in parts or ["diagnose", "truth", "overhead"]:
             for row in PARTS[part](folder, cases):
-                file.write(json.dumps({"part": part, "device": device, "date": str(datetime.date.today()), **row}) + "\n")
+                file.write(
+                    json.dumps({"part": part, "device": device, "date": str(datetime.date.today()), **row}) + "\n"
+                )
 
 
 def diagnosed(folder: Path, cases: list[Case]) -> Any:
@@ -67,16 +75,20 @@ def diagnosed(folder: Path, cases: list[Case]) -> Any:
         print(f"{case.name}: {verdict} (true: {case.expected}) {took_s:.0f} s, exit code {done.returncode}", flush=True)
         if answer is None:
             print(done.stderr[-1500:], flush=True)
-        yield {"case": case.name, "took_s": took_s, "code": done.returncode, "answer": answer, "errors": done.stderr[-1500:]}
+        yield {
+            "case": case.name,
+            "took_s": took_s,
+            "code": done.returncode,
+            "answer": answer,
+            "errors": done.stderr[-1500:],
+        }
 
 
 def truths(folder: Path, cases: list[Case]) -> Any:
     """Steps without a tool, with the fix, and watched; losses beside those of the bare run."""
     for case in cases:
         row: dict[str, Any] = {"case": case.name}
-        for way in ("bare", "fixed", "watched"):
-            if way == "fixed" and case.fix is None:
-                continue
+        for way in ("bare", "fixed", *(("watched",) if case.name in WATCHED else ())):
             try:
                 row[way], row[f"{way}_losses"] = true_step(case, way)
             except Exception as error:
@@ -90,8 +102,12 @@ def true_step(case: Case, way: str) -> tuple[dict[str, Any], list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         times, losses = Path(folder, "times"), Path(folder, "losses")
         before = (*TRAINPACE, "watch", "--output", f"{folder}/watch", "--") if way == "watched" else ()
-        longer = case.__class__(**{f: getattr(case, f) for f in case.__struct_fields__} | {"args": (*case.args, *TRUTH_STEPS)})
-        outcome = run(longer, fixed=way == "fixed", before=before, env={"STEP_TIMES": str(times), "LOSSES": str(losses)})
+        longer = case.__class__(
+            **{f: getattr(case, f) for f in case.__struct_fields__} | {"args": (*case.args, *TRUTH_STEPS)}
+        )
+        outcome = run(
+            longer, fixed=way == "fixed", before=before, env={"STEP_TIMES": str(times), "LOSSES": str(losses)}
+        )
         if not losses.exists():
             raise RuntimeError(outcome.output[-1200:])
         truth = read_truth(times)
@@ -103,14 +119,16 @@ import json, os, time, torch
 from torch import nn
 torch.manual_seed(0)
 wide = int(os.environ["WIDE"])
-model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(wide, wide), nn.ReLU())), nn.Linear(wide, 10)).cuda()
+model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(wide, wide), nn.ReLU())), nn.Linear(wide, 10))
+model = model.cuda().bfloat16()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-inputs, labels = torch.randn(8192, wide, device="cuda"), torch.randint(10, (8192,), device="cuda")
+inputs = torch.randn(16384, wide, device="cuda", dtype=torch.bfloat16)
+labels = torch.randint(10, (16384,), device="cuda")
 times = []
 last = time.perf_counter()
-for step in range(1200):
+for step in range(600):
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss = nn.functional.cross_entropy(model(inputs).float(), labels)
     loss.backward()
     optimizer.step()
     if step % 20 == 19:
@@ -139,6 +157,68 @@ def overhead(folder: Path, cases: list[Case]) -> Any:
                     row[way] = json.loads(times.read_text())
                 print(row, flush=True)
                 yield row
+
+
+def table(folder: Path) -> str:
+    """The page of results."""
+    rows = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    last: dict[tuple[str, str], dict[str, Any]] = {(row["part"], row.get("case", "")): row for row in rows}
+    cases = [c for c in GPU_CASES if ("diagnose", c.name) in last]
+    lines, right, close, told = [], 0, 0, 0
+    for case in cases:
+        found, truth = last["diagnose", case.name], last.get(("truth", case.name), {})
+        answer = found["answer"]
+        said = answer["verdict"] if answer else "no answer"
+        is_right = said in {VERDICTS.get(v, v) for v in (case.expected, *case.also_accepted)}
+        right += is_right
+        bare, fixed = ((truth.get(way) or {}).get("mean_ms") for way in ("bare", "fixed"))
+        saved = bare - fixed if bare and fixed else None
+        foretold = foretold_ms(case, answer) if answer else None
+        if saved is not None and foretold is not None:
+            told += 1
+            close += abs(foretold - saved) <= 0.15 * saved
+        step = answer["step_ms"] if answer else None
+        numbers = ["" if ms is None else f"{ms:.1f}" for ms in (step, bare, fixed, saved, foretold)]
+        shown = said if is_right else f"**{said}**"
+        lines.append(f"| {case.name} | {case.expected} | {shown} | {' | '.join(numbers)} | {found['took_s']:.0f} |")
+    first = last["diagnose", cases[0].name]
+    return "\n".join([
+        "# trainpace watch and diagnose on a GPU (`python benchmarks/diagnose_gpu.py`)", "",
+        f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis.", "",
+        f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}.", "",
+        "| case | true cause | said | step ms | bare | fixed | saved | foretold | s in all |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+        *lines, "", *overhead_lines(rows), "",
+    ])  # fmt: skip
+
+
+def foretold_ms(case: Case, answer: dict[str, Any]) -> float | None:
+    """What the diagnosis says that this case's fix saves: an advice by its title, or all of a cause."""
+    wanted = FORETOLD.get(case.name)
+    if wanted is None:
+        return None
+    if wanted in answer_causes(answer):
+        return answer_causes(answer)[wanted] * LEFT_OUT.get(case.name, 1.0)
+    return next((a["saves_ms"] for a in (*answer["advice"], *answer["not_worth"]) if wanted in a["title"]), None)
+
+
+def answer_causes(answer: dict[str, Any]) -> dict[str, float]:
+    return {share["cause"]: share["ms"] for share in answer["shares"]}
+
+
+def overhead_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys(row["step"] for row in rows if row["part"] == "overhead"):
+        pairs = [row for row in rows if row["part"] == "overhead" and row["step"] == name]
+        more_us = [1e3 * (row["watched"]["median_ms"] - row["bare"]["median_ms"]) for row in pairs]
+        bare = statistics.median(row["bare"]["median_ms"] for row in pairs)
+        same = sum(row["watched"]["loss"] == row["bare"]["loss"] for row in pairs)
+        middle_us = statistics.median(more_us)
+        lines.append(
+            f"- A {name} step of {bare:.2f} ms takes {middle_us:+.0f} us watched ({min(more_us):+.0f} to {max(more_us):+.0f} in"
+            f" {len(pairs)} pairs in turns), {middle_us / 10 / bare:+.1f} %; the last loss is the same in {same}."
+        )
+    return lines
 
 
 PARTS = {"diagnose": diagnosed, "truth": truths, "overhead": overhead}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainpace.records import Record
 
@@ -112,27 +112,28 @@ CASES = (
     _case("hf_evaluate", "hf", "evaluation", "--eval-steps 40"),
 )  # fmt: skip
 
-_GPU = {"gpu": True}
+_GPU: dict[str, Any] = {"gpu": True}
 _SMALL = "--layers 24 --width 256 --batch 4 --tokens 128"
 
 GPU_CASES = (
-    _case("gpu_compute", "plain", "compute", None, "gpu_language", **_GPU),
+    _case("gpu_compute", "plain", "compute", "--compile", "gpu_language", **_GPU),
     _case("gpu_fp32", "plain", "compute", "--precision bf16", "gpu_language", "--precision fp32", **_GPU),
     _case("gpu_loss_each_step", "plain", "compute", "--log-every 50", "gpu_language", "--log-every 1", **_GPU),
     _case("gpu_launch", "plain", "launch", "--graph", "gpu_language", _SMALL, **_GPU),
     _case("gpu_norms", "plain", "synchronisation", "--norms-every 50", "gpu_language", f"{_SMALL} --norms-every 1",
           also_accepted=("own_code",), **_GPU),
     _case("gpu_adamw", "plain", "optimizer", "--adamw fused", "gpu_language",
-          "--layers 36 --width 512 --batch 4 --tokens 128 --adamw loop", **_GPU),
+          "--layers 2 --batch 2 --tokens 128 --vocabulary 500000 --adamw loop", **_GPU),
     _case("gpu_checkpoint", "plain", "checkpoint", "--save-every 50", "gpu_language", "--save-every 10", **_GPU),
     _case("gpu_evaluate", "plain", "evaluation", "--evaluate-every 50", "gpu_language", "--evaluate-every 5", **_GPU),
     _case("gpu_clean", "plain", "own_code", "--clean-every 0", "gpu_language", f"{_SMALL} --clean-every 1", **_GPU),
     _case("gpu_files", "plain", "data", "--workers 8", "gpu_images", "--workers 0", **_GPU),
     _case("gpu_few_workers", "plain", "data", "--workers 12", "gpu_images", "--workers 2 --pin", **_GPU),
-    _case("gpu_images_compute", "plain", "compute", None, "gpu_images", "--data memory --batch 256 --store uint8 --pin", **_GPU),
+    _case("gpu_images_compute", "plain", "compute", "--compile", "gpu_images", "--data memory --batch 256 --store uint8 --pin",
+          **_GPU),
     _case("gpu_pageable", "plain", "host_to_device", "--store uint8 --pin", "gpu_images",
           "--small --data memory --batch 256 --store float64", **_GPU),
-    _case("gpu_trainer", "hf", "compute", None, "gpu_trainer", "--batch 64", **_GPU),
+    _case("gpu_trainer", "hf", "compute", "--compile", "gpu_trainer", "--batch 64", **_GPU),
     _case("gpu_trainer_tokens", "hf", "data", "--workers 8", "gpu_trainer", "--tokenise", **_GPU),
     _case("gpu_lightning", "lightning", "launch", "--cell library", "gpu_lightning", **_GPU),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from cases import Case
 from trainpace.records import Record
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 GRACE_S = 3.0
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import made_traces as made
+from trainpace.accelerator import kind_of, kind_of_copy, short
 from trainpace.errors import UnreadableInput
 from trainpace.intake import pieces
 from trainpace.profilers import events, read_profiled
-from trainpace.profilers.kernels import kind_of, kind_of_copy, short
 from trainpace.profilers.kineto import read_kineto
 
 PUBLIC = Path(__file__).parent / "public"

@@ -18,7 +18,10 @@ parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--data", choices=["files", "memory"], default="files")
-parser.add_argument("--store", choices=["float64", "float32", "uint8"], default="float32", help="how arrays in memory are kept")
+parser.add_argument(
+    "--store", choices=["float64", "float32", "uint8"], default="float32", help="how arrays in memory are kept"
+)
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--pin", action="store_true")
 parser.add_argument("--small", action="store_true", help="ResNet-18")
 args = parser.parse_args()
@@ -66,6 +69,8 @@ def main():
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = (resnet18 if args.small else resnet50)(num_classes=10).to(device, memory_format=torch.channels_last)
+    if args.compile:
+        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         if args.data == "files":

@@ -19,9 +19,10 @@ parser.add_argument("--tokens", type=int, default=1024)
 parser.add_argument("--vocabulary", type=int, default=32768)
 parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
 parser.add_argument("--adamw", choices=["loop", "foreach", "fused"], default="fused")
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--graph", action="store_true", help="replay forward and backward as CUDA graphs")
 parser.add_argument("--log-every", type=int, default=50, help="read the loss")
-parser.add_argument("--norms-every", type=int, default=0, help="read the norm of every gradient")
+parser.add_argument("--norms-every", type=int, default=0, help="read norms and extremes of every gradient")
 parser.add_argument("--save-every", type=int, default=0)
 parser.add_argument("--evaluate-every", type=int, default=0)
 parser.add_argument("--clean-every", type=int, default=0, help="collect garbage and give cached memory back")
@@ -68,6 +69,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **chosen)
 if args.graph:
     sample = torch.zeros(args.batch, args.tokens, dtype=torch.long, device=device)
     model = torch.cuda.make_graphed_callables(model, (sample,))
+if args.compile:
+    model.compile()
 
 
 def draw():
@@ -82,7 +85,8 @@ for step in range(1, args.steps + 1):
     loss.backward()
     if args.norms_every and step % args.norms_every == 0:
         norms = {name: p.grad.norm().item() for name, p in model.named_parameters()}
-        print(f"step {step} largest norm {max(norms.values()):.4f}", flush=True)
+        spreads = {name: (p.grad.min().item(), p.grad.max().item()) for name, p in model.named_parameters()}
+        print(f"step {step} largest norm {max(norms.values()):.4f} value {max(spreads.values())}", flush=True)
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.detach())
@@ -94,8 +98,8 @@ for step in range(1, args.steps + 1):
     if args.evaluate_every and step % args.evaluate_every == 0:
         model.eval()
         with torch.no_grad():
-            total = sum(loss_of(draw()) for _ in range(8))
-        print(f"step {step} evaluated {total.item() / 8:.4f}", flush=True)
+            total = sum(loss_of(draw()) for _ in range(32))
+        print(f"step {step} evaluated {total.item() / 32:.4f}", flush=True)
         model.train()
     if args.clean_every and step % args.clean_every == 0:
         gc.collect()

@@ -15,6 +15,7 @@ parser.add_argument("--layers", type=int, default=12)
 parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
 parser.add_argument("--tokenise", action="store_true", help="split and look words up when a sample is asked for")
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--optim", default="adamw_torch_fused")
 args = parser.parse_args()
 TOKENS = 256
@@ -69,6 +70,7 @@ def main():
             save_strategy="no",
             logging_steps=50,
             disable_tqdm=True,
+            torch_compile=args.compile,
         )
         Trainer(model=model, args=arguments, train_dataset=Texts()).train()
     report(model.losses)

@@ -27,8 +27,20 @@ if TYPE_CHECKING:
         versions,
     )
     from trainpace.accelerator.engine import Loss, PlainEngine, move, place_batch
-    from trainpace.accelerator.kernels import busy_ms
-    from trainpace.accelerator.memory import MemoryMeter, allocator_retries, peak_allocated_gib, reserved_gib
+    from trainpace.accelerator.kernel_names import (
+        DATA_RANGE,
+        KERNEL_KINDS,
+        OPTIMIZER_RANGE,
+        STEP_RANGE,
+        exchanges,
+        kind_of,
+        kind_of_copy,
+        short,
+        waits_for_data,
+        waits_for_device,
+    )
+    from trainpace.accelerator.kernels import DeviceWork, device_work, work_of
+    from trainpace.accelerator.memory import MemoryMeter, allocator_retries, free_gib, peak_allocated_gib, reserved_gib
     from trainpace.accelerator.queued import launch_ms, queued_ms
 
 __getattr__, __all__ = exports(__name__, __file__)

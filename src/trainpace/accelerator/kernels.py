@@ -1,17 +1,31 @@
-"""How long a device is busy, by the profiler's record of its kernels."""
+"""What a device does, by the profiler's record of its kernels."""
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trainpace.accelerator.devices import synchronize
 
+_FROM_HOST = ("htod", "hosttodevice")
+"""In the names of copies from the host, in small letters: CUDA's and ROCm's."""
+_EXCHANGES = ("nccl", "rccl", "oneccl")
 
-def busy_ms(kind: str) -> Callable[[], float | None] | None:
-    """Begin to record the kernels of the device; the result, called, ends it and gives the milliseconds that the device was busy.
+
+class DeviceWork(NamedTuple):
+    """Milliseconds that a device was busy, of them those in which it only took copies from the host, and those of each kernel by
+    its name."""
+
+    busy_ms: float
+    copies_ms: float
+    kernels_ms: dict[str, float]
+
+
+def device_work(kind: str) -> Callable[[], DeviceWork | None] | None:
+    """Begin to record the kernels of the device; the result, called, ends it and gives what the device did.
 
     Kernels that exchange between ranks do not count, since they mostly wait. None where the script has a profiler of its own,
     which a second one would end, and where torch's profiler does not record this kind.
@@ -24,21 +38,36 @@ def busy_ms(kind: str) -> Callable[[], float | None] | None:
     profiler = torch.profiler.profile(activities=[activity])
     profiler.start()
 
-    def end() -> float | None:
+    def end() -> DeviceWork | None:
         synchronize(kind)
         profiler.stop()
         with warnings.catch_warnings():  # the profiler's own, which the script did not ask for
             warnings.simplefilter("ignore")
             events = profiler.events() or ()
-        spans = [
-            (event.time_range.start, event.time_range.end)
+        return work_of(
+            (event.name, event.time_range.start, event.time_range.end)
             for event in events
             if event.device_type == recorded
-            and not any(library in event.name.lower() for library in ("nccl", "rccl", "oneccl"))
-        ]
-        return covered(spans) / 1e3 if spans else None
+        )
 
     return end
+
+
+def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
+    """What the kernels and copies say, each as (name, start, end) in microseconds; None where there are none."""
+    copies, computing = [], []
+    kernels_ms: defaultdict[str, float] = defaultdict(float)
+    for name, start, end in events:
+        low = name.lower()
+        if any(library in low for library in _EXCHANGES):
+            continue
+        if any(word in low for word in _FROM_HOST):
+            copies.append((start, end))
+        else:
+            computing.append((start, end))
+            kernels_ms[name] += (end - start) / 1e3
+    busy = covered([*copies, *computing])
+    return DeviceWork(busy / 1e3, (busy - covered(computing)) / 1e3, dict(kernels_ms)) if busy else None
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -47,6 +47,12 @@ def reserved_gib(kind: str) -> float | None:
     return _gib(kind, "memory_reserved")
 
 
+def free_gib(kind: str) -> float | None:
+    """GiB of the device that nobody holds now, cached blocks of this process counted as held; None where it does not tell."""
+    ask = getattr(torch.get_device_module(kind), "mem_get_info", None)
+    return None if ask is None else float(ask()[0]) / 2**30
+
+
 def allocator_retries(kind: str) -> int:
     """How often the allocator had to give cached blocks back to find room; 0 where it does not count."""
     statistics = getattr(torch.get_device_module(kind), "memory_stats", None)

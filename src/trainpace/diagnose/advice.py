@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-import msgspec
 from msgspec.structs import replace
 
+from trainpace.diagnose.changes import Advice
+from trainpace.diagnose.device_advice import fuse, lower_precision
 from trainpace.diagnose.shares import Split, part_ms
 from trainpace.loader import LoaderCost, step_ms
-from trainpace.records import Record
 from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
 
@@ -32,23 +32,6 @@ ONE_LINE = 0.3
 """Of the script's own code, what is seen at one line, from which on that line is worth a word."""
 LOOPED = 0.5
 """A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
-
-
-class Advice(Record):
-    """One change: its description, the saving per step, and its ceiling, the whole time of its cause.
-
-    `settings`: the values to set, where it is a setting; `basis`: the source of the figure. `at_most`: something remains of what
-    the figure counts as saved, and nobody can say how much.
-    """
-
-    cause: str
-    title: str
-    how: str
-    saves_ms: float
-    ceiling_ms: float
-    basis: str
-    settings: dict[str, int | str] = msgspec.field(default_factory=dict)
-    at_most: bool = False
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
@@ -406,5 +389,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 ADVISORS = (
     _workers, _worker_start, _transfers, _launching, _larger_batch, _optimizer, _exchange, _straggler, _less_often, _own_code,
-    _threads,
+    _threads, lower_precision, fuse,
 )  # fmt: skip

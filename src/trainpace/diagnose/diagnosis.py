@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import faults_in_words
+from trainpace.diagnose.device_shares import device_in_words
 from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, TINY_BATCH, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
@@ -139,7 +140,8 @@ def _why(
     ]
     alone = ("no_sync", "no exchange between ranks")
     trials = {"data": ("cached_batch", "the same batch again and again"), "communication": alone, "straggler": alone,
-              "logging": ("muted", "output left out")}  # fmt: skip
+              "logging": ("muted", "output left out"),
+              "host_to_device": ("batch_on_device", "the batch on the device already")}  # fmt: skip
     trial, what = trials.get(verdict, ("", ""))
     evidence = proofs.get(trial)
     if evidence is not None:
@@ -155,6 +157,8 @@ def _why(
             f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind}; "
             f"collating a batch, joining its samples, takes {format_number(first.fetch.collate_ms)} ms."
         )
+    if verdict in ("compute", "launch", "optimizer"):
+        lines += device_in_words(ranks, step)
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)
     part = {"own_code": "other"}.get(verdict, verdict)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from trainpace.diagnose.device_shares import beside_a_device
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
 from trainpace.watch import BEHIND, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
@@ -58,12 +59,14 @@ def of_trial(rank: Rank, trial: str) -> list[Block]:
 
 
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
-    """The mean over ranks of plain - trial, paired by rounds; None where it was not tried."""
-    rounds = min(min(len(of_trial(r, "plain")), len(of_trial(r, trial))) for r in ranks)
+    """The mean over ranks of plain - trial, paired by rounds; None where it was not tried. A batch that stays on the device is
+    compared with the same batch on the host."""
+    against = "cached_batch" if trial == "batch_on_device" else "plain"
+    rounds = min(min(len(of_trial(r, against)), len(of_trial(r, trial))) for r in ranks)
     if rounds < 1:
         return None
     plain, without = (
-        [fmean(of_trial(r, name)[i].step_ms for r in ranks) for i in range(rounds)] for name in ("plain", trial)
+        [fmean(of_trial(r, name)[i].step_ms for r in ranks) for i in range(rounds)] for name in (against, trial)
     )
     saved, half = mean_and_half_width([a - b for a, b in zip(plain, without, strict=True)])
     return Proof(
@@ -184,7 +187,7 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         # counted in a few steps of the beginning: what others on the machine slow down later is no launching
         pace = min(computing, fmean(map(_quickest_computing_ms, others)))
         launch = computing * max(0.0, 1 - fmean(large) / pace) if pace else 0.0
-    for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
+    for cause, trial in (("data", "cached_batch"), ("host_to_device", "batch_on_device"), ("logging", "muted")):
         tried = proof(ranks, trial)
         if tried is not None and tried.settles:
             proved.add(cause)
@@ -204,38 +207,12 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
     if busy:
         proved |= {"launch", "compute"}
         updates = [r.optimizer_variants_ms["as it is"] for r in others if "as it is" in r.optimizer_variants_ms]
-        by_cause = beside_a_device(by_cause, fmean(busy), parts["synchronisation"], fmean(updates) if updates else 0.0)
+        by_cause = beside_a_device(
+            by_cause, fmean(busy), fmean(r.device_copies_ms for r in others), parts["synchronisation"],
+            fmean(updates) if updates else 0.0,
+        )  # fmt: skip
         fixed = None
     return Split(by_cause, frozenset(proved), slowest, fixed)
-
-
-def beside_a_device(
-    host: dict[str, float], busy_ms: float, synchronisation_ms: float, update_ms: float
-) -> dict[str, float]:
-    """A step's causes where the host only launches what a device computes, from the host's own time by cause.
-
-    The device's `busy_ms` are computing, of them `update_ms` at most the optimizer's. Without waiting for the device
-    (`synchronisation_ms`, a part of logging, and copies) the step would take as long as the later of the two; what it takes
-    longer is lost by waiting. The host's time beyond the device's is charged to what can be left out before launching.
-    The parts that interrupt training, and exchange between ranks, stay as they are.
-    """
-    apart = ("communication", "straggler", "checkpoint", "evaluation")
-    step = math.fsum(ms for cause, ms in host.items() if cause not in apart)
-    waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
-    waiting = math.fsum(waits.values())
-    computing = min(busy_ms, step)
-    lost = step - max(computing, step - waiting)
-    left = step - computing - lost
-    by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in apart}
-    for cause in ("data", "logging", "own_code", "trainpace"):
-        by_cause[cause] = min(left, host[cause] - waits.get(cause, 0.0))
-        left -= by_cause[cause]
-    for cause, ms in waits.items():
-        by_cause[cause] += lost * ms / waiting if waiting else 0.0
-    by_cause["launch"] = left
-    by_cause["optimizer"] = min(update_ms, computing)
-    by_cause["compute"] = computing - by_cause["optimizer"]
-    return by_cause
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:

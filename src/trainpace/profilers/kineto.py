@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainpace.accelerator import DATA_RANGE, OPTIMIZER_RANGE, STEP_RANGE
 from trainpace.errors import UnreadableInput
 from trainpace.profilers.events import Event, Events
-from trainpace.profilers.kernels import DATA, OPTIMIZER, STEP
 from trainpace.profilers.spans import Column, Names, Trace, identity_of, launched
 
 MADE_BY = "torch.profiler"
 LARGEST_US = 1e18
 """A clock that counts from 1970 is at 2e15."""
-_OWN_RANGES = (STEP, DATA, OPTIMIZER)
+_OWN_RANGES = (STEP_RANGE, DATA_RANGE, OPTIMIZER_RANGE)
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})", re.IGNORECASE)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from trainpace.accelerator import KERNEL_KINDS
 from trainpace.diagnose import IN_WORDS, Share
 from trainpace.profilers.bounds import Bound, bounds
-from trainpace.profilers.kernels import KINDS
 from trainpace.profilers.ranks import Kernel, RankShares
 from trainpace.records import Record
 from trainpace.watch import BEHIND
@@ -49,8 +49,8 @@ def together(ranks: Sequence[RankShares], left_out: Sequence[str] = ()) -> Profi
     causes["communication"] -= causes["straggler"]
     step = math.fsum(causes.values())
     shares = sorted((_share(cause, words(cause, first), ms, step) for cause, ms in causes.items()), key=lambda s: -s.ms)
-    kinds = {kind: fmean(rank.compute_ms[kind] for rank in ranks) for kind in KINDS}
-    compute = [_share(kind, KINDS[kind], ms, step) for kind, ms in kinds.items() if ms > 0 and first.on_device]
+    kinds = {kind: fmean(rank.compute_ms[kind] for rank in ranks) for kind in KERNEL_KINDS}
+    compute = [_share(kind, KERNEL_KINDS[kind], ms, step) for kind, ms in kinds.items() if ms > 0 and first.on_device]
     return ProfiledTraining(
         verdict=shares[0].cause, step_ms=step, median_ms=fmean(r.median_ms for r in ranks),
         median_ms_low=fmean(r.median_ms_low for r in ranks), median_ms_high=fmean(r.median_ms_high for r in ranks),

@@ -7,10 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
+from trainpace.accelerator import KERNEL_KINDS, kind_of, short
 from trainpace.errors import UnreadableInput
 from trainpace.medians import median, median_interval
 from trainpace.profilers.intervals import own_us
-from trainpace.profilers.kernels import KINDS, kind_of, short
 from trainpace.profilers.shares import split
 from trainpace.profilers.spans import Trace
 from trainpace.profilers.steps import Windows, windows_of
@@ -73,7 +73,7 @@ def rank_shares(trace: Trace, number: int) -> RankShares:
         raise UnreadableInput(f"{trace.source} has no stretch of time: all that it holds happened in one moment.")
     parts = split(trace, windows)
     means: dict[str, float] = {part: float(ms.mean()) for part, ms in parts.parts_ms.items()}
-    compute = {kind: means.pop(kind) for kind in KINDS}
+    compute = {kind: means.pop(kind) for kind in KERNEL_KINDS}
     times = parts.step_ms.tolist()
     low, high = median_interval(times)
     heaviest, kernels = _heaviest(trace, windows)

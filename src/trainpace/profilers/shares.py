@@ -17,15 +17,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainpace.accelerator import (
+    KERNEL_KINDS,
+    OPTIMIZER_RANGE,
+    exchanges,
+    kind_of,
+    kind_of_copy,
+    waits_for_data,
+    waits_for_device,
+)
 from trainpace.profilers.intervals import closed, sweep, union, union_of
-from trainpace.profilers.kernels import KINDS, exchanges, kind_of, kind_of_copy, waits_for_data, waits_for_device
-from trainpace.profilers.kernels import OPTIMIZER as OPTIMIZER_RANGE
 from trainpace.profilers.spans import Spans, Trace
 from trainpace.profilers.steps import Windows
 
 BETWEEN_OPERATORS_US = 100.0
 """Python between two operators is a part of launching them."""
-PARTS = (*KINDS, "communication", "host_to_device", "optimizer", "data", "logging", "launch", "own_code")
+PARTS = (*KERNEL_KINDS, "communication", "host_to_device", "optimizer", "data", "logging", "launch", "own_code")
 """Of a step, in the words of `diagnose`; computing by kinds of kernels."""
 
 Mask = npt.NDArray[np.bool_]
@@ -86,7 +93,7 @@ def split(trace: Trace, windows: Windows) -> Split:
 
 def _device_work(trace: Trace) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Starts and ends by kind: of kernels that compute, of communication and of copies."""
-    kinds = (*KINDS, "communication", "copy")
+    kinds = (*KERNEL_KINDS, "communication", "copy")
     of_kernels, of_copies = (np.array([of(name) for name in trace.names] or [""]) for of in (kind_of, kind_of_copy))
     found = {}
     for kind in kinds:
@@ -102,7 +109,7 @@ def _named(trace: Trace, spans: Spans, counts: Callable[[str], bool]) -> Spans:
 
 def _on_device(work: dict[str, Mask]) -> dict[str, Mask]:
     masks, taken = {}, np.zeros_like(work["communication"])
-    for kind in (*KINDS, "communication", "copy"):
+    for kind in (*KERNEL_KINDS, "communication", "copy"):
         masks["host_to_device" if kind == "copy" else kind] = work[kind] & ~taken
         taken = taken | work[kind]
     return masks

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainpace.accelerator import DATA_RANGE, OPTIMIZER_RANGE, STEP_RANGE
 from trainpace.profilers.intervals import union_of
-from trainpace.profilers.kernels import DATA, OPTIMIZER, STEP
 from trainpace.profilers.spans import Spans, Times, Trace
 
 PAUSE = 0.5
@@ -31,10 +31,10 @@ class Windows(NamedTuple):
 def windows_of(trace: Trace) -> Windows:
     """The steps. Where a device computes behind the host, a step goes from the first work that the host launched in it to the
     first that it launched in the next, so that a loader's wait at the start of a step counts to the one before."""
-    steps = _named(trace, STEP)
+    steps = _named(trace, STEP_RANGE)
     if len(steps):
         return _between(trace, steps.start_us, steps.end_us, "ProfilerStep spans of torch.profiler")
-    updates = _named(trace, OPTIMIZER)
+    updates = _named(trace, OPTIMIZER_RANGE)
     if len(updates) > 1:
         names, counts = np.unique(updates.name, return_counts=True)
         often = updates.of([int(names[counts.argmax()])])
@@ -65,7 +65,7 @@ def _recurring(trace: Trace) -> tuple[Spans, str]:
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for number in np.unique(trace.ranges.name):
         name = trace.names[number]
-        if not name.lower().startswith((DATA, OPTIMIZER)):
+        if not name.lower().startswith((DATA_RANGE, OPTIMIZER_RANGE)):
             groups[_DIGITS.sub("#", name)].append(int(number))
     low, high = extent_us(trace)
     candidates = []

@@ -56,7 +56,9 @@ class Rank(Record):
     `few_operators`: the operators of a step with two samples; 0 where that was not tried.
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
-    nobody looked. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
+    nobody looked. `device_copies_ms`: of that, when it only took copies from the host. `device_kernels_ms`: by kernel's name.
+    `other_gflops`: of a large matrix product, like `matmul_gflops`, in number formats that an accelerator could use in place of
+    fp32. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
     where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
     update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
     trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
@@ -101,8 +103,11 @@ class Rank(Record):
     few_operators: int = 0
     large_operators_ms: float | None = None
     device_busy_ms: float | None = None
+    device_copies_ms: float = 0.0
+    device_kernels_ms: dict[str, float] = msgspec.field(default_factory=dict)
     flops: float = 0.0
     matmul_gflops: float = 0.0
+    other_gflops: dict[str, float] = msgspec.field(default_factory=dict)
     reserved_gib: float = 0.0
     allocator_retries: float = 0.0
     complete: bool = True

@@ -23,6 +23,9 @@ REPEATS = 5
 SIDE, SIDE_ON_ACCELERATOR = 1024, 8192
 """Of the matrix product that a rate is measured with: large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
+"""Of the optimizer and its variants in the host's memory; on an accelerator, half of what is free there."""
+LONGEST_NAME = 160
+"""Characters of a kernel's name that are kept: enough to tell what kind it is."""
 VARIANTS = ("fused", "foreach")
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 OFTEN_LOOKS, SELDOM = 200, 5
@@ -74,30 +77,50 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
-    """Measure how long an accelerator is busy in a step, by its own clock; call the result at the step's end."""
-    from trainpace.accelerator import busy_ms, in_use
+    """Measure what an accelerator does in a step, by its own clock; call the result at the step's end."""
+    from trainpace.accelerator import device_work, in_use
 
-    measured = busy_ms(in_use())
+    measured = device_work(in_use())
 
     def end() -> None:
-        if measured is not None and (busy := measured()) is not None:
-            recorder.trail.note({"device_busy_ms": busy})
+        if measured is None or (work := measured()) is None:
+            return
+        kernels: Counter[str] = Counter()
+        for name, ms in work.kernels_ms.items():
+            kernels[name[:LONGEST_NAME]] += ms  # type: ignore[assignment]
+        note = {"device_busy_ms": work.busy_ms, "device_copies_ms": work.copies_ms, "device_kernels_ms": kernels}
+        recorder.trail.note(note)
 
     return end
 
 
 def note_rate(recorder: Recorder) -> None:
-    """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format."""
+    """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format; on an
+    accelerator that computes in fp32, also in the formats that it could use instead."""
     import torch
 
     from trainpace.accelerator import in_use
 
-    device = in_use()
+    device, own = in_use(), recorder.product_dtype or torch.float32
     side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
-    with torch.no_grad():
-        a = torch.rand(side, side, device=device).to(recorder.product_dtype or torch.float32)
-        times = [_time_ns(lambda: a @ a) for _ in range(REPEATS)]
-    recorder.trail.note({"matmul_gflops": 2 * side**3 / min(times)})
+
+    def gflops(dtype: Any) -> float:
+        with torch.no_grad():
+            a = torch.rand(side, side, device=device).to(dtype)
+            times = [_time_ns(lambda: a @ a) for _ in range(REPEATS)]
+        return 2 * side**3 / min(times)
+
+    recorder.trail.note({"matmul_gflops": gflops(own)})
+    if device == "cpu" or own != torch.float32:
+        return
+    others = {"amp_bf16": gflops(torch.bfloat16)}
+    chosen = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        others["tf32"] = gflops(own)
+    finally:
+        torch.set_float32_matmul_precision(chosen)
+    recorder.trail.note({"other_gflops": others})
 
 
 def note_optimizers(recorder: Recorder) -> None:
@@ -108,9 +131,7 @@ def note_optimizers(recorder: Recorder) -> None:
     if optimizer is None or not any(v in optimizer.defaults for v in VARIANTS):
         return
     held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
-    if 4 * held > LARGEST_COPY_BYTES or any(
-        type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
-    ):
+    if 4 * held > _room_bytes() or any(type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]):
         return
     stepping = {}
     for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
@@ -124,6 +145,15 @@ def note_optimizers(recorder: Recorder) -> None:
         for name, copied in stepping.items():
             times[name].append(_time_ns(copied.step))
     recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[REPEATS // 2] / 1e6 for name, t in times.items()}})
+
+
+def _room_bytes() -> float:
+    """For the parameters, gradients and states of one variant."""
+    from trainpace.accelerator import free_gib, in_use
+
+    device = in_use()
+    free = free_gib(device) if device != "cpu" else None
+    return LARGEST_COPY_BYTES if free is None else free * 2**30 / 2 / (1 + len(VARIANTS))
 
 
 def _time_ns(work: Callable[[], Any]) -> int:

@@ -342,9 +342,8 @@ def _copies(torch: Any, recorder: Recorder) -> None:
                 watch(name, HOST_TO_DEVICE if name == kind else SYNCHRONISATION)
         for module in (torch.get_device_module(kind), torch.accelerator):
             module.synchronize = recorder.wraps(module.synchronize, SYNCHRONISATION, "synchronize")
-        recorder.reserved_gib = lambda: accelerator.reserved_gib(kind) or 0.0
         recorder.peak_allocated_gib = lambda: accelerator.peak_allocated_gib(kind)
-        recorder.allocator_retries = lambda: accelerator.allocator_retries(kind)
+        recorder.allocator = lambda: (accelerator.reserved_gib(kind) or 0.0, accelerator.allocator_retries(kind))
 
 
 def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwargs: Any) -> bool:

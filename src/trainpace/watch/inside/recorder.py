@@ -15,6 +15,8 @@ now_ns = time.perf_counter_ns
 get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
+ASK_ALLOCATOR_NS, ASK_FIRST_STEPS = 100_000_000, 3
+"""An allocator is asked after each of the first steps, and then now and then: its answer takes longer than all else of a step."""
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
 """Spans are kept for the first steps and periodically later; the totals of every step are kept."""
@@ -50,9 +52,11 @@ class Recorder:
         self.exchanges: Callable[[], bool] = lambda: False
         self.before_end: Callable[[], None] = lambda: None
         self.note_written: Callable[[], None] = lambda: None
-        self.reserved_gib: Callable[[], float] | None = None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
-        self.allocator_retries: Callable[[], float] | None = None
+        self.allocator: Callable[[], tuple[float, int]] | None = None
+        """GiB that a device's allocator holds, and how often it had to retry."""
+        self._allocator_says: tuple[float, int] = (0.0, 0)
+        self._allocator_asked = 0
         self.after_step: list[Callable[[Step], None]] = []
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
@@ -249,11 +253,13 @@ class Recorder:
         self.decides(False)
         self._evaluating = False
         self._settle()
+        if self.allocator is not None and (
+            self.steps < ASK_FIRST_STEPS or now - self._allocator_asked >= ASK_ALLOCATOR_NS
+        ):
+            self._allocator_says, self._allocator_asked = self.allocator(), now
         step = Step(
             self.trial, min(self.micro_steps, 65535), self.steps, self._step_start, now, min(self.samples, 2**31),
-            self.reserved_gib() if self.reserved_gib is not None else 0.0,
-            self.allocator_retries() if self.allocator_retries is not None else 0.0,
-            tuple(self._spent),
+            *self._allocator_says, tuple(self._spent),
         )  # fmt: skip
         self.trail.step(step)
         self._spent = [0] * len(PARTS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-KINDS = {
+KERNEL_KINDS = {
     "matrix": "matrix products, convolutions, attention",
     "memory": "element-wise and other memory-bound kernels",
     "other": "other kernels",
@@ -21,7 +21,7 @@ _MEMORY = re.compile(
     r"elementwise|reduce|softmax|norm|bn_fw|bn_bw|copy|cat|index|gather|scatter|embedding|dropout|multi_tensor|foreach|adam|sgd|"
     r"pool|transpose|permute|fill|triton_(poi|red|per)|nchw|nhwc|memset|memcpy|cast|upsample|nll_loss|cross_entropy|activation"
 )
-DATA, STEP, OPTIMIZER = "enumerate(data", "profilerstep#", "optimizer.step#"
+DATA_RANGE, STEP_RANGE, OPTIMIZER_RANGE = "enumerate(data", "profilerstep#", "optimizer.step#"
 """What torch's own ranges begin with, in small letters."""
 
 
@@ -46,7 +46,7 @@ def kind_of_copy(name: str) -> str:
 
 def waits_for_data(range_name: str) -> bool:
     low = range_name.lower()
-    return low.startswith(DATA) or ("dataload" in low and "next" in low)
+    return low.startswith(DATA_RANGE) or ("dataload" in low and "next" in low)
 
 
 def waits_for_device(call: str) -> bool:

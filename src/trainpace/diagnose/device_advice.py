@@ -1,0 +1,71 @@
+"""Changes that make a device's kernels shorter, or fewer."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from trainpace.diagnose.changes import Advice
+from trainpace.diagnose.device_shares import INTERRUPTIONS, kernels_ms
+from trainpace.diagnose.shares import Split
+from trainpace.units import format_number
+from trainpace.watch import Rank
+
+FUSED = 0.4
+"""Of the time of memory-bound kernels without the optimizer's, what torch.compile saves: 0.36 of a GPT's and 0.40 of a ResNet-50's on
+an H200 (benchmarks/results/diagnose_gpu.md); of three trainings on an H100, 0.35 to 0.7 (fitting/data)."""
+BUSY = 0.9
+"""A device that is busy in a smaller share of the step waits for the host, so that shorter kernels make no step shorter."""
+_INSTEAD = {
+    "amp_bf16": (
+        "autocast to bf16",
+        "Run the forward pass and the loss under torch.autocast(device.type, torch.bfloat16).",
+    ),
+    "tf32": (
+        "TF32 in products of fp32 numbers",
+        'torch.set_float32_matmul_precision("high") rounds the inputs of products to 10 bits of mantissa; sums stay in fp32.',
+    ),
+}
+
+
+def _sets_the_pace(ranks: Sequence[Rank], split: Split) -> bool:
+    apart = math.fsum(split.by_cause[cause] for cause in INTERRUPTIONS)
+    busy = fmean(r.device_busy_ms or 0.0 for r in ranks)
+    return busy >= BUSY * (math.fsum(split.by_cause.values()) - apart)
+
+
+def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """For products in fp32: the same at the rate that a large one reaches here in another number format."""
+    rank, computing = ranks[0], split.by_cause["compute"]
+    products = min(kernels_ms(ranks).get("matrix", 0.0), computing)
+    if not products or not rank.flops or not _sets_the_pace(ranks, split):
+        return
+    # convolutions may use TF32 where products do not, so that they are faster than a product is
+    now = max(rank.matmul_gflops, rank.flops / (products * 1e6))
+    for name, gflops in rank.other_gflops.items():
+        title, how = _INSTEAD[name]
+        rates = f"A large product reaches {gflops / 1e3:,.0f} TFLOP/s so, and {rank.matmul_gflops / 1e3:,.0f} as it is."
+        yield Advice(
+            cause="compute", title=title, how=f"{how} {rates}",
+            saves_ms=products * max(0.0, 1 - now / gflops), ceiling_ms=computing,
+            basis="the time of products, convolutions and attention, if they gain what a large product gains",
+            settings={"precision": name}, at_most=True,
+        )  # fmt: skip
+
+
+def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """torch.compile for kernels that only move data, where none of them is fused yet."""
+    memory = kernels_ms(ranks).get("memory", 0.0) - split.by_cause["optimizer"]
+    ceiling = min(memory, split.by_cause["compute"])
+    if (
+        ceiling <= 0
+        or not _sets_the_pace(ranks, split)
+        or any("triton_" in name for rank in ranks for name in rank.device_kernels_ms)
+    ):
+        return
+    yield Advice(
+        cause="compute", title="torch.compile",
+        how=f"Element-wise operators, normalisation and other kernels that only move data take {format_number(ceiling)} ms:"
+        " torch.compile makes one of several, which reads and writes its tensors once.",
+        saves_ms=FUSED * ceiling, ceiling_ms=ceiling,
+        basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's", settings={"compile": "yes"}, at_most=True,
+    )  # fmt: skip

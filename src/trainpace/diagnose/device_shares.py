@@ -1,0 +1,70 @@
+"""A step's causes where a device computes beside the host that only launches, and what its kernels do."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from trainpace.accelerator import KERNEL_KINDS, kind_of
+from trainpace.units import format_number
+from trainpace.watch import Rank
+
+INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")
+"""What interrupts training, and exchange between ranks."""
+LEAST_KIND = 0.02
+"""A kind of kernels that takes less of the device's time is not named."""
+
+
+def beside_a_device(
+    host: dict[str, float], busy_ms: float, copies_ms: float, synchronisation_ms: float, update_ms: float
+) -> dict[str, float]:
+    """A step's causes where the host only launches what a device computes, from the host's own time by cause.
+
+    The device's `busy_ms` are computing, but for `copies_ms`, in which it only took data from the host, and for the optimizer's
+    `update_ms` at most. Without waiting for the device (`synchronisation_ms`, a part of logging, and copies) the step would take
+    as long as the later of the two; what it takes longer is lost by waiting. The host's time beyond the device's is charged to
+    what can be left out before launching, and the rest to the optimizer and to launching, as the host was seen in them.
+    The parts that interrupt training, and exchange between ranks, stay as they are.
+    """
+    step = math.fsum(ms for cause, ms in host.items() if cause not in INTERRUPTIONS)
+    waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
+    waiting = math.fsum(waits.values())
+    computing = min(busy_ms, step)
+    copies = min(copies_ms, computing)
+    lost = step - max(computing, step - waiting)
+    left = step - computing - lost
+    by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in INTERRUPTIONS}
+    for cause in ("data", "logging", "own_code", "trainpace"):
+        by_cause[cause] = min(left, host[cause] - waits.get(cause, 0.0))
+        left -= by_cause[cause]
+    for cause, ms in waits.items():
+        by_cause[cause] += lost * ms / waiting if waiting else 0.0
+    by_cause["host_to_device"] += copies
+    updating = min(update_ms, computing - copies)
+    model = host["launch"] + host["compute"]
+    launching_updates = left * host["optimizer"] / (model + host["optimizer"]) if model + host["optimizer"] else 0.0
+    by_cause["launch"] = left - launching_updates
+    by_cause["optimizer"] = updating + launching_updates
+    by_cause["compute"] = computing - copies - updating
+    return by_cause
+
+
+def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
+    """Milliseconds of a step by kind of kernel (KERNEL_KINDS), the mean of these ranks; empty where no kernels were recorded."""
+    seen = [rank.device_kernels_ms for rank in ranks if rank.device_kernels_ms]
+    by_kind: Counter[str] = Counter()
+    for kernels in seen:
+        for name, ms in kernels.items():
+            by_kind[kind_of(name)] += ms  # type: ignore[assignment]
+    return {kind: by_kind[kind] / len(seen) for kind in KERNEL_KINDS} if seen else {}
+
+
+def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
+    """How much of the step the device is busy, and with what kinds of kernels, as sentences; empty where nobody looked."""
+    busy = [r.device_busy_ms for r in ranks if r.device_busy_ms is not None]
+    if not busy:
+        return []
+    share = min(1.0, fmean(busy) / step_ms)
+    by_kind = [(ms, KERNEL_KINDS[kind]) for kind, ms in kernels_ms(ranks).items() if ms >= LEAST_KIND * fmean(busy)]
+    kinds = [f"{format_number(ms)} ms in {words}" for ms, words in sorted(by_kind, reverse=True)]
+    return [f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."]
