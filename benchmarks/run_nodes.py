@@ -28,6 +28,8 @@ import several_nodes  # noqa: E402
 import slurm_cluster  # noqa: E402
 from several_nodes import FAULTS, Fault, Made, Named  # noqa: E402
 
+from trainpace.watch import BEHIND  # noqa: E402
+
 NODES = 4
 RANKS = (1, 3, 2, 1)
 """Of the fault, one a repeat."""
@@ -113,6 +115,10 @@ def report(rows: list[Row], load: float) -> list[str]:
         " The nodes share one clock, so that an offset which is found is an error.", "",
         "| fault | on | named | right | planted ms | found ms | error | clock off by ms |", "|---|---|---|---|---|---|---|---|",
         *(r.line() for r in rows), "",
+        f"Read with it: the share of a step from which a rank is called a straggler ({BEHIND:.0%}) was 3 % until an earlier"
+        " complete run, which named all 12 faults (within 11 %) and a straggler in one of three recordings without a fault."
+        f" {len(rows) - len(faults)} recordings without a fault are too few for a rate of false alarms. A slow node and longer"
+        " sequences are sleeps of a known length, not a slower processor.", "",
     ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ def test_data_bound():
     # the fewest workers within 3 % of the best: three make a batch in 5.5 ms, what computing and receiving it take
     assert saving(d, "3 loader workers instead of 0") == pytest.approx(15.5)
     assert saving(d, "offline") == pytest.approx(16)
+    assert [a.title for a in (*d.advice, *d.not_worth) if a.at_most] == ["prepare samples once, offline"]
     assert d.seconds_an_epoch(16) == pytest.approx(1.6)
 
 

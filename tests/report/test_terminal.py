@@ -78,6 +78,15 @@ def test_what_is_left_out_is_named():
     assert "step ms:" in paragraphs
 
 
+def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
+    columns = [words("change"), Column("an epoch"), Column("at most")]
+    rows = [["workers", "", "3 ms"], ["batch", "", ""]]
+    assert "an epoch" in printed(60, lambda: terminal.print_table(columns, rows))
+    told = printed(60, lambda: terminal.print_table(columns, rows, filled_only=True))
+    assert "an epoch" not in told
+    assert "3 ms" in told
+
+
 def test_bars_shrink_with_the_room():
     rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
     for width in (60, 26):

@@ -7,7 +7,16 @@ import pytest
 
 from diagnose import recordings
 from made_trails import simple_run, write_process, write_worker
-from trainpace.report.watch import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg, trained_on
+from trainpace.report.watch import (
+    LOOK,
+    cells,
+    findings,
+    print_recording,
+    print_timeline,
+    timeline_page,
+    timeline_svg,
+    trained_on,
+)
 from trainpace.verbs.recorded import caveats
 from trainpace.watch import PARTS, timeline_of
 
@@ -165,3 +174,10 @@ def test_the_device_is_the_one_that_the_recorder_named():
     on_cpu, on_mps = recordings.rank(forward=5.0), recordings.rank(forward=5.0, accelerator="mps")
     assert (trained_on(on_cpu), trained_on(on_mps)) == ("on the CPU (1 thread)", "on mps")
     assert ["CPU" in " ".join(caveats(recordings.recording(one))) for one in (on_cpu, on_mps)] == [True, False]
+
+
+@pytest.mark.parametrize("reason", ["", "RuntimeError: no item() on meta tensors"])
+def test_why_the_model_cannot_be_read_is_said(reason, capsys):
+    print_recording(recordings.recording(recordings.rank(forward=10, no_workload=reason)), "here")
+    said = "Reading the model out of the script failed, so it cannot be forecast on other hardware: RuntimeError: no item() on meta"
+    assert (f"{said} tensors." in " ".join(capsys.readouterr().out.split())) == bool(reason)

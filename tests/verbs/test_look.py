@@ -157,15 +157,23 @@ def test_a_script_that_fails_is_told_with_what_it_printed(script):
     assert raised.value.exit_code == 5
 
 
+def _looked(folder, **of_rank):
+    return Looked(
+        watched=Watched(recording=recording(rank(forward=10, **of_rank)), folder=folder), diagnosis=DIAGNOSIS,
+        length=Length(steps=10, of="steps"), seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )  # fmt: skip
+
+
 def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
     (tmp_path / "workload.json").write_text("{}")
-    recorded = recording(rank(forward=10, number_format="fp64"))
-    looked = Looked(
-        watched=Watched(recording=recorded, folder=tmp_path), diagnosis=DIAGNOSIS, length=Length(steps=10, of="steps"),
-        seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
-    )  # fmt: skip
     with pytest.raises(TrainpaceError, match="computes in fp64"):
-        elsewhere(looked, (), Silent())
+        elsewhere(_looked(tmp_path, number_format="fp64"), (), Silent())
+
+
+@pytest.mark.parametrize(("reason", "told"), [("", r"other cards\."), ("no item()", r"other cards \(no item\(\)\)\.")])
+def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(tmp_path, reason, told):
+    with pytest.raises(TrainpaceError, match=told):
+        elsewhere(_looked(tmp_path, no_workload=reason), (), Silent())
 
 
 @pytest.mark.slow

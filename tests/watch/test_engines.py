@@ -3,10 +3,17 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trainpace.watch import COMMAND_FILE, environment, read_recording
+from trainpace.watch.inside.engines import _deepspeed
+from trainpace.watch.inside.patches import _Optimizers
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import TrailWriter
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
@@ -24,6 +31,46 @@ EXPECTED = {
     "deepspeed_zero2": ("data", "forward", "backward", "optimizer", "communication"),
     "ddp_accumulation": ("data", "forward", "backward", "optimizer"),
 }
+
+
+def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
+    """Which steps once for ZeRO to make its states, before any training, and then once for each group of parameters."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+
+    class DeepSpeedEngine:
+        def __init__(self, optimizer):
+            self.optimizer, self.micro_steps = optimizer, 0
+            optimizer.step()
+
+        def is_gradient_accumulation_boundary(self):
+            return self.micro_steps % 2 == 1
+
+        def backward(self, loss):
+            loss.backward()
+
+        def step(self):
+            if self.is_gradient_accumulation_boundary():
+                for _ in range(2):
+                    self.optimizer.step()
+            self.micro_steps += 1
+
+        def save_checkpoint(self, save_dir):
+            pass
+
+    _deepspeed(SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine), recorder)
+    optimizers, weight = _Optimizers(recorder), torch.ones(2, requires_grad=True)
+    hooks = register_optimizer_step_pre_hook(optimizers.before), register_optimizer_step_post_hook(optimizers.after)
+    try:
+        engine = DeepSpeedEngine(torch.optim.SGD([weight], 0.1))
+        counted = [recorder.steps]
+        for _ in range(6):
+            engine.backward(weight.sum())
+            engine.step()
+            counted.append(recorder.steps)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert counted == [0, 0, 1, 1, 2, 2, 3]
 
 
 def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:

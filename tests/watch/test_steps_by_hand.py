@@ -138,6 +138,8 @@ def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
     workload = load(tmp_path / "recording" / "workload.json", Workload)
     assert workload.parameters == 8 * 16 + 16 + 16 * 3 + 3
     assert workload.optimizer == optimizer
+    assert workload.assumes_optimizer == (name == "LBFGS")  # SGD stands for it
+    assert any("LBFGS evaluates the loss several times a step" in note for note in workload.notes) == (name == "LBFGS")
 
 
 def test_gradients_without_an_update_are_no_step(tmp_path):

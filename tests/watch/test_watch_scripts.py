@@ -346,8 +346,9 @@ def test_trials_end_the_script_and_leave_its_checkpoints_alone(tmp_path, monkeyp
     assert not list(tmp_path.glob("losses-watched*"))
     (rank,) = recording.ranks
     assert [b.trial for b in rank.blocks[:4]] == ["plain", "cached_batch"] * 2
-    plain, cached = rank.blocks[:2]
-    assert plain.parts_ms["data"] > 8 > 1 > cached.parts_ms["data"]
+    plain, *cached = rank.blocks[0], rank.blocks[1], rank.blocks[3]
+    # another program may take the core for some milliseconds of one of them
+    assert plain.parts_ms["data"] > 8 > 1 > min(block.parts_ms["data"] for block in cached)
     assert rank.operators > 10
     assert rank.flops > 0
     assert rank.matmul_gflops > 0.1

@@ -23,7 +23,8 @@ from trainpace.watch import (
 )
 
 DELAYED = 0.1
-"""Share of its time in which a process waits for a core, from which on it is said. On a quiet machine it is below 0.02."""
+"""Share of its time in which a process waits for a core, from which on it is said. A judgement, not a measurement: in
+recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a verdict is wrong, nobody measured."""
 
 
 class Share(Record):

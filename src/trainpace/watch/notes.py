@@ -8,7 +8,7 @@ from trainpace.records import Record
 from trainpace.watch.inside.trail import Step
 
 FEWEST_LOOKS = 3
-"""Looks at the stack that must have met a line: of one or two, a share says nothing."""
+"""Looks at the stack that must have met a line. A judgement, nothing measured: of one or two, a share says nothing."""
 
 
 class Note(NamedTuple):

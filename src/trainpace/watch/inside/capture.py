@@ -91,7 +91,7 @@ class Capture:
         self.batch_size = 0
         self.model: Any = None
         self.optimizer: Any = None
-        self.evaluates = ""
+        self.needs_closure = ""
         """The name of an optimizer that evaluates the loss itself, as often as it likes."""
         self.name = ""
         self.arguments = _Arguments([], None)
@@ -124,7 +124,7 @@ class Capture:
                 self.name = type(model).__qualname__
                 optimizer = recorder.optimizer() if recorder.optimizer is not None else None
                 if optimizer is not None and _wants_closure(optimizer):
-                    optimizer, self.evaluates = None, type(optimizer).__name__
+                    optimizer, self.needs_closure = None, type(optimizer).__name__
                 self.model, self.optimizer = _on_meta(model, optimizer)
                 recorder.trail.note({"number_format": _number_format(model), "model_batch": self.batch_size})
             elif self.output is not None and self.criterion is None and not has_parameters:
@@ -166,9 +166,9 @@ class Capture:
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]), at_most(LONGEST_S):
             workload = trace_task(task, FORMS)
-        if self.evaluates:
+        if self.needs_closure:
             workload = replace(
-                workload, assumes_optimizer=True, notes=(*workload.notes, _EVALUATES.format(self.evaluates))
+                workload, assumes_optimizer=True, notes=(*workload.notes, _EVALUATES.format(self.needs_closure))
             )
         save(workload, os.path.join(folder, WORKLOAD_FILE))
         seen = "called" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"

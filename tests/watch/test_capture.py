@@ -1,0 +1,136 @@
+"""The script's model as it is captured: its number format, why it cannot be read; tracing it takes a bounded time, and leaves
+the script's own alarms as they were."""
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from made_trails import read_trail
+from trainpace.errors import TrainpaceError
+from trainpace.watch import read_recording, watch
+from trainpace.watch.inside.capture import Capture, _number_format, at_most
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import TrailWriter
+
+NEEDS_ALARMS = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarms here")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"), [("float32", ""), ("float64", "fp64"), ("bfloat16", "bf16"), ("float16", "fp16")]
+)
+def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
+    model = nn.Linear(2, 2, dtype=getattr(torch, dtype))
+    assert _number_format(model) == named
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert _number_format(model) == "amp_bf16"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Tensor.item() cannot be called on meta tensors."), "RuntimeError: Tensor.item() cannot be called on meta tensors"),
+        (TrainpaceError("two samples are too few."), "two samples are too few"),
+    ],
+)  # fmt: skip
+def test_why_a_model_cannot_be_read_is_noted_and_nothing_is_captured(tmp_path, error, told):
+    capture = Capture(Recorder(TrailWriter(str(tmp_path / "a.trail"), {})))
+    capture.model = nn.Linear(2, 2)
+
+    def fails():
+        raise error
+
+    capture.attempt(fails)
+    capture.recorder.trail.flush()
+    assert read_trail((tmp_path / "a.trail").read_bytes())[1] == [{"no_workload": told}]
+    assert capture.model is None
+
+
+SCRIPT = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.LSTMCell(1, 8, dtype=torch.float64)
+    def forward(self, x):
+        h = c = torch.zeros(len(x), 8, dtype=x.dtype, device=x.device)
+        t = 0
+        while t < x.shape[1] or ENDLESS:
+            h, c = self.cell(x[:, t % 4 : t % 4 + 1], (h, c))
+            t += 1
+        return h.square().mean() + OTHERWISE
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    loss = net(torch.rand(2, 4, dtype=torch.float64))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def _recorded(folder, endless="False", otherwise="0"):
+    path = folder / "train.py"
+    path.write_text(SCRIPT.replace("ENDLESS", endless).replace("OTHERWISE", otherwise))
+    assert watch([sys.executable, str(path)], folder / "recording") == 0
+    (rank,) = read_recording(folder / "recording").ranks
+    return rank
+
+
+def test_a_model_in_float64_is_recorded_as_such(tmp_path):
+    rank = _recorded(tmp_path)
+    assert (rank.number_format, rank.no_workload) == ("fp64", "")
+    assert (tmp_path / "recording" / "workload.json").exists()
+
+
+def test_a_model_that_reads_its_numbers_is_recorded_with_the_reason_that_it_cannot_be_read(tmp_path):
+    rank = _recorded(tmp_path, otherwise="float(h.sum().item())")
+    assert "meta" in rank.no_workload
+    assert not (tmp_path / "recording" / "workload.json").exists()
+
+
+@NEEDS_ALARMS
+def test_what_takes_longer_is_ended_and_alarms_go_on():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append("mine"))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 100.0)
+        with pytest.raises(TimeoutError, match=r"longer than 0\.05 s"), at_most(0.05):
+            time.sleep(5)
+        assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
+        with at_most(5.0):
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(0.1)
+        assert rung == ["mine"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@NEEDS_ALARMS
+def test_on_another_thread_nothing_is_limited():
+    done = []
+
+    def work():
+        with at_most(0.01):
+            time.sleep(0.05)
+        done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+@NEEDS_ALARMS
+@pytest.mark.slow
+def test_a_model_whose_tracing_does_not_end_does_not_keep_the_user_waiting(tmp_path):
+    """The script's steps and exit code are there, and no workload. On the meta device it calls its cell without end, so that no
+    machine is fast enough."""
+    rank = _recorded(tmp_path, endless="x.device.type == 'meta'")
+    assert rank.steps >= 2
+    assert "tracing the model takes longer than 20 s" in rank.no_workload
+    assert not (tmp_path / "recording" / "workload.json").exists()
