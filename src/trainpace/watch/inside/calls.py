@@ -1,0 +1,164 @@
+"""The calls that make the loss in the captured step: modules and loss functions, with the sizes of what they got, in order.
+
+What a call got from an earlier one is noted as such, so that all of them can be made again on the meta device.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+MOST_CALLS = 500
+"""Calls of a step that are noted: a recurrent cell is called once for every letter of a line."""
+MOST_NODES = 20_000
+"""Nodes of a loss's graph that are looked at to find which outputs it was made of."""
+
+
+class Shape(NamedTuple):
+    """A tensor that the script made. `values`: of a sparse one, how many it has. `learns`: whether its gradient is computed."""
+
+    sizes: tuple[int, ...]
+    dtype: Any
+    values: int | None = None
+    learns: bool = False
+
+    def made(self, n: int, of: int) -> Any:
+        """Such a tensor of the meta device for `n` samples where the call had `of`."""
+        import torch
+
+        if self.values is not None:
+            from trainpace.trace import sparse
+
+            return sparse(self.sizes, self.values, self.dtype)
+        return torch.empty(_scaled(self.sizes, n, of), dtype=self.dtype, device="meta")
+
+
+class FromOutput(NamedTuple):
+    """A tensor that came from an earlier call: which call, and its position among that one's tensors."""
+
+    call: int
+    position: int
+    sizes: tuple[int, ...]
+
+
+class Derived(NamedTuple):
+    """A tensor that the script computed of outputs, at these places; the computation itself is not followed."""
+
+    places: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    dtype: Any
+
+
+class Call(NamedTuple):
+    """`module`: the number of a model with parameters, or what has none and makes a loss. `arguments`: with placeholders for
+    tensors; `nesting`: how they are nested."""
+
+    module: Any
+    arguments: list[Any]
+    nesting: Any
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [value for value in self.arguments if isinstance(value, Shape)]
+
+    @property
+    def follows(self) -> bool:
+        """Whether it got something from an earlier call."""
+        return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
+
+    def made(self, n: int, of: int) -> list[Any]:
+        """Its arguments for `n` samples where it had `of`; what comes from earlier calls stays open."""
+        return [value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments]
+
+    def run(self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
+        from torch.utils._pytree import tree_unflatten
+
+        given = list(arguments)
+        for i, value in enumerate(self.arguments):
+            if isinstance(value, FromOutput):
+                given[i] = outputs[value.call][value.position].reshape(_scaled(value.sizes, n, of))
+            elif isinstance(value, Derived):
+                given[i] = _derived(value, outputs, _scaled(value.sizes, n, of))
+            elif isinstance(value, Shape) and value.learns:
+                given[i] = given[i].detach().requires_grad_()
+        args, kwargs = tree_unflatten(given, self.nesting)
+        return module(*args, **kwargs)
+
+
+def _derived(value: Derived, outputs: Sequence[Sequence[Any]], sizes: tuple[int, ...]) -> Any:
+    """A tensor of its sizes through which gradients flow to all that it was made of."""
+    import torch
+
+    means = [outputs[call][position].mean() for call, position in value.places]
+    return torch.empty(sizes, dtype=value.dtype, device="meta") + sum(means[1:], means[0])
+
+
+def _scaled(sizes: tuple[int, ...], n: int, of: int) -> tuple[int, ...]:
+    """With as many samples; what has no such dimension first stays as it is."""
+    if not sizes or n == of or sizes[0] % of or (of == 1 and sizes[0] > 1):
+        return sizes
+    return (n * (sizes[0] // of), *sizes[1:])
+
+
+def described(module: Any, args: Any, kwargs: Any, outputs: Sequence[Sequence[Any]]) -> Call:
+    from torch.utils._pytree import tree_flatten
+
+    values, nesting = tree_flatten((args, kwargs))
+    return Call(module, [_placeholder(value, outputs) for value in values], nesting)
+
+
+def _placeholder(value: Any, outputs: Sequence[Sequence[Any]]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            count = value._nnz()
+            return Shape(tuple(value.shape), value.dtype, count)
+        for call in range(len(outputs) - 1, -1, -1):
+            for i, tensor in enumerate(outputs[call]):
+                is_it = tensor.numel() == value.numel() and tensor.data_ptr() == value.data_ptr()
+                if (tensor is value or is_it) and tensor.requires_grad == value.requires_grad:
+                    return FromOutput(call, i, tuple(value.shape))
+        if value.grad_fn is not None and (places := reached([value], outputs)):
+            return Derived(tuple(places), tuple(value.shape), value.dtype)
+        learns = value.requires_grad and value.is_floating_point()
+        return Shape(tuple(value.shape), value.dtype, learns=learns)
+    if value is not None and not isinstance(value, bool | int | float | str | torch.device | torch.dtype):
+        raise TypeError(
+            f"its model is called with an argument of type {type(value).__name__}, of which it knows nothing"
+        )
+    return value
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """The tensors of an output, those among them that an object holds, such as a distribution of actions."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    found = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, torch.nn.Module):
+            found += [part for part in vars(leaf).values() if isinstance(part, torch.Tensor)]
+    return [tensor for tensor in found if tensor.layout is torch.strided]
+
+
+def reached(roots: Iterable[Any], outputs: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
+    """(call, position) of the outputs that a loss was made of, the last calls' alone where these were made of others."""
+    known: dict[tuple[Any, int], tuple[int, int]] = {}
+    for call, tensors in enumerate(outputs):
+        for position, tensor in enumerate(tensors):
+            if tensor.grad_fn is not None:
+                known[tensor.grad_fn, tensor.output_nr] = call, position
+    found: dict[tuple[int, int], None] = {}
+    left = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
+    seen = set(left)
+    while left and len(seen) < MOST_NODES:
+        place = left.pop()
+        if place in known:
+            found[known[place]] = None
+            continue
+        for following in place[0].next_functions:
+            if following[0] is not None and following not in seen:
+                seen.add(following)
+                left.append(following)
+    return sorted(found)
