@@ -416,6 +416,11 @@ class Workload(Record):
         return f"{self.optimizer} (assumed)" if self.assumes_optimizer else self.optimizer
 
     @property
+    def only_batch(self) -> int | None:
+        """The batch size at which alone it was traced, and holds; None where it holds at any."""
+        return self.traced_batches[0] if len(self.traced_batches) == 1 else None
+
+    @property
     def has_experts(self) -> bool:
         """Does it have layers of experts, whose products are grouped?"""
         return any(GROUPED in form.operators.function for form in self.forms.values())

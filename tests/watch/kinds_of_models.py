@@ -518,6 +518,76 @@ def step():
     optimizer.zero_grad()
 """
 
+GRAPH_OBJECT = """
+class Graph:
+    def __init__(self, x, edge_index):
+        self.x, self.edge_index = x, edge_index
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(12, 16), nn.Linear(16, 4)
+    def forward(self, graph):
+        x, (source, target) = F.relu(self.one(graph.x)), graph.edge_index
+        graph.x = torch.zeros_like(x).scatter_reduce(0, target.unsqueeze(-1).expand(-1, 16), x[source], "sum")
+        return self.two(graph.x)
+
+model = Net()
+x, edges, y = torch.randn(600, 12), torch.randint(0, 600, (2, 2000)), torch.randint(0, 4, (600,))
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(Graph(x, edges)), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+ADVERSARIAL = """
+model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    x, y = torch.randn(6, 12, requires_grad=True), torch.randint(0, 4, (6,))
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+GRADIENT_PENALTY = """
+model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    x = torch.randn(6, 12, requires_grad=True)
+    out = model(x)
+    slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+    loss = (slope - 1).square().mean() + out.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+ACCUMULATES = """
+model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    for _ in range(3):
+        (F.cross_entropy(model(torch.randn(6, 12)), torch.randint(0, 4, (6,))) / 3).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+DISTILLED = """
+model, teacher = nn.Linear(12, 4), nn.Sequential(nn.Linear(12, 32), nn.Linear(32, 4)).requires_grad_(False)
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    x, y = torch.randn(6, 12), torch.randint(0, 4, (6,))
+    out, wanted = model(x), teacher(x)
+    loss = F.cross_entropy(out, y) + F.kl_div(F.log_softmax(out, -1), F.softmax(wanted, -1), reduction="batchmean")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 VALUES_DECIDE = """
 class Routed(nn.Module):
     def __init__(self):

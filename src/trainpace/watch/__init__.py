@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ms,
         read_recording,
         steady_ms,
+        untraced_in_words,
     )
     from trainpace.watch.restoring import NOT_RESTORED, remove_asides
     from trainpace.watch.stated import StatedLength, stated_length

@@ -20,6 +20,11 @@ class Shape(NamedTuple):
     values: int | None = None
     learns: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds whole numbers, such as indices."""
+        return not (self.dtype.is_floating_point or self.dtype.is_complex) and str(self.dtype) != "torch.bool"
+
     def made(self, n: int, of: int) -> Any:
         """Such a tensor of the meta device for `n` samples where the call had `of`."""
         import torch
@@ -37,6 +42,13 @@ class FromOutput(NamedTuple):
     call: int
     position: int
     sizes: tuple[int, ...]
+
+
+class Fixed(NamedTuple):
+    """An object with tensors, such as a graph, without their data: it is what it was in the script's own batch."""
+
+    value: Any
+    samples: int
 
 
 class Derived(NamedTuple):
@@ -60,13 +72,29 @@ class Call(NamedTuple):
         return [value for value in self.arguments if isinstance(value, Shape)]
 
     @property
+    def fixed(self) -> list[Fixed]:
+        return [value for value in self.arguments if isinstance(value, Fixed)]
+
+    @property
     def follows(self) -> bool:
         """Whether it got something from an earlier call."""
         return any(isinstance(value, FromOutput | Derived) for value in self.arguments)
 
     def made(self, n: int, of: int) -> list[Any]:
         """Its arguments for `n` samples where it had `of`; what comes from earlier calls stays open."""
-        return [value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments]
+        made = [value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments]
+        if self.fixed:
+            from trainpace.trace import Copier
+
+            # each step gets its own, which a model may write into
+            made = [Copier({})(value.value) if isinstance(value, Fixed) else value for value in made]
+        return made
+
+    def holds_still(self, of: int) -> bool:
+        """Whether something that it got says that its batch is a graph, whose edges do not grow with its nodes: an object, a
+        sparse matrix, or pairs of nodes."""
+        pairs = [len(s.sizes) == 2 and s.sizes[0] == 2 and of != 2 and s.is_whole for s in self.shapes]
+        return any(pairs) or any(isinstance(v, Fixed) or (isinstance(v, Shape) and v.values) for v in self.arguments)
 
     def run(self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
         from torch.utils._pytree import tree_unflatten
@@ -121,11 +149,13 @@ def _placeholder(value: Any, outputs: Sequence[Sequence[Any]]) -> Any:
             return Derived(tuple(places), tuple(value.shape), value.dtype)
         learns = value.requires_grad and value.is_floating_point()
         return Shape(tuple(value.shape), value.dtype, learns=learns)
-    if value is not None and not isinstance(value, bool | int | float | str | torch.device | torch.dtype):
-        raise TypeError(
-            f"its model is called with an argument of type {type(value).__name__}, of which it knows nothing"
-        )
-    return value
+    if value is None or isinstance(value, bool | int | float | str | torch.device | torch.dtype):
+        return value
+    from trainpace.tasks import tensors_in
+    from trainpace.trace import Copier
+
+    sizes = [t.shape[0] for t in (*tensors_in(value), *tensors_of(value)) if t.dim()]
+    return Fixed(Copier({})(value), sizes[0] if sizes else 0)
 
 
 def tensors_of(value: Any) -> list[Any]:

@@ -138,13 +138,11 @@ class Capture:
 
     def add(self, module: Any, args: Any, kwargs: Any) -> None:
         if len(self.calls) == MOST_CALLS:
-            raise Untraceable(
-                f"its step calls modules more than {MOST_CALLS} times, which would take too long to follow"
-            )
+            raise Untraceable(f"a step calls modules more than {MOST_CALLS} times, and fewer are followed")
         self.calls.append(described(module, args, kwargs, self.outputs))
         self.outputs.append([])
         self.awaits = True
-        self.batch_size = max(self.batch_size, size_of((args, kwargs)))
+        self.batch_size = max(self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed))
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Called before a module or function without parameters, which is noted if it receives an output."""
@@ -190,15 +188,13 @@ class Capture:
         if self.recorder.steps != CAPTURED_IN_STEP or not self.calls:
             return
         if create_graph or not all(tensor.is_leaf for tensor in tensors_of(inputs)):
-            raise Untraceable("its step asks for gradients by torch.autograd.grad, which it cannot follow")
+            raise Untraceable("gradients of torch.autograd.grad, which its step asks for, are not followed")
         self.backward(outputs)
 
     def turns(self) -> None:
         """Raise where the calls since the last backward pass are others than those before the first."""
         if self.later != self.order:
-            raise Untraceable(
-                "its step runs several backward passes, each through other models, of which it can follow one"
-            )
+            raise Untraceable("its step has several backward passes through different models, and only one is followed")
 
     def ends(self) -> None:
         """Called when the second step has ended."""
@@ -216,7 +212,7 @@ class Capture:
         if not own:
             own = [last] if last is not None and not _wants_closure(last) else []
         if len({type(one) for one in own}) > 1:
-            raise Untraceable("its step is made by optimizers of several kinds, of which it can follow one")
+            raise Untraceable("its step has optimizers of several kinds, and only one is followed")
         if not own:
             return None
         from trainpace.trace import meta_optimizer
@@ -234,10 +230,10 @@ class Capture:
         self.forget()
         if not self.copies or self.later is None:
             if self.recorder.steps > CAPTURED_IN_STEP and self.recorder.trials is None and self.names:
-                raise Untraceable("its loss is not computed by torch's backward pass")
+                raise Untraceable("no backward pass of torch was seen in its second step")
             return
         if not self.batch_size:
-            raise Untraceable("its model is called without a tensor, so that it has no batch")
+            raise Untraceable("it is called without a tensor, and a batch is known by one")
         import torch
         from msgspec.structs import replace
 
@@ -253,7 +249,7 @@ class Capture:
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]), at_most(LONGEST_S), silence():
-            workload = traced(task, self.batch_size)
+            workload = traced(task, self.batch_size, any(call.holds_still(self.batch_size) for call in self.calls))
         if self.evaluates:
             workload = replace(
                 workload, assumes_optimizer=True, notes=(*workload.notes, _EVALUATES.format(self.evaluates))
@@ -297,22 +293,23 @@ class Capture:
         return sum(means[1:], means[0])
 
 
-def traced(task: Any, batch_size: int) -> Any:
-    """The task's workload, for any batch size where it can be had, else for the script's own."""
+def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
+    """The task's workload, for any batch size where it can be had, else for the script's own. A batch that `holds_still` has
+    no other.
+    """
     from msgspec.structs import replace
 
     from trainpace.errors import TrainpaceError
     from trainpace.trace import trace_task
 
-    only = None
-    try:
-        workload = trace_task(task, ("fp32",))
-    except TrainpaceError as error:
-        if isinstance(error.__cause__, TimeoutError):
-            raise error.__cause__ from None
+    workload, only = None, None
+    with contextlib.suppress(TrainpaceError):
+        workload = None if holds_still else trace_task(task, ("fp32",))
+    if workload is None:
         only = batch_size
         workload = trace_task(task, ("fp32",), only_batch=only)
-        workload = replace(workload, notes=(*workload.notes, ONE_BATCH.format(only)))
+        own = {"micro_batch": only, **workload.settings}
+        workload = replace(workload, notes=(*workload.notes, ONE_BATCH.format(only)), settings=own)
     for form in OTHER_FORMS:
         with contextlib.suppress(TrainpaceError):  # a model may compute in one format alone
             workload = replace(workload, forms=workload.forms | trace_task(task, (form,), only_batch=only).forms)
@@ -327,15 +324,23 @@ def silence() -> Iterator[None]:
 
 
 class Untraceable(Exception):
-    """What Trainpace cannot trace, as the end of a sentence that begins with Trainpace."""
+    """What Trainpace cannot trace, to follow a colon."""
 
 
 def in_words(error: Exception) -> str:
     """Why there is no workload: what Trainpace could not do."""
-    if isinstance(error, Untraceable):
+    if isinstance(error, Untraceable | TimeoutError):
         return str(error)
+    if isinstance(error, ImportError):
+        return f"the script's Python lacks a module that tracing takes ({error})"
+    if isinstance(error.__cause__, TimeoutError):
+        return str(error.__cause__)
+    if isinstance(error.__cause__, Exception) and isinstance(error, ValueError):
+        from trainpace.trace import in_short
+
+        return in_short(error.__cause__)
     kind = type(error)
-    name = "" if kind.__module__.partition(".")[0] == "trainpace" or kind is TimeoutError else f"{kind.__name__}: "
+    name = "" if kind.__module__.partition(".")[0] == "trainpace" else f"{kind.__name__}: "
     return f"{name}{getattr(error, 'message', error)}".rstrip(".")
 
 
