@@ -296,18 +296,17 @@ class Blocks(Record):
     """The longest chain of alike modules (a transformer's layers), along which pipelines, tensor parallelism and
     recomputation cut. Bytes are affine in the batch size (constant, per sample) where they are pairs.
 
-    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`;
-    rows outside of the blocks have one too where they can be divided (the vocabulary's embedding and head).
-    heads, key_value_heads: of attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those
-    in weights that tensor parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters:
-    those in the vocabulary's weights; tied_parameters: counted once among them, but needed at both ends of a pipeline.
-    input_bytes: the hidden state that enters a block. saved_bytes: what one block keeps from its forward to its backward
-    pass, its input included; sharded_saved_bytes: the part of it that tensor parallelism divides without sequence
-    parallelism; attention_saved_bytes: the part that selective recomputation gives up. working_bytes: the most that is alive
-    in a block's backward pass beyond what is saved and beyond gradients. outside_saved_bytes: kept outside of the blocks
-    (embedding, head, loss); after_saved_bytes: the part of it that is made after the blocks, and gone when their backward
-    pass begins; after_working_bytes: the most that is alive after the blocks, in their head and loss, beyond all that is
-    saved and beyond gradients.
+    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`; rows
+    outside of the blocks have one too where they can be divided (the vocabulary's embedding and head). heads, key_value_heads: of
+    attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those in weights that tensor
+    parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters: those in the vocabulary's
+    weights; tied_parameters: counted once among them, but needed at both ends of a pipeline. input_bytes: the hidden state that
+    enters a block. saved_bytes: what one block keeps from its forward to its backward pass, its input included;
+    sharded_saved_bytes: the part of it that tensor parallelism divides without sequence parallelism; attention_saved_bytes: the
+    part that selective recomputation gives up. working_bytes: the most that is alive in a block's backward pass beyond what is
+    saved and beyond gradients. outside_saved_bytes: kept outside of the blocks (embedding, head, loss); after_saved_bytes: the
+    part of it that is made after the blocks, and gone when their backward pass begins; after_working_bytes: the most that is
+    alive after the blocks, in their head and loss, beyond all that is saved and beyond gradients.
 
     experts: of one block, 0 where none has grouped products. expert_parameters: numbers in their weights and biases, which
     tensor_parameters leave out. dispatched_bytes: the rows that one block's router sends to experts, each token once for each of
@@ -385,11 +384,11 @@ class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
     labels, of `sample_bytes` a sample in all.
 
-    notes: sentences about what the trace took for granted or left out, which every
-    answer about the workload repeats. settings: what the task's own loader or trainer says of an `Execution`, by the names of its
-    fields, for requests that leave it open. whole_step: its step makes its own updates, once or several times.
-    assumes_optimizer: nobody named it, and it is the usual one. adaptation: how it is trained without training its own weights.
-    trained: the shapes of its trainable parameters, by which another optimizer can be put in the place of this one.
+    notes: sentences about what the trace took for granted or left out, which every answer about the workload repeats. settings:
+    what the task's own loader or trainer says of an `Execution`, by the names of its fields, for requests that leave it open.
+    whole_step: its step makes its own updates, once or several times. assumes_optimizer: nobody named it, and it is the usual one.
+    adaptation: how it is trained without training its own weights. trained: the shapes of its trainable parameters, by which
+    another optimizer can be put in the place of this one.
     """
 
     model: str

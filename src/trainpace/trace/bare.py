@@ -8,6 +8,7 @@ closures of their own, and what cannot be copied is shared.
 import copy
 import functools
 import io
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,20 +18,8 @@ from torch import nn
 
 MOST_VALUES = 1000
 """Numbers of a tensor on the host, neither parameter nor buffer, that keeps its values: a model may count by them."""
-_ALIKE = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
-    range,
-    BuiltinFunctionType,
-    ModuleType,
-    torch.device,
-    torch.dtype,
-)
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, torch.device, torch.dtype, torch.Size))
+_ALIKE = (bool, int, float, complex, str, bytes, type, BuiltinFunctionType, ModuleType)
 _OWN = object()
 
 
@@ -42,10 +31,12 @@ class Copier:
         self._originals: list[Any] = []  # or the id of one that is gone could be another's
 
     def __call__(self, value: Any) -> Any:
-        if value is None or isinstance(value, _ALIKE):
+        if type(value) in _PLAIN:  # the most usual first: a model of 50 layers has ten thousand of them
             return value
         found = self.memo.get(id(value), _OWN)
-        return self._copied(value) if found is _OWN else found
+        if found is not _OWN:
+            return found
+        return value if isinstance(value, _ALIKE) else self._copied(value)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a parameter that it updates was copied."""
@@ -57,12 +48,21 @@ class Copier:
         return new
 
     def _copied(self, value: Any) -> Any:
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             return self._kept(value, bare(value))
         if kind is dict:
             new = self._kept(value, {})
             new.update((self(key), self(part)) for key, part in value.items())
+            return new
+        if kind is OrderedDict:
+            new = self._kept(value, OrderedDict())
+            for key, part in value.items():
+                new[key] = self(part)
+            return new
+        if isinstance(value, nn.Module) and _is_plain(kind):
+            new = self._kept(value, object.__new__(kind))
+            new.__dict__.update((key, self(part)) for key, part in value.__getstate__().items())
             return new
         if kind is list:
             new = self._kept(value, [])
@@ -126,6 +126,13 @@ class Copier:
         for key, part in pairs or ():
             new[self(key)] = self(part)
         return new
+
+
+@functools.cache
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Whether a module of this class is what its attributes are: it is not pickled in a way of its own."""
+    names = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__")
+    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in names)
 
 
 def meta_memo(model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | None = None) -> dict[int, Any]:

@@ -134,7 +134,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     # the rest of the training is at another time than the steps that were watched
     low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
     high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
-    seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 0.0), high_ms))
+    seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 1e-6), high_ms))
     looked = Looked(
         watched=watched, diagnosis=found, length=length, seconds=seconds, busy=busy, loading_ms=_loading_ms(ranks[0]),
         interval_s=Interval(low=low, high=high, coverage=0.9, basis="blocks of the watched steps, and machines' drift"),
