@@ -264,10 +264,10 @@ class MemoryProfile(Record):
     paged_bytes: of further optimizer states, in memory that CUDA pages to the host where the device is full. frozen_bytes: of
     parameters that are not trained, among parameter_bytes.
 
-    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
-    temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of
-    the step in order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same
-    three; there may be none.
+    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including temporaries.
+    Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of the step in
+    order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same three; there may
+    be none.
     """
 
     parameter_bytes: float
@@ -386,9 +386,8 @@ class Workload(Record):
 
     notes: sentences about what the trace took for granted or left out, which every answer about the workload repeats. settings:
     what the task's own loader or trainer says of an `Execution`, by the names of its fields, for requests that leave it open.
-    whole_step: its step makes its own updates, once or several times. assumes_optimizer: nobody named it, and it is the usual one.
-    adaptation: how it is trained without training its own weights. trained: the shapes of its trainable parameters, by which
-    another optimizer can be put in the place of this one.
+    whole_step: its step makes its own updates, once or more. assumes_optimizer: nobody named it, and it is the usual one.
+    adaptation: how it is trained without training its own weights. trained: shapes of its parameters, for another optimizer.
     """
 
     model: str

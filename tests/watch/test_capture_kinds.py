@@ -6,8 +6,10 @@ import warnings
 import pytest
 import torch
 
+from trainpace.errors import TrainpaceError
 from trainpace.records import load
 from trainpace.watch import read_recording, untraced_in_words, watch
+from trainpace.watch.inside.capture import Capture, Untraceable, in_words
 from trainpace.workload import Workload
 from watch.kinds_of_models import KINDS, script_of
 
@@ -43,6 +45,7 @@ TRACED = {
 }
 """kind: (the batch sizes that it is traced at, FLOPs by which it differs from torch's count on a CPU, and why)."""
 NOT_TRACED = {
+    "MANY_CALLS": "a step calls its modules and losses more than 200 times, and so many are not followed",
     "DCGAN": "its step has several backward passes through different models, and only one is followed",
     "GRADIENT_PENALTY": "gradients of torch.autograd.grad, which its step asks for, are not followed",
     "VALUES_DECIDE": "its code asks for values of tensors at train.py line 14, and a trace has their sizes alone",
@@ -100,3 +103,23 @@ def test_what_cannot_be_followed_is_no_workload_and_said_in_a_sentence(kind, tmp
     assert words.startswith(f"Trainpace cannot trace this training's model: {NOT_TRACED[kind]}.")
     assert words.endswith("So there is no forecast of other GPUs from this recording; all that was measured stands.")
     assert "xpert" not in words
+
+
+@pytest.mark.parametrize("mark", ["placements", "ds_id", "_is_flat_param"])
+def test_sharded_parameters_are_not_taken_for_whole_ones(mark):
+    model = torch.nn.Linear(2, 2)
+    setattr(model.weight, mark, 0)
+    with pytest.raises(Untraceable, match="sharded among processes"):
+        Capture(None).copied(model)
+
+
+def test_why_there_is_no_workload_is_said_of_tracing():
+    assert (
+        in_words(TimeoutError("tracing the model takes longer than 20 s")) == "tracing the model takes longer than 20 s"
+    )
+    assert (
+        in_words(TrainpaceError("the operator x::y is not counted.", "Measure it."))
+        == "the operator x::y is not counted"
+    )
+    assert in_words(ModuleNotFoundError("No module named 'msgspec'")).startswith("the script's Python lacks a module")
+    assert in_words(KeyError("a")) == "KeyError: 'a'"

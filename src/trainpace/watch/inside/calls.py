@@ -6,7 +6,7 @@ What a call got from an earlier one is noted as such, so that all of them can be
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-MOST_CALLS = 500
+MOST_CALLS = 200
 """Calls of a step that are noted: a recurrent cell is called once for every letter of a line."""
 MOST_NODES = 20_000
 """Nodes of a loss's graph that are looked at to find which outputs it was made of."""
@@ -59,6 +59,55 @@ class Derived(NamedTuple):
     dtype: Any
 
 
+class Outputs:
+    """The tensors that calls returned, found by where their numbers lie and by the nodes of autograd's graph that made them."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        self._at: dict[int, list[tuple[int, int]]] = {}
+        self._made: dict[tuple[Any, int], tuple[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def begin(self) -> None:
+        """A call begins, which has returned nothing yet."""
+        self.calls.append([])
+
+    def put(self, tensors: list[Any]) -> None:
+        """What the last call returned."""
+        self.calls[-1] = tensors
+        for position, tensor in enumerate(tensors):
+            place = len(self.calls) - 1, position
+            self._at.setdefault(tensor.data_ptr(), []).append(place)
+            if tensor.grad_fn is not None:
+                self._made[tensor.grad_fn, tensor.output_nr] = place
+
+    def place_of(self, value: Any) -> tuple[int, int] | None:
+        """(call, position) of the last output that this is, perhaps in another shape. One that was detached is another."""
+        for call, position in reversed(self._at.get(value.data_ptr(), ())):
+            tensor = self.calls[call][position]
+            if tensor.numel() == value.numel() and tensor.requires_grad == value.requires_grad:
+                return call, position
+        return None
+
+    def reached(self, roots: Iterable[Any]) -> list[tuple[int, int]]:
+        """The places of the outputs that tensors were made of, the last calls' alone where these were made of others."""
+        found: dict[tuple[int, int], None] = {}
+        left = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
+        seen = set(left)
+        while left and len(seen) < MOST_NODES:
+            node = left.pop()
+            if node in self._made:
+                found[self._made[node]] = None
+                continue
+            for following in node[0].next_functions:
+                if following[0] is not None and following not in seen:
+                    seen.add(following)
+                    left.append(following)
+        return sorted(found)
+
+
 class Call(NamedTuple):
     """`module`: the number of a model with parameters, or what has none and makes a loss. `arguments`: with placeholders for
     tensors; `nesting`: how they are nested."""
@@ -94,7 +143,7 @@ class Call(NamedTuple):
         """Whether something that it got says that its batch is a graph, whose edges do not grow with its nodes: an object, a
         sparse matrix, or pairs of nodes."""
         pairs = [len(s.sizes) == 2 and s.sizes[0] == 2 and of != 2 and s.is_whole for s in self.shapes]
-        return any(pairs) or any(isinstance(v, Fixed) or (isinstance(v, Shape) and v.values) for v in self.arguments)
+        return any(pairs) or any(v.samples > 0 for v in self.fixed) or any(s.values for s in self.shapes)
 
     def run(self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
         from torch.utils._pytree import tree_unflatten
@@ -126,26 +175,24 @@ def _scaled(sizes: tuple[int, ...], n: int, of: int) -> tuple[int, ...]:
     return (n * (sizes[0] // of), *sizes[1:])
 
 
-def described(module: Any, args: Any, kwargs: Any, outputs: Sequence[Sequence[Any]]) -> Call:
+def described(module: Any, args: Any, kwargs: Any, outputs: Outputs) -> Call:
     from torch.utils._pytree import tree_flatten
 
     values, nesting = tree_flatten((args, kwargs))
     return Call(module, [_placeholder(value, outputs) for value in values], nesting)
 
 
-def _placeholder(value: Any, outputs: Sequence[Sequence[Any]]) -> Any:
+def _placeholder(value: Any, outputs: Outputs) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             count = value._nnz()
             return Shape(tuple(value.shape), value.dtype, count)
-        for call in range(len(outputs) - 1, -1, -1):
-            for i, tensor in enumerate(outputs[call]):
-                is_it = tensor.numel() == value.numel() and tensor.data_ptr() == value.data_ptr()
-                if (tensor is value or is_it) and tensor.requires_grad == value.requires_grad:
-                    return FromOutput(call, i, tuple(value.shape))
-        if value.grad_fn is not None and (places := reached([value], outputs)):
+        found = outputs.place_of(value)
+        if found is not None:
+            return FromOutput(*found, tuple(value.shape))
+        if value.grad_fn is not None and (places := outputs.reached([value])):
             return Derived(tuple(places), tuple(value.shape), value.dtype)
         learns = value.requires_grad and value.is_floating_point()
         return Shape(tuple(value.shape), value.dtype, learns=learns)
@@ -170,25 +217,3 @@ def tensors_of(value: Any) -> list[Any]:
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, torch.nn.Module):
             found += [part for part in vars(leaf).values() if isinstance(part, torch.Tensor)]
     return [tensor for tensor in found if tensor.layout is torch.strided]
-
-
-def reached(roots: Iterable[Any], outputs: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
-    """(call, position) of the outputs that a loss was made of, the last calls' alone where these were made of others."""
-    known: dict[tuple[Any, int], tuple[int, int]] = {}
-    for call, tensors in enumerate(outputs):
-        for position, tensor in enumerate(tensors):
-            if tensor.grad_fn is not None:
-                known[tensor.grad_fn, tensor.output_nr] = call, position
-    found: dict[tuple[int, int], None] = {}
-    left = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
-    seen = set(left)
-    while left and len(seen) < MOST_NODES:
-        place = left.pop()
-        if place in known:
-            found[known[place]] = None
-            continue
-        for following in place[0].next_functions:
-            if following[0] is not None and following not in seen:
-                seen.add(following)
-                left.append(following)
-    return sorted(found)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from trainpace.watch.inside.calls import MOST_CALLS, Call, described, reached, tensors_of
+from trainpace.watch.inside.calls import MOST_CALLS, Call, Outputs, described, tensors_of
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
 from trainpace.watch.inside.trials import size_of
@@ -27,6 +27,8 @@ ONE_BATCH = "It could be traced at the script's own batch of {} alone, and holds
 _EVALUATES = (
     "the training's {} evaluates the loss several times a step; a step here is one evaluation and an update by SGD."
 )
+_SHARDED = ("placements", "_is_flat_param", "ds_id")
+"""Attributes of parameters under FSDP2, FSDP and DeepSpeed's ZeRO-3."""
 LONGEST_S = 20.0
 """What tracing may take once the script has ended: a recurrent network of 999 calls a sequence took 186 s."""
 
@@ -57,7 +59,7 @@ class Capture:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.calls: list[Call] = []
-        self.outputs: list[list[Any]] = []
+        self.outputs = Outputs()
         """The tensors that each call returned; let go when the backward pass begins."""
         self.losses: list[tuple[int, int]] = []
         """(call, position) of the outputs that the loss was made of."""
@@ -92,7 +94,7 @@ class Capture:
 
     def forget(self) -> None:
         """Let the outputs go: their memory is the script's."""
-        self.outputs = []
+        self.outputs = Outputs()
 
     @property
     def is_open(self) -> bool:
@@ -129,6 +131,8 @@ class Capture:
             recorder.leave(depth, "capture")
 
     def copied(self, model: Any) -> Any:
+        if any(hasattr(p, name) for p in model.parameters() for name in _SHARDED):
+            raise Untraceable("its parameters are sharded among processes, and only whole ones are traced")
         from trainpace.trace import Copier, meta_memo
 
         if self.copier is None:
@@ -137,25 +141,28 @@ class Capture:
         return self.copier(model)
 
     def add(self, module: Any, args: Any, kwargs: Any) -> None:
-        if len(self.calls) == MOST_CALLS:
-            raise Untraceable(f"a step calls modules more than {MOST_CALLS} times, and fewer are followed")
-        self.calls.append(described(module, args, kwargs, self.outputs))
-        self.outputs.append([])
-        self.awaits = True
+        self.note(described(module, args, kwargs, self.outputs))
         self.batch_size = max(self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed))
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Called before a module or function without parameters, which is noted if it receives an output."""
         call = described(criterion, args, kwargs, self.outputs)
         if call.follows:
-            self.calls.append(call)
-            self.outputs.append([])
-            self.awaits = True
+            self.note(call)
+
+    def note(self, call: Call) -> None:
+        if len(self.calls) == MOST_CALLS:
+            raise Untraceable(
+                f"a step calls its modules and losses more than {MOST_CALLS} times, and so many are not followed"
+            )
+        self.calls.append(call)
+        self.outputs.begin()
+        self.awaits = True
 
     def after(self, output: Any) -> None:
         """Called with what an outermost module returned, or a loss function."""
         if self.follows and self.awaits:
-            self.outputs[-1] = tensors_of(output)
+            self.outputs.put(tensors_of(output))
         self.awaits = False
 
     def without_gradients(self, model: Any) -> None:
@@ -173,7 +180,7 @@ class Capture:
             return
         depth = self.recorder.enter(TRAINPACE)
         try:
-            self.losses = reached(tensors_of(roots), self.outputs)
+            self.losses = self.outputs.reached(tensors_of(roots))
             # a model that does not lie before the loss only made something for it, such as an action
             self.optimizer = self.stepper()
             self.recorder.trail.note({"model_batch": self.batch_size})
