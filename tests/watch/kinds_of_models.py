@@ -112,6 +112,17 @@ def step():
 
 MANY_CALLS = CELL_CALLED_BY_THE_SCRIPT.replace("torch.randn(9, 1, 20)", "torch.randn(250, 1, 20)")
 
+TWO_LOSSES = """
+model = nn.Linear(12, 4)
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    optimizer.zero_grad()
+    out = model(torch.randn(6, 12))
+    out[:, 0].mean().backward(retain_graph=True)
+    out[:, 1].square().mean().backward()
+    optimizer.step()
+"""
+
 TCN = """
 from torch.nn.utils import weight_norm
 import warnings

@@ -45,8 +45,9 @@ TRACED = {
 }
 """kind: (the batch sizes that it is traced at, FLOPs by which it differs from torch's count on a CPU, and why)."""
 NOT_TRACED = {
+    "TWO_LOSSES": "its step has several backward passes, each over other calls, and only one is followed",
     "MANY_CALLS": "a step calls its modules and losses more than 200 times, and so many are not followed",
-    "DCGAN": "its step has several backward passes through different models, and only one is followed",
+    "DCGAN": "its step has several backward passes, each over other calls, and only one is followed",
     "GRADIENT_PENALTY": "gradients of torch.autograd.grad, which its step asks for, are not followed",
     "VALUES_DECIDE": "its code asks for values of tensors at train.py line 14, and a trace has their sizes alone",
 }

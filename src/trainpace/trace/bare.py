@@ -38,10 +38,6 @@ class Copier:
             return found
         return value if isinstance(value, _ALIKE) else self._copied(value)
 
-    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a parameter that it updates was copied."""
-        return any(id(p) in self.memo for group in optimizer.param_groups for p in group["params"])
-
     def _kept(self, value: Any, new: Any) -> Any:
         self.memo[id(value)] = new
         self._originals.append(value)

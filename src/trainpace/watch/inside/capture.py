@@ -181,7 +181,6 @@ class Capture:
         depth = self.recorder.enter(TRAINPACE)
         try:
             self.losses = self.outputs.reached(tensors_of(roots))
-            # a model that does not lie before the loss only made something for it, such as an action
             self.optimizer = self.stepper()
             self.recorder.trail.note({"model_batch": self.batch_size})
             self.later = []
@@ -201,7 +200,7 @@ class Capture:
     def turns(self) -> None:
         """Raise where the calls since the last backward pass are others than those before the first."""
         if self.later != self.order:
-            raise Untraceable("its step has several backward passes through different models, and only one is followed")
+            raise Untraceable("its step has several backward passes, each over other calls, and only one is followed")
 
     def ends(self) -> None:
         """Called when the second step has ended."""
@@ -211,7 +210,14 @@ class Capture:
 
     def stepper(self) -> Any:
         """The copy of the optimizer, or of several of one kind as one, that has the copies of the parameters."""
-        own = [o for ref in self.recorder.optimizers if (o := ref()) is not None and self.copier.holds(o)]
+        own, covered = [], set[int]()
+        for optimizer in (ref() for ref in self.recorder.optimizers):
+            updated = (
+                set() if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
+            )
+            if updated & self.copier.memo.keys() and not updated <= covered:  # a wrapper has the parameters of another
+                own.append(optimizer)
+                covered |= updated
         last = self.recorder.optimizer() if self.recorder.optimizer is not None else None
         if own and _wants_closure(own[0]):
             self.evaluates = type(own[0]).__name__

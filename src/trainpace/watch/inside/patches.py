@@ -214,11 +214,16 @@ def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates)
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
-        if recorder.steps == CAPTURED_IN_STEP and recorder.part != BACKWARD and get_ident() == recorder.thread:
+        if recorder.steps == CAPTURED_IN_STEP and get_ident() == recorder.thread and not _in_autograd():
             recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
         return charged(*args, **kwargs)
 
     return call
+
+
+def _in_autograd() -> bool:
+    """Whether autograd's engine runs, as where activations are computed again, and gradients of them."""
+    return sys.modules["torch"]._C._current_autograd_node() is not None
 
 
 def _by_hand(recorder: Recorder, gradients: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
@@ -226,7 +231,7 @@ def _by_hand(recorder: Recorder, gradients: Callable[..., Any], updates: Updates
 
     @functools.wraps(gradients)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.steps == CAPTURED_IN_STEP and recorder.part not in (BACKWARD, FORWARD):
+        if recorder.steps == CAPTURED_IN_STEP and recorder.part != FORWARD and not _in_autograd():
             recorder.capture.attempt(lambda: recorder.capture.by_hand(*args, **kwargs))
         return charged(*args, **kwargs)
 
