@@ -82,7 +82,7 @@ _KINDS = (
         "embedding",
         traffic={"embedding": 0.5, "embedding_backward": 0.2},
         functions=_calls(
-            embedding="embedding index index_select gather _embedding_bag _embedding_bag_forward_only sparse_add_",
+            embedding="embedding index index_select gather sparse_product _embedding_bag _embedding_bag_forward_only sparse_add_",
             embedding_backward="embedding_dense_backward scatter scatter_add index_put index_put_ index_add index_add_"
             " _index_put_impl_ _embedding_bag_dense_backward",
         ),

@@ -264,10 +264,10 @@ class MemoryProfile(Record):
     paged_bytes: of further optimizer states, in memory that CUDA pages to the host where the device is full. frozen_bytes: of
     parameters that are not trained, among parameter_bytes.
 
-    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
-    temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of
-    the step in order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same
-    three; there may be none.
+    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including temporaries.
+    Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of the step in
+    order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same three; there may
+    be none.
     """
 
     parameter_bytes: float
@@ -296,18 +296,17 @@ class Blocks(Record):
     """The longest chain of alike modules (a transformer's layers), along which pipelines, tensor parallelism and
     recomputation cut. Bytes are affine in the batch size (constant, per sample) where they are pairs.
 
-    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`;
-    rows outside of the blocks have one too where they can be divided (the vocabulary's embedding and head).
-    heads, key_value_heads: of attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those
-    in weights that tensor parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters:
-    those in the vocabulary's weights; tied_parameters: counted once among them, but needed at both ends of a pipeline.
-    input_bytes: the hidden state that enters a block. saved_bytes: what one block keeps from its forward to its backward
-    pass, its input included; sharded_saved_bytes: the part of it that tensor parallelism divides without sequence
-    parallelism; attention_saved_bytes: the part that selective recomputation gives up. working_bytes: the most that is alive
-    in a block's backward pass beyond what is saved and beyond gradients. outside_saved_bytes: kept outside of the blocks
-    (embedding, head, loss); after_saved_bytes: the part of it that is made after the blocks, and gone when their backward
-    pass begins; after_working_bytes: the most that is alive after the blocks, in their head and loss, beyond all that is
-    saved and beyond gradients.
+    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`; rows
+    outside of the blocks have one too where they can be divided (the vocabulary's embedding and head). heads, key_value_heads: of
+    attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those in weights that tensor
+    parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters: those in the vocabulary's
+    weights; tied_parameters: counted once among them, but needed at both ends of a pipeline. input_bytes: the hidden state that
+    enters a block. saved_bytes: what one block keeps from its forward to its backward pass, its input included;
+    sharded_saved_bytes: the part of it that tensor parallelism divides without sequence parallelism; attention_saved_bytes: the
+    part that selective recomputation gives up. working_bytes: the most that is alive in a block's backward pass beyond what is
+    saved and beyond gradients. outside_saved_bytes: kept outside of the blocks (embedding, head, loss); after_saved_bytes: the
+    part of it that is made after the blocks, and gone when their backward pass begins; after_working_bytes: the most that is
+    alive after the blocks, in their head and loss, beyond all that is saved and beyond gradients.
 
     experts: of one block, 0 where none has grouped products. expert_parameters: numbers in their weights and biases, which
     tensor_parameters leave out. dispatched_bytes: the rows that one block's router sends to experts, each token once for each of
@@ -385,11 +384,10 @@ class Workload(Record):
     """One model with its loss and optimizer, independent of any device. A batch is `batch_tensors` tensors, such as images and
     labels, of `sample_bytes` a sample in all.
 
-    notes: sentences about what the trace took for granted or left out, which every
-    answer about the workload repeats. settings: what the task's own loader or trainer says of an `Execution`, by the names of its
-    fields, for requests that leave it open. whole_step: its step makes its own updates, once or several times.
-    assumes_optimizer: nobody named it, and it is the usual one. adaptation: how it is trained without training its own weights.
-    trained: the shapes of its trainable parameters, by which another optimizer can be put in the place of this one.
+    notes: sentences about what the trace took for granted or left out, which every answer about the workload repeats. settings:
+    what the task's own loader or trainer says of an `Execution`, by the names of its fields, for requests that leave it open.
+    whole_step: its step makes its own updates, once or more. assumes_optimizer: nobody named it, and it is the usual one.
+    adaptation: how it is trained without training its own weights. trained: shapes of its parameters, for another optimizer.
     """
 
     model: str
@@ -414,6 +412,11 @@ class Workload(Record):
     @property
     def optimizer_in_words(self) -> str:
         return f"{self.optimizer} (assumed)" if self.assumes_optimizer else self.optimizer
+
+    @property
+    def only_batch(self) -> int | None:
+        """The batch size at which alone it was traced, and holds; None where it holds at any."""
+        return self.traced_batches[0] if len(self.traced_batches) == 1 else None
 
     @property
     def has_experts(self) -> bool:

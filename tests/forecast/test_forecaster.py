@@ -77,6 +77,15 @@ def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
     assert np.isnan(several.low_ms[1:]).all()
 
 
+def test_a_workload_of_one_batch_is_forecast_at_no_other():
+    only = replace(workload(), traced_batches=(7,))
+    rows = Forecaster(only, Target(FOUR)).over_batches(RUN, [1, 7, 8])
+    assert rows.timed.tolist() == [False, True, False]
+    assert rows.reason(2) == "one layer could be traced at a batch of 7 a GPU alone"
+    assert rows.forecast(1).largest_micro_batch == 7
+    assert workload().only_batch is None
+
+
 def test_executions_of_several_engines_and_memory_formats_in_one_grid():
     rows = [replace(RUN, zero_stage=0, engine=engine, channels_last=nhwc)
             for engine in EXECUTION_FIELDS["engine"].choices for nhwc in (False, True)]  # fmt: skip

@@ -60,6 +60,14 @@ def test_every_way_trains_at_the_same_global_batch():
     assert sorted(m.nodes for m in ranking.matches) == [1, 1, 1, 2, 4]
 
 
+def test_a_workload_of_one_batch_is_accumulated_to_its_multiples_and_to_no_other():
+    only = replace(workload(), traced_batches=(16,))
+    (found,) = rank(only, [T4], {"T4": find_device("T4")}, JOB, "usd").matches
+    assert (found.forecast.execution.micro_batch, found.forecast.execution.accumulation) == (16, 4)
+    with pytest.raises(TrainpaceError, match=r"batch of 7 alone, and 64 samples.*--global-batch 7"):
+        rank(replace(only, traced_batches=(7,)), [T4], {"T4": find_device("T4")}, JOB, "usd")
+
+
 def test_each_card_takes_the_fastest_precision_that_it_has():
     assert ranked([T4]).matches[0].forecast.execution.precision == "amp_fp16"
     both = ranked([A100], replace(JOB, precisions=("fp32", "amp_bf16"))).matches

@@ -174,6 +174,50 @@ def test_what_a_model_computes_once_and_keeps_is_no_part_of_a_step():
     assert counts[1] == counts[0] + 1  # the addition
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tensors_that_a_model_makes_on_a_device_by_name_are_the_devices(device):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.table = nn.Linear(64, 10), nn.Embedding(10, 10)
+
+        def forward(self, x):
+            places = torch.arange(10, device=device)
+            return (
+                self.layer(x.to(device)) + self.table(places).sum() + torch.zeros(len(x), 10).to(torch.device(device))
+            )
+
+    def without(model, batch):
+        return model.layer(batch[0]).sum()
+
+    named = trace_task(linear_task(model=Positions(), loss=lambda model, batch: model(batch[0]).sum()))
+    plain = trace_task(linear_task(model=Positions(), loss=without))
+    assert flops(named, 7, "forward") == pytest.approx(flops(plain, 7, "forward"))
+
+
+def test_weights_that_the_model_does_not_own_are_not_taken_for_constants():
+    elsewhere = nn.Linear(64, 10)
+    with pytest.raises(TrainpaceError, match="weights of a model that is not among those"):
+        trace_task(linear_task(loss=lambda _, batch: elsewhere(batch[0]).sum()))
+
+
+def test_at_its_own_batch_alone_a_model_need_not_be_affine():
+    def contrastive(model, batch):
+        z = model(batch[0])
+        return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
+
+    task = linear_task(loss=contrastive)
+    workload = trace_task(task, only_batch=6)
+    assert workload.only_batch == 6
+    products = 2 * 6 * (64 * 128 + 128 * 10 + 6 * 10)
+    assert flops(workload, 6, "forward") == products
+    assert workload.sample_bytes == 64 * 4 + 8
+    affine, own = trace_task(linear_task()), trace_task(linear_task(), only_batch=6)
+    for phase in ("forward", "backward"):
+        assert flops(own, 6, phase) == flops(affine, 6, phase)
+    assert own.forms["fp32"].memory.parameter_bytes == affine.forms["fp32"].memory.parameter_bytes
+
+
 def test_tied_weights_stay_tied():
     class Tied(nn.Module):
         def __init__(self):

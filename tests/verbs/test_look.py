@@ -11,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from diagnose.recordings import rank, recording
+from nouns import workload
 from trainpace.diagnose import Diagnosis
 from trainpace.errors import TrainpaceError
 from trainpace.outcome import Interval
+from trainpace.records import save
 from trainpace.report import print_looked
 from trainpace.verbs.look import Length, Looked, LookRequest, elsewhere, length_of, run, started_with_python
 from trainpace.verbs.request import Misuse, Silent
@@ -174,6 +176,18 @@ def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
 def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(tmp_path, reason, told):
     with pytest.raises(TrainpaceError, match=told):
         elsewhere(_looked(tmp_path, no_workload=reason), (), Silent())
+
+
+def test_a_workload_of_one_batch_is_looked_for_at_that_batch(tmp_path):
+    """Whatever the loader calls a batch: of a text it may be lines, where the model's first dimension is time."""
+    save(replace(workload(), traced_batches=(7,)), tmp_path / "workload.json")
+    looked = Looked(
+        watched=Watched(recording=recording(rank(forward=10)), folder=tmp_path), diagnosis=DIAGNOSIS,
+        length=Length(steps=10, of="steps"), seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )  # fmt: skip
+    assert looked.watched.recording.ranks[0].samples_per_step != 7
+    (found,) = elsewhere(looked, ("T4",), Silent())
+    assert found.match.forecast.execution.micro_batch == 7
 
 
 @pytest.mark.slow

@@ -136,7 +136,8 @@ def test_steps_are_found_however_they_are_made(name, tmp_path):
 def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
     _watched(tmp_path, name)
     workload = load(tmp_path / "recording" / "workload.json", Workload)
-    assert workload.parameters == 8 * 16 + 16 + 16 * 3 + 3
+    critic = 8 + 1 if name == "two optimizers" else 0  # which the loss is made of too
+    assert workload.parameters == 8 * 16 + 16 + 16 * 3 + 3 + critic
     assert workload.optimizer == optimizer
     assert workload.assumes_optimizer == (name == "LBFGS")  # SGD stands for it
     assert any("LBFGS evaluates the loss several times a step" in note for note in workload.notes) == (name == "LBFGS")

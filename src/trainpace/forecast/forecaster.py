@@ -44,6 +44,8 @@ AUTOCAST_EXPERTS = (
     "autocast leaves grouped products in fp32, which is not forecast: use bf16, or FSDP's mixed precision (ZeRO 3)"
 )
 
+ONE_BATCH = "{} could be traced at a batch of {} a GPU alone"
+
 
 class Forecaster:
     """Forecasts of one workload on one target. Safe to share between threads.
@@ -122,6 +124,10 @@ class Forecaster:
                 autocast = some.zero_stage < 3
                 refuse(rows[autocast], AUTOCAST_EXPERTS)
                 able &= ~autocast
+            if workload.only_batch is not None:
+                other = some.micro_batch != workload.only_batch
+                refuse(rows[other], ONE_BATCH.format(workload.model, workload.only_batch))
+                able &= ~other
             impossible = impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
             for sizes, reason in [*impossible, *(_without_blocks(some, workload) if form.blocks is None else [])]:
                 refuse(rows[sizes], reason)
@@ -171,7 +177,9 @@ class Forecaster:
         if device.kind != "gpu" or device.memory_gib is None:
             return None
         model = self.tables.memory_model(form_of(execution.precision))
-        return model.largest_micro_batch(execution, device.memory_gib.value)
+        largest = model.largest_micro_batch(execution, device.memory_gib.value)
+        only = self.workload.only_batch
+        return largest if only is None else only if largest >= only else 0
 
     def jumps(self, execution: Execution, batches: Sequence[int]) -> tuple[Jump, ...]:
         """Where the step grows out of proportion over ascending micro-batches, with the operators that do."""

@@ -188,7 +188,14 @@ class _Shapes:
 
     def __init__(self, workload: Workload, job: Job, knowledge: Knowledge | None) -> None:
         self._workload, self._job = workload, job
-        self._sizes = np.array(divisors(job.global_batch))
+        sizes, only = divisors(job.global_batch), workload.only_batch
+        if only is not None and only not in sizes:
+            raise TrainpaceError(
+                f"{workload.model} could be traced at a batch of {only} alone, and {job.global_batch:,} samples a step are no"
+                " multiple of it.",
+                f"Give such a one: --global-batch {only}.",
+            )
+        self._sizes = np.array(sizes if only is None else [only])
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
             workload.form(

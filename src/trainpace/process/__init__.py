@@ -8,6 +8,7 @@ from trainpace.process.worker import (
     explain,
     failure_of,
     is_out_of_memory,
+    place_in_code,
     run_isolated,
     run_ranks,
     serve,
@@ -17,5 +18,5 @@ from trainpace.process.worker import (
 
 __all__ = [
     "Child", "DiskFull", "Pool", "allowed_cores", "end", "ending_of", "explain", "failure_of", "is_out_of_memory", "no_command",
-    "run_isolated", "run_ranks", "serve", "serve_lines", "started_isolated", "usable_cores",
+    "place_in_code", "run_isolated", "run_ranks", "serve", "serve_lines", "started_isolated", "usable_cores",
 ]  # fmt: skip

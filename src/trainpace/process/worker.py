@@ -106,14 +106,21 @@ def _message(error: BaseException) -> str:
         return "its message cannot be read"
 
 
-def explain(error: BaseException, who: str = "the model's code") -> str:
-    """One sentence: that `who` raised, the exception, and the last line of the user's own code that it went through."""
-    where, trace_back = "", error.__traceback__
+def place_in_code(error: BaseException) -> str:
+    """The last line of the user's own code that an exception went through: train.py line 12; empty where it went through none."""
+    place, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
         if not any(part in file for part in _NOT_THE_USERS):
-            where = f" at {Path(file).name} line {trace_back.tb_lineno}"
+            place = f"{Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
+    return place
+
+
+def explain(error: BaseException, who: str = "the model's code") -> str:
+    """One sentence: that `who` raised, the exception, and the last line of the user's own code that it went through."""
+    place = place_in_code(error)
+    where = f" at {place}" if place else ""
     lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or ["no message"]
     # a DataLoader's worker sends its whole traceback, whose last line is the exception
     is_traceback = any(line.startswith("Original Traceback") for line in lines)

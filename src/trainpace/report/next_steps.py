@@ -57,7 +57,7 @@ def print_next_after_forecast(done: Sequence[Forecast], workload: Workload, aske
             steps = [*device, "--batch", str(e.micro_batch), *format_, *length, *same, *length_of_job]
             print_next(["trainpace", "plan", spec, *steps], saved)
     elif _is_saved(spec) or _lost_by_measuring(asked, fixed):
-        if all(one.execution.micro_batch == e.micro_batch for one in done):
+        if workload.only_batch is None and all(one.execution.micro_batch == e.micro_batch for one in done):
             batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
             print_next(again("--batch", batches), "a range of batch sizes, and where the step time jumps")
     else:

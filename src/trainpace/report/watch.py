@@ -26,7 +26,17 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.watch import PARTS, STEP_IN_WORDS, Lane, Rank, Recording, Timeline, batches_per_step, coarsened
+from trainpace.watch import (
+    PARTS,
+    STEP_IN_WORDS,
+    Lane,
+    Rank,
+    Recording,
+    Timeline,
+    batches_per_step,
+    coarsened,
+    untraced_in_words,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -158,9 +168,7 @@ def _doubts(recording: Recording) -> list[str]:
     if len(recording.ranks) < first.world_size:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
     if first.no_workload:
-        lines.append(
-            f"Reading the model out of the script failed, so it cannot be forecast on other hardware: {first.no_workload}."
-        )
+        lines.append(untraced_in_words(first))
     return [*lines, recording.seen] if recording.seen else lines
 
 

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.trace.bare import Copier, meta_memo, meta_optimizer, on_meta, sparse
     from trainpace.trace.blocks import longest_chain
+    from trainpace.trace.explaining import in_short
     from trainpace.trace.operators import Row, rows_of
-    from trainpace.trace.trace import on_meta, trace_task
+    from trainpace.trace.trace import trace_task
     from trainpace.trace.workloads import (
         is_saved,
         load_workload,

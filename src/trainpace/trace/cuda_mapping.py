@@ -16,9 +16,12 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from trainpace.tasks import map_tensors
+from trainpace.errors import TrainpaceError
+from trainpace.tasks import map_tensors, tensors_in
+from trainpace.trace.bare import without_data
 from trainpace.trace.finite import taken_for_finite
 from trainpace.trace.recurrent import MODES, cudnn_call
+from trainpace.trace.sparse_products import sparse_call
 
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear _grouped_mm""".split()
@@ -53,8 +56,14 @@ class CudaMapping(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self._constructors and kwargs.get("device") is None:
+        if func in self._constructors and _is_devices(kwargs.get("device")):
             kwargs["device"] = "meta"
+        elif func in MOVES and args[0].device.type == "meta":
+            args, kwargs = without_device(args, kwargs)
+            if moves_alone(func, args, kwargs):
+                return args[0]
+        elif self._mixes(args, kwargs):
+            args, kwargs = map_tensors(kept_on_meta, (args, kwargs))
         if self._amp:
             if func in self._to_half:
                 args, kwargs = map_tensors(self._half, (args, kwargs))
@@ -70,8 +79,13 @@ class CudaMapping(TorchFunctionMode):
         if func in self._attention:
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
-        answer = taken_for_finite(func, args)
+        answer = taken_for_finite(func, args) or sparse_call(func, args)
         return func(*args, **kwargs) if answer is None else answer(*args, **kwargs)
+
+    def _mixes(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call has tensors of the host beside those of the device: constants that the model or its script made."""
+        kinds = {t.device.type for t in tensors_in((args, kwargs)) if t.dim()}
+        return len(kinds) > 1 and "meta" in kinds
 
     def __exit__(self, *error: Any) -> None:
         """Leave the autocast region, which recomputed activations enter block by block."""
@@ -92,6 +106,43 @@ class CudaMapping(TorchFunctionMode):
         if id(t) not in self._cast_weights:
             self._cast_weights[id(t)] = t, t.to(torch.bfloat16)  # a weight that is kept keeps its number
         return self._cast_weights[id(t)][1]
+
+
+_TO: Any = torch._C.TensorBase.to  # torch.Tensor's may be the recorder's while a script is watched
+MOVES: set[Any] = {_TO, torch._C.TensorBase.cuda, torch._C.TensorBase.cpu}
+
+
+def without_device(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a move without where it goes to."""
+    left = {key: value for key, value in kwargs.items() if key != "device"}
+    return tuple(a for a in args if not _is_device(a)), left
+
+
+def moves_alone(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a move without its device does nothing."""
+    return func is not _TO or len(args) + len(kwargs) == 1
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device | int | str) and not isinstance(value, bool)
+
+
+def _is_devices(device: Any) -> bool:
+    """Whether a tensor made there is the device's. One that is made on the host by name keeps its values, since a model may count
+    by them; beside tensors of the device it becomes one of them."""
+    return device is None or torch.device(device).type not in ("cpu", "meta")
+
+
+def kept_on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A constant that the step keeps on the host is on the device in a real one. A weight is counted, or refused."""
+    if tensor.device.type == "meta" or tensor.dim() == 0:
+        return tensor
+    if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
+        raise TrainpaceError(
+            "the step uses weights of a model that is not among those returned with it.",
+            "Name every model that the step calls in `model`, frozen ones too.",
+        )
+    return without_data(tensor)
 
 
 @contextlib.contextmanager

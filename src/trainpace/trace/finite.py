@@ -1,4 +1,5 @@
-"""Models that look whether their numbers are finite, and mend them if not: in a trace, which has no numbers, they all are.
+"""Models that look whether their numbers are finite, and mend them if not: in a trace, which has no numbers, they all are. So are
+the parameters of a distribution within its bounds, which torch asserts by `_is_all_true`.
 
 The tests and the sums of their results are recorded as they run; what Python asks of the last of them is answered.
 """
@@ -11,7 +12,7 @@ import torch
 _MARK = "_trainpace_answer"
 _TESTS: dict[Any, bool] = {
     torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False,
-    torch.Tensor.isinf: False,
+    torch.Tensor.isinf: False, torch._is_all_true: True,
 }  # fmt: skip
 _KEPT = {torch.all, torch.any, torch.Tensor.all, torch.Tensor.any}
 _TURNED = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}

@@ -13,6 +13,7 @@ import torch
 from trainpace.kinds import FUNCTIONS, KINDS
 from trainpace.tasks import tensors_in
 from trainpace.trace.recurrent import parts_of
+from trainpace.trace.sparse_products import OPERATOR as SPARSE
 from trainpace.workload import GROUPED, AttentionSizes, ConvSizes, GemmSizes, OtherSizes, attention_widths
 
 FOREACH_TENSORS_PER_LAUNCH = 36
@@ -64,6 +65,8 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         return _convolution_backward(args, out)
     if name.startswith("_cudnn_rnn"):
         return _recurrent(name, args)
+    if name == SPARSE:
+        return [_sparse_product(args, out)]
     if "scaled_dot_product" in name:
         return [_attention(func, name, args, inputs, outputs)]
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
@@ -176,6 +179,15 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
         read, written = _bytes([grad]), _bytes([out[2]])
         rows.append(Row("reduction", "conv_bias_backward", _is_half([grad]), 1, flops, read, written, sizes))
     return rows
+
+
+def _sparse_product(args: Sequence[Any], out: torch.Tensor) -> Row:
+    """A row of the dense matrix for each value; its kernel works as looking rows up does."""
+    indices, values, dense = args[:3]
+    rows = values.numel() * math.prod(dense.shape[1:])
+    read = _bytes([indices, values]) + rows * dense.element_size()
+    sizes = OtherSizes(rows, out.numel())
+    return Row("embedding", SPARSE, _is_half([out]), 1, 2.0 * rows, read, _bytes([out]), sizes)
 
 
 def _attention(

@@ -5,7 +5,6 @@ not affine in the batch size (a loss over all pairs of samples, say) is refused 
 """
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.optimizers import find_optimizer
-from trainpace.process import explain
 from trainpace.tasks import (
     Task,
     WholeStep,
@@ -31,6 +29,7 @@ from trainpace.tasks import (
     tensors_in,
     usual_optimizer,
 )
+from trainpace.trace.bare import on_meta, without_data
 from trainpace.trace.blocks import Chain, blocks_of, layout_of, longest_chain
 from trainpace.trace.cuda_mapping import (
     CudaMapping,
@@ -38,6 +37,7 @@ from trainpace.trace.cuda_mapping import (
     python_functions_see_through,
     unpacked_sequences,
 )
+from trainpace.trace.explaining import explained
 from trainpace.trace.recorder import Recorded, Recorder
 from trainpace.trace.recording import BATCHES, Recording
 from trainpace.trace.repeats import idle_parameters, in_turns, only_these_blocks, repeated, shortened
@@ -84,12 +84,17 @@ def record(spec: str, forms: Sequence[Form], variant: Variant) -> tuple[Workload
     return _record_task(task, forms, variant)
 
 
-def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """The workload of a task, in the form of its own settings' precision where `forms` names none."""
-    return _record_task(task, forms, variant)[0]
+def trace_task(
+    task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN, only_batch: int | None = None
+) -> Workload:
+    """The workload of a task, in the form of its own settings' precision where `forms` names none. `only_batch`: trace at this
+    batch size alone, at which alone the workload then holds."""
+    return _record_task(task, forms, variant, only_batch)[0]
 
 
-def _record_task(task: Task, forms: Sequence[Form], variant: Variant) -> tuple[Workload, dict[Form, Recording]]:
+def _record_task(
+    task: Task, forms: Sequence[Form], variant: Variant, only_batch: int | None = None
+) -> tuple[Workload, dict[Form, Recording]]:
     variant = _named(variant)
     if task.step is not None and (variant.optimizer is not None or variant.mode != "train"):
         raise TrainpaceError(
@@ -100,8 +105,8 @@ def _record_task(task: Task, forms: Sequence[Form], variant: Variant) -> tuple[W
         variant = variant._replace(optimizer=task.settings.get("optimizer"))
     forms = forms or (form_of(task.settings.get("precision", "fp32")),)
     parameters = list(task.model.parameters())
-    sample_bytes, batch_tensors = _batch_shape(task)
-    traced = {form: _trace_form(task, form, variant) for form in forms}
+    sample_bytes, batch_tensors = _batch_shape(task, only_batch)
+    traced = {form: _trace_form(task, form, variant, only_batch) for form in forms}
     recordings = {form: recording for form, (recording, _) in traced.items()}
     notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
     workload = Workload(
@@ -112,7 +117,8 @@ def _record_task(task: Task, forms: Sequence[Form], variant: Variant) -> tuple[W
         optimizer=_optimizer(task, variant),
         adaptation=variant.adaptation.in_words, trained=trained_shapes(task.model),
         assumes_optimizer=variant.mode == "train" and variant.optimizer is None is task.optimizer and task.step is None,
-        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES, notes=tuple(notes),
+        mode=variant.mode, checkpointed=variant.checkpointing, notes=tuple(notes),
+        traced_batches=(only_batch,) if only_batch else BATCHES,
         settings=dict(task.settings), whole_step=task.step is not None,
         forms={form: recording.form() for form, recording in recordings.items()},
     )  # fmt: skip
@@ -133,7 +139,9 @@ def _optimizer(task: Task, variant: Variant) -> str:
     return variant.optimizer or own
 
 
-def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[Recording, str | None]:
+def _trace_form(
+    task: Task, form: Form, variant: Variant, only_batch: int | None = None
+) -> tuple[Recording, str | None]:
     """Its recording, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
         own_runs = _whole_steps(task, task.step, form, variant)
@@ -148,6 +156,11 @@ def _trace_form(task: Task, form: Form, variant: Variant) -> tuple[Recording, st
     longest = longest_chain(model)
     whole = None if longest is None else in_turns(longest)
     short = None if whole is None else shortened(model, whole)
+    if only_batch:
+        # the second time, since a model may compute something once and keep it
+        for _ in range(2):
+            run = _one_step(task, model, stepper, form, variant, only_batch, whole, with_steps=True)
+        return _at_one_batch(task.name, run, whole), run.flop_check.note()
     for chain in (short, whole):
         try:
             runs: list[Recorder] = []
@@ -181,7 +194,7 @@ def _whole_steps(task: Task, step: WholeStep, form: Form, variant: Variant) -> l
         except TrainpaceError:
             raise
         except Exception as error:
-            raise _explained(task.name, error, task.model) from error
+            raise explained(task.name, error, task.model) from error
     return runs
 
 
@@ -191,7 +204,7 @@ def _kinds(recorded: Sequence[Recorded]) -> list[str]:
 
 def _one_step(
     task: Task, model: nn.Module, stepper: torch.optim.Optimizer, form: Form, variant: Variant, batch_size: int,
-    chain: Chain | None, first: Recorder | None = None,
+    chain: Chain | None, first: Recorder | None = None, with_steps: bool = False,
 ) -> Recorder:  # fmt: skip
     """Record a step; its update is that of the first batch size's recorder, where there is one."""
     stepper.state.clear()
@@ -199,7 +212,7 @@ def _one_step(
     model.zero_grad(set_to_none=True)
     batch = meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
-    recorder = Recorder(named, with_steps=chain is not None and batch_size == BATCHES[1])
+    recorder = Recorder(named, with_steps=chain is not None and (with_steps or batch_size == BATCHES[1]))
     lasting = [*model.parameters(), *model.buffers()]
     recorder.keep_alive([*lasting, *tensors_in(batch)])
     hooks = [
@@ -248,7 +261,7 @@ def _one_step(
     except TrainpaceError:
         raise
     except Exception as error:
-        raise _explained(task.name, error, model) from error
+        raise explained(task.name, error, model) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -299,43 +312,35 @@ def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]
     return recording_of(recorded, constant, slope, layout, states, blocks)
 
 
-def on_meta(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Copies of the model, without weights, and of its optimizer. Tied weights stay tied, which `Module.to("meta")` would undo.
-
-    `dtype`: of what holds floating-point numbers, the model's own by default.
-    """
-    memo: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        cast = tensor.is_floating_point() and not hasattr(tensor, "keeps_dtype")
-        bare = torch.empty_like(tensor, dtype=dtype if cast else None, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
-    copied = copy.deepcopy(model, memo)
-    if optimizer is None:
-        return copied, None
-    fresh = copy.copy(optimizer)
-    fresh.state = type(optimizer.state)(optimizer.state.default_factory) if optimizer.state is not None else {}
-    fresh.param_groups = [
-        {**group, "params": [memo.get(id(p), p) for p in group["params"]]} for group in optimizer.param_groups
-    ]
-    return copied, fresh
+def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
+    """The recording of one step, whose numbers are the same for any batch: it holds for its own alone."""
+    if not run.recorded:
+        raise TrainpaceError(f"{name} does nothing on the device.")
+    numbers = np.array([numbers_of(one) for one in run.recorded])
+    layout = layout_of(chain, run)
+    states = run.parameter_bytes, run.optimizer_bytes - run.paged_bytes, run.paged_bytes, run.frozen_bytes
+    blocks = None if layout is None else blocks_of(layout, [run, run], [run.recorded, run.recorded])
+    return recording_of(run.recorded, numbers, np.zeros_like(numbers), layout, states, blocks)
 
 
 def meta_batch(task: Task, size: int, form: Form) -> Any:
     with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
         batch = (task.batch_to_trace or task.make_batch)(size)
 
-    def bare(t: torch.Tensor) -> torch.Tensor:
+    def empty(t: torch.Tensor) -> torch.Tensor:
         dtype = torch.bfloat16 if form == "half" and t.is_floating_point() else t.dtype
+        if t.layout is not torch.strided:
+            return without_data(t, dtype)
         return torch.empty(t.shape, dtype=dtype, device="meta")
 
-    return map_tensors(bare, batch)
+    return map_tensors(empty, batch)
 
 
-def _batch_shape(task: Task) -> tuple[float, int]:
+def _batch_shape(task: Task, only_batch: int | None) -> tuple[float, int]:
     """(bytes of a sample, tensors of a batch)."""
+    if only_batch:
+        whole = list(tensors_in(meta_batch(task, only_batch, "fp32")))
+        return sum(t.numel() * t.element_size() for t in whole) / only_batch, len(whole)
     one, two = (list(tensors_in(meta_batch(task, n, "fp32"))) for n in (1, 2))
     sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (one, two)]
     return float(sizes[1] - sizes[0]), len(one)
@@ -358,38 +363,3 @@ def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
         hooks.append(block.register_forward_pre_hook(partial(enter, number), with_kwargs=True))
         hooks.append(block.register_forward_hook(partial(leave, number == len(chain.modules))))
     return hooks
-
-
-def _explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
-    """One sentence with the user's own line where it can be found, and the module that looks at values."""
-    reason = str(error)
-    if (
-        "meta tensors" in reason
-        or "Meta" in type(error).__name__
-        or "data-dependent" in reason
-        or "register_meta" in reason
-    ):
-        place, module = _innermost_module(error, model)
-        where = f" in {place} ({type(module).__name__})" if place else ""
-        is_eager = getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager"
-        return UserCodeError(
-            f"{name} looks at the values of its tensors{where}, so it cannot be traced without them: {explain(error, 'it')}",
-            'Give its experts as one product: experts_implementation="grouped_mm" in transformers.'
-            if is_eager
-            else "Measure it with `trainpace measure` instead. Experts can be traced where torch.nn.functional.grouped_mm makes"
-            " their products, or where each gets a fixed number of tokens.",
-        )
-    return UserCodeError(explain(error, name))
-
-
-def _innermost_module(error: Exception, model: nn.Module) -> tuple[str, nn.Module | None]:
-    """(name, module) of the last of a model's modules whose code an error came through; nothing where it came through none."""
-    names = {id(module): name for name, module in model.named_modules() if name}
-    found: tuple[str, nn.Module | None] = "", None
-    trace_back = error.__traceback__
-    while trace_back is not None:
-        module = trace_back.tb_frame.f_locals.get("self")
-        if id(module) in names:
-            found = names[id(module)], module
-        trace_back = trace_back.tb_next
-    return found

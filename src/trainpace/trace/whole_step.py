@@ -14,12 +14,18 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError
 from trainpace.tasks import WholeStep, map_tensors, tensors_in
-from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
+from trainpace.trace.cuda_mapping import (
+    MOVES,
+    CudaMapping,
+    checkpoints_see_through,
+    kept_on_meta,
+    moves_alone,
+    python_functions_see_through,
+    without_device,
+)
 from trainpace.trace.recorder import Recorder, in_backward
 from trainpace.trace.stepping import launch_together, storage_bytes
 from trainpace.workload import Form, Variant
-
-_MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
 
 def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant) -> "StepRecorder":
@@ -128,29 +134,12 @@ class StepMapping(CudaMapping):
             return func(*args, **kwargs)
         if func in self._constructors:
             kwargs["device"] = "meta"
-        elif func in _MOVES:
-            args = tuple(a for a in args if not _is_device(a))
-            kwargs.pop("device", None)
-            if func is not torch.Tensor.to or len(args) + len(kwargs) == 1:
-                return _on_meta(args[0])
-        args, kwargs = map_tensors(_on_meta, (args, kwargs))
+        elif func in MOVES:
+            args, kwargs = without_device(args, kwargs)
+            if moves_alone(func, args, kwargs):
+                return kept_on_meta(args[0])
+        args, kwargs = map_tensors(kept_on_meta, (args, kwargs))
         return super().__torch_function__(func, types, args, kwargs)
-
-
-def _is_device(value: Any) -> bool:
-    return isinstance(value, torch.device | int | str) and not isinstance(value, bool)
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A constant that the step keeps on the host is on the device in a real one. A weight is counted, or refused."""
-    if tensor.device.type == "meta" or tensor.dim() == 0:
-        return tensor
-    if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-        raise TrainpaceError(
-            "the step uses weights of a model that is not among those returned with it.",
-            "Name every model that the step calls in `model`, frozen ones too.",
-        )
-    return torch.empty_like(tensor, device="meta")
 
 
 @contextlib.contextmanager

@@ -26,12 +26,22 @@ from trainpace.medians import DRIFT
 from trainpace.offers import Match, picks, with_front
 from trainpace.outcome import Interval
 from trainpace.profilers import is_trace
-from trainpace.records import Record
+from trainpace.records import Record, load
 from trainpace.schedule import Schedule
 from trainpace.verbs import match
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, EPOCHS, Field, Misuse, Progress, Request
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, busy_words, check_one_task, new_folder
-from trainpace.watch import Rank, StatedLength, batches_per_step, read_recording, stated_length, task_of, watch
+from trainpace.watch import (
+    Rank,
+    StatedLength,
+    batches_per_step,
+    read_recording,
+    stated_length,
+    task_of,
+    untraced_in_words,
+    watch,
+)
+from trainpace.workload import Workload
 
 OUTPUT_FILE = "output.txt"
 """What the script prints, in the recording's folder."""
@@ -124,7 +134,7 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     # the rest of the training is at another time than the steps that were watched
     low_ms = ms - math.hypot(ms - found.step_ms_low, DRIFT * ms)
     high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
-    seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 0.0), high_ms))
+    seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 1e-6), high_ms))
     looked = Looked(
         watched=watched, diagnosis=found, length=length, seconds=seconds, busy=busy, loading_ms=_loading_ms(ranks[0]),
         interval_s=Interval(low=low, high=high, coverage=0.9, basis="blocks of the watched steps, and machines' drift"),
@@ -173,10 +183,7 @@ def elsewhere(
     workload = looked.watched.folder / WORKLOAD_FILE
     first = looked.watched.recording.ranks[0]
     if not workload.is_file():
-        why = f" ({first.no_workload})" if first.no_workload else ""
-        raise TrainpaceError(
-            f"the model could not be read out of the script, so there is no forecast for other cards{why}."
-        )
+        raise TrainpaceError(untraced_in_words(first))
     whole = global_batch or samples_of_step(looked.watched.recording.ranks)
     if not whole:
         raise TrainpaceError(
@@ -188,6 +195,11 @@ def elsewhere(
     if first.number_format and not known:
         raise TrainpaceError(f"the model computes in {first.number_format}, for which there is no forecast.")
     precision = cast(Precision, first.number_format) if known else "torch_fp32"
+    only = load(workload, Workload).only_batch
+    if only is not None:  # what it calls a batch need not be what the loader calls one
+        own = only * max(1, round(batches_per_step(first))) * first.world_size
+        rate = None if rate is None else rate * own / whole
+        whole = own
     found = match.run(
         match.MatchRequest(
             model=str(workload), samples=whole * looked.length.steps, max_steps=looked.length.steps,

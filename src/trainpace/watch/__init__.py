@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ms,
         read_recording,
         steady_ms,
+        untraced_in_words,
     )
     from trainpace.watch.restoring import NOT_RESTORED, notes_in, remove_trial_checkpoints
     from trainpace.watch.stated import StatedLength, stated_length

@@ -65,7 +65,7 @@ class Rank(Record):
     core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
     `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
     length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
-    counted. `no_workload`: why the model could not be read out of the script; empty where it could, or nobody tried.
+    counted. `no_workload`: what of the model Trainpace cannot trace; empty where it could, or nobody tried.
     `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
     `ended_in`: the intervention under which it ended; empty where there were none.
@@ -240,6 +240,15 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
     which = f"{'ranks' if len(absent) > 1 else 'rank'} {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
     lacks = f"{which} of {world} left no training step here."
     return " ".join([also] * bool(again) + [lacks] * bool(absent))
+
+
+def untraced_in_words(rank: Rank) -> str:
+    """That there is no workload, why, and what follows."""
+    why = f": {rank.no_workload}" if rank.no_workload else ""
+    return (
+        f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs from this recording; all that"
+        " was measured stands."
+    )
 
 
 def batches_per_step(rank: Rank) -> float:

@@ -46,7 +46,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
         torch.amp.GradScaler.scale = recorder.losses.scaled(torch.amp.GradScaler.scale)
-    torch.autograd.grad = _seen(recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad"), recorder, updates)
+    torch.autograd.grad = _by_hand(recorder, torch.autograd.grad, updates)
     clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
@@ -144,7 +144,10 @@ class _Calls:
                 recorder.begins_forward(False)
             elif id(model) in self.trained:
                 recorder.begins_undecided(with_gradients=True)
-        elif id(core(module)) in self.trained and module.training:
+            return
+        if recorder.steps == CAPTURED_IN_STEP:
+            recorder.capture.attempt(recorder.capture.without_gradients, core(module))
+        if id(core(module)) in self.trained and module.training:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_forward(True)
@@ -159,9 +162,12 @@ class _Calls:
 
             @functools.wraps(plain)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if not self.is_compiling() and not self.inside and capture.output is not None:
-                    capture.attempt(capture.made_by, plain, args, kwargs)
-                return plain(*args, **kwargs)
+                if self.is_compiling() or self.inside or not capture.follows or not self.torch.is_grad_enabled():
+                    return plain(*args, **kwargs)
+                capture.attempt(capture.made_by, plain, args, kwargs)
+                output = plain(*args, **kwargs)
+                capture.attempt(capture.after, output)
+                return output
 
             watched[name] = plain, call
             setattr(functional, name, call)
@@ -171,7 +177,7 @@ class _Calls:
                 for name in LOSSES:
                     watch(name)
             elif step.number == CAPTURED_IN_STEP:
-                capture.output = None  # its memory is the script's
+                capture.attempt(capture.ends)
                 for name, (plain, call) in watched.items():
                     if getattr(functional, name) is call:  # else it is the script's own by now
                         setattr(functional, name, plain)
@@ -210,6 +216,25 @@ def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates)
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
+        if recorder.steps == CAPTURED_IN_STEP and get_ident() == recorder.thread and not _in_autograd():
+            recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
+        return charged(*args, **kwargs)
+
+    return call
+
+
+def _in_autograd() -> bool:
+    """Whether autograd's engine runs, as where activations are computed again, and gradients of them."""
+    return sys.modules["torch"]._C._current_autograd_node() is not None
+
+
+def _by_hand(recorder: Recorder, gradients: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
+    charged = _seen(recorder.wraps(gradients, BACKWARD, "autograd.grad"), recorder, updates)
+
+    @functools.wraps(gradients)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if recorder.steps == CAPTURED_IN_STEP and recorder.part != FORWARD and not _in_autograd():
+            recorder.capture.attempt(lambda: recorder.capture.by_hand(*args, **kwargs))
         return charged(*args, **kwargs)
 
     return call
@@ -245,6 +270,7 @@ class _Optimizers:
         self.recorder = recorder
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
+        self.known: set[int] = set()
         self.stepped: Counter[int] = Counter()
         self.most = 1
 
@@ -260,6 +286,9 @@ class _Optimizers:
             self.first = weakref.ref(optimizer)
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
+        if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
+            self.known.add(id(optimizer))
+            recorder.optimizers.append(weakref.ref(optimizer))
         for i, (owner, depth) in enumerate(self.depths):
             # its step raised, as when memory was full, and the script went on
             if owner() is None or owner() is optimizer:

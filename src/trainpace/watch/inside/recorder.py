@@ -45,6 +45,8 @@ class Recorder:
         self.scheduled: Any = None
         self.losses: Any = None
         self.optimizer: Any = None
+        self.optimizers: list[Any] = []
+        """References to all that made a step until the model was captured."""
         self.product_dtype: Any = None
         self.capture: Any = None
         self.step_is_the_engines = False
