@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 ROOM = """
 import time, torch
-from trainpace.accelerator import StepClock, MemoryMeter, busy_ms, check_device, count_devices, device_name, in_use, synchronize, use_device, versions
+from trainpace.accelerator import StepClock, MemoryMeter, device_work, check_device, count_devices, device_name, in_use, synchronize, use_device, versions
 from trainpace.accelerator import allocator_retries, driver_id, finish_stream, peak_allocated_gib, reserved_gib
 assert in_use() == "sim" and count_devices("sim") == 1 and count_devices("cuda") == 0
 check_device("sim"); use_device("sim", 0)
@@ -42,7 +42,7 @@ kept = torch.empty(2**22, device="sim", dtype=torch.uint8); freed = torch.empty(
 allocated, reserved = (gib * 1024 for gib in meter.peak_gib())
 assert 6 <= allocated < 6.1 and allocated <= reserved, (allocated, reserved)
 assert peak_allocated_gib("sim") * 1024 == allocated and reserved_gib("sim") > 0 and allocator_retries("sim") == 0
-ended = busy_ms("sim")  # no profiler of torch records its kernels
+ended = device_work("sim")  # no profiler of torch records its kernels
 assert ended is None or ended() is None
 print("all of it")
 """

@@ -364,17 +364,19 @@ def test_waiting_for_a_busy_device_is_computing():
 def test_a_host_that_launches_too_slowly_is_told_by_an_idle_device():
     d = diagnose(recording(rank(host_to_device=1, forward=20, backward=25, optimizer=4, device_busy_ms=12.0)))
     assert d.verdict == "launch"
-    assert by_cause(d)["launch"] == pytest.approx(37)
+    assert by_cause(d)["launch"] == pytest.approx(37 * 45 / 49)
+    assert by_cause(d)["optimizer"] == pytest.approx(37 * 4 / 49)  # whose launches are its own
     assert by_cause(d)["host_to_device"] == pytest.approx(1)
 
 
 @given(
     st.fixed_dictionaries({p: st.floats(0, 100) for p in PARTS}), st.floats(0.01, 50),
-    st.none() | st.floats(0.01, 2000), st.floats(0, 50),
+    st.none() | st.floats(0.01, 2000), st.floats(0, 50), st.floats(0, 1),
 )  # fmt: skip
-def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms):
+def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms, copied):
     ms["forward"] += forward
-    d = diagnose(recording(rank(**ms, device_busy_ms=busy_ms, optimizer_variants_ms={"as it is": update_ms})))
+    device = {"device_busy_ms": busy_ms, "device_copies_ms": copied * (busy_ms or 0.0)}
+    d = diagnose(recording(rank(**ms, **device, optimizer_variants_ms={"as it is": update_ms})))
     assert sum(s.ms for s in d.shares) == pytest.approx(sum(ms.values()))
     assert all(s.ms >= 0 for s in d.shares)
     assert d.shares[0].ms == max(s.ms for s in d.shares)

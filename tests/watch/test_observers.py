@@ -1,12 +1,14 @@
 """What is counted of a step's operators."""
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from made_trails import read_trail
+from trainpace import accelerator
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import FORWARD, TrailWriter
@@ -29,3 +31,47 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
     (counted,) = (r["counted"] for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if "counted" in r)
     assert counted["operators"] == 1
     assert (counted["large_operators_ns"] > 20_000) is is_large
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """An accelerator, for which the CPU computes."""
+    for name, value in (
+        ("in_use", lambda: "cpu:0"),
+        ("synchronize", lambda kind: None),
+        ("free_gib", lambda kind: 9.0),
+    ):
+        monkeypatch.setattr(accelerator, name, value)
+    monkeypatch.setattr(observers, "SIDE_ON_ACCELERATOR", 128)
+
+
+def notes_of(recorder):
+    recorder.trail.flush()
+    return [r for r in read_trail(Path(recorder.trail.path).read_bytes())[1] if isinstance(r, dict)]
+
+
+@pytest.mark.parametrize(("dtype", "others"), [(torch.float32, {"amp_bf16", "tf32"}), (torch.bfloat16, set())])
+def test_an_accelerator_in_fp32_is_timed_in_other_formats_too(tmp_path, device, dtype, others):
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder.product_dtype = dtype
+    chosen = torch.get_float32_matmul_precision()
+    observers.note_rate(recorder)
+    notes = {key: value for note in notes_of(recorder) for key, value in note.items()}
+    assert notes["matmul_gflops"] > 0
+    assert set(notes.get("other_gflops", {})) == others
+    assert torch.get_float32_matmul_precision() == chosen
+
+
+def test_an_optimizer_is_copied_into_what_an_accelerator_has_free(device):
+    assert observers._room_bytes() == pytest.approx(9 * 2**30 / 2 / 3)
+
+
+def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
+    work = accelerator.DeviceWork(7.0, 2.0, {"a" * 200: 3.0, "a" * 300: 2.0})
+    monkeypatch.setattr(accelerator, "device_work", lambda kind: lambda: work)
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    observers.profile_one_step(recorder)()
+    (note,) = notes_of(recorder)
+    assert note == {
+        "device_busy_ms": 7.0, "device_copies_ms": 2.0, "device_kernels_ms": {"a" * observers.LONGEST_NAME: 5.0}
+    }  # fmt: skip

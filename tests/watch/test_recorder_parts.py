@@ -301,3 +301,15 @@ def test_a_failure_of_ours_at_a_steps_end_is_a_warning(tmp_path, clock, capsys):
     r.ends_step()
     assert seen == [0, 1]
     assert capsys.readouterr().err.count("trainpace: warning: ") == 1
+
+
+def test_an_allocator_is_asked_in_the_first_steps_and_then_now_and_then(tmp_path, clock):
+    r, asked = recorder(tmp_path), []
+    r.allocator = lambda: (float(len(asked)), asked.append(clock.now) or 0)
+    for _ in range(200):
+        clock.now += 2_000_000
+        r.ends_step()
+    assert len(asked) == 3 + 3  # and 100, 200 and 300 ms after the third step
+    held = [step.reserved_gib for step in steps_of(r)]
+    assert held == sorted(held)
+    assert held[:3] == [0.0, 1.0, 2.0]

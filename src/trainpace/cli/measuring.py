@@ -391,7 +391,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
-        again = watched.recording.command if answer.was_read else ()
+        tried = any(rank.blocks for rank in watched.recording.ranks)
+        again = watched.recording.command if answer.was_read and not tried else ()
         report.print_diagnosis(
             diagnosis, str(watched.folder), again, report.restored_notes(watched.recording, watched.folder)
         )

@@ -11,8 +11,8 @@ from trainpace.units import format_number
 from trainpace.watch import Rank
 
 FUSED = 0.4
-"""Of the time of memory-bound kernels without the optimizer's, what torch.compile saves: 0.36 of a GPT's and 0.40 of a ResNet-50's on
-an H200 (benchmarks/results/diagnose_gpu.md); of three trainings on an H100, 0.35 to 0.7 (fitting/data)."""
+"""Of the time of memory-bound kernels without the optimizer's, what torch.compile saves: on an H200 0.36 of a GPT's and 0.40 of a
+ResNet-50's (benchmarks/results/diagnose_gpu.md); on an H100 0.35 to 0.7 in three trainings (fitting/data)."""
 BUSY = 0.9
 """A device that is busy in a smaller share of the step waits for the host, so that shorter kernels make no step shorter."""
 _INSTEAD = {
@@ -67,5 +67,6 @@ def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         how=f"Element-wise operators, normalisation and other kernels that only move data take {format_number(ceiling)} ms:"
         " torch.compile makes one of several, which reads and writes its tensors once.",
         saves_ms=FUSED * ceiling, ceiling_ms=ceiling,
-        basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's", settings={"compile": "yes"}, at_most=True,
+        basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's", settings={"compile": "yes"},
+        at_most=True,
     )  # fmt: skip

@@ -23,7 +23,7 @@ _TONES = {
 }  # fmt: skip
 _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
-    "few_samples": "a tiny batch",
+    "few_samples": "a tiny batch", "batch_on_device": "the batch on the device already",
 }  # fmt: skip
 NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
@@ -64,7 +64,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
             print_lines(f"Not worth it: {a.title} saves {saved}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
-    if again and not d.proofs:
+    if again:
         print_next(["trainpace", "diagnose", "--", *again], "proves the shares, by taking one cause after another away")
     else:
         print_next(["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline")

@@ -1,0 +1,111 @@
+"""Trainings with planted causes as they were recorded on an H200 (benchmarks/results/diagnose_gpu.md), and devices made by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diagnose.recordings import block, rank, recording
+from trainpace.diagnose import diagnose
+from trainpace.records import from_json
+from trainpace.watch import Rank
+
+RECORDED = {
+    row["case"]: (row["expected"], from_json(json.dumps(row["rank"]), Rank))
+    for row in json.loads((Path(__file__).parent / "h200_ranks.json").read_text())
+}
+WORDS = {"synchronisation": "logging"}
+COMPUTES = {"a_gemm": 60.0, "vectorized_elementwise_kernel": 40.0}
+
+
+def of_case(name):
+    return diagnose(recording(RECORDED[name][1]))
+
+
+def changes(d):
+    return {a.title: a for a in (*d.advice, *d.not_worth)}
+
+
+def share(d, cause):
+    return next(s for s in d.shares if s.cause == cause)
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_the_verdict_is_what_was_planted(case):
+    d = of_case(case)
+    assert d.verdict in {WORDS.get(cause, cause) for cause in RECORDED[case][0]}
+    assert sum(s.ms for s in d.shares) == pytest.approx(d.step_ms)
+
+
+def test_copies_that_the_device_waits_for_are_no_computing():
+    """Batches in float64 from pageable memory: 44 of 60 ms by the device's own clock, and by leaving them on the device."""
+    d = of_case("gpu_pageable")
+    assert share(d, "host_to_device").ms == pytest.approx(47.7, abs=0.1)
+    assert share(d, "host_to_device").proved
+    assert "With the batch on the device already a step took 16.2 ms in place of 60.3" in d.why[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "title", "saved_share"),
+    [
+        ("gpu_fp32", "autocast to bf16", 0.84),  # measured: 271 ms became 44
+        ("gpu_compute", "torch.compile", 0.17),
+        ("gpu_images_compute", "torch.compile", 0.27),
+        ("gpu_adamw", "AdamW(fused)", 0.39),
+    ],
+)
+def test_what_a_change_saved_was_foretold(case, title, saved_share):
+    d = of_case(case)
+    assert changes(d)[title].saves_ms / d.step_ms == pytest.approx(saved_share, rel=0.2)
+
+
+def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
+    """BERT under Trainer, of which the device computes 71 % of the time: torch.compile saved nothing."""
+    d = of_case("gpu_trainer")
+    assert "torch.compile" not in changes(d)
+    assert "The device is busy in 71% of the step" in d.why[1]
+
+
+def test_kinds_of_kernels_are_named():
+    d = diagnose(recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES)))
+    assert d.why[1] == (
+        "The device is busy in 100% of the step: 60 ms in matrix products, convolutions, attention, 40 ms in element-wise and"
+        " other memory-bound kernels."
+    )
+
+
+def on_device(kernels=COMPUTES, **more):
+    figures = {"flops": 3e12, "matmul_gflops": 50_000.0, "other_gflops": {"amp_bf16": 800_000.0, "tf32": 400_000.0}}
+    return diagnose(
+        recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=kernels, **figures | more))
+    )
+
+
+def test_products_gain_what_a_large_product_gains():
+    found = changes(on_device())
+    assert found["autocast to bf16"].saves_ms == pytest.approx(60 * (1 - 50 / 800))
+    assert found["TF32 in products of fp32 numbers"].saves_ms == pytest.approx(60 * (1 - 50 / 400))
+    assert found["autocast to bf16"].at_most
+
+
+def test_convolutions_that_are_faster_than_products_of_fp32_numbers_gain_less():
+    """cuDNN takes TF32 without being asked: 18 TFLOP in 60 ms are 300 TFLOP/s."""
+    assert changes(on_device(flops=18e12))["autocast to bf16"].saves_ms == pytest.approx(60 * (1 - 300 / 800))
+
+
+def test_a_format_that_is_slower_here_saves_nothing():
+    assert changes(on_device(other_gflops={"amp_bf16": 20_000.0}))["autocast to bf16"].saves_ms == 0
+
+
+def test_what_is_compiled_is_not_advised_to_be():
+    assert "torch.compile" in changes(on_device())
+    assert "torch.compile" not in changes(on_device({**COMPUTES, "triton_poi_fused_gelu_0": 5.0}))
+
+
+def test_a_batch_on_the_device_is_compared_with_the_same_batch_on_the_host():
+    blocks = [
+        block("plain", data=20, host_to_device=10, forward=10), block("cached_batch", host_to_device=10, forward=10),
+        block("batch_on_device", forward=10),
+    ] * 3  # fmt: skip
+    d = diagnose(recording(rank(data=20, host_to_device=10, forward=10, blocks=blocks)))
+    assert next(p for p in d.proofs if p.trial == "batch_on_device").saved_ms == pytest.approx(10)
