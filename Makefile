@@ -6,7 +6,7 @@ DATA ?= ../shared/data
 # Nothing is fetched that a lock does not name, and nothing is installed that has not one of the hashes there.
 HASHED := pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 
-.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-gpu bench-run bench-scripts bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-nodes bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures session zoo-workloads lock clean
+.PHONY: help run calculator test test-fast test-long test-lowest test-pythons fuzz audit mutants coverage lint bench bench-measure bench-journal fit fit-cards fit-attention public-journal bench-accuracy bench-match bench-datapath bench-diagnose bench-diagnose-gpu bench-cluster bench-gpu bench-run bench-scripts bench-serve bench-soak bench-kills bench-thesis bench-callbacks bench-nodes bench-memory bench-adapters bench-experts bench-practitioners bench-architectures bench-accelerator docs docs-check docs-generate docs-refresh pictures session zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
 	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
 	@echo "make bench-diagnose  verdicts, planted milliseconds and foretold savings on 32 scripts; what watching costs (half an hour)"
+	@echo "make bench-diagnose-gpu  the same on a machine with a GPU, with 16 scripts of its own (a quarter of an hour)"
 	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
 	@echo "make fit-products  the kernel model of products, from measured kernels of single cards (a few minutes)"
 	@echo "make fit-cards   fit convolutions, norms and what moves bytes on measured kernels, by generation and card (ten minutes)"
@@ -202,6 +203,12 @@ bench-callbacks: $(VENV)/installed .engines/installed
 
 bench-accelerator: $(VENV)/installed
 	$(BIN)/python benchmarks/accelerator_faults.py
+
+# where a GPU is: FOLDER gets the recordings; then `python benchmarks/diagnose_gpu.py table FOLDER` anywhere
+FOLDER ?= out/diagnose_gpu
+bench-diagnose-gpu: $(VENV)/installed
+	$(BIN)/python benchmarks/diagnose_gpu.py measure $(FOLDER)
+	$(BIN)/python benchmarks/diagnose_gpu.py table $(FOLDER)
 
 bench-diagnose: $(VENV)/installed .engines/installed .peers-watch/installed
 	$(BIN)/python benchmarks/diagnose.py

@@ -184,11 +184,12 @@ def table(folder: Path) -> str:
         lines.append(f"| {case.name} | {case.expected} | {shown} | {' | '.join(numbers)} | {found['took_s']:.0f} |")
     first = last["diagnose", cases[0].name]
     return "\n".join([
-        "# trainpace watch and diagnose on a GPU (`python benchmarks/diagnose_gpu.py`)", "",
+        "# trainpace watch and diagnose on a GPU (`make bench-diagnose-gpu`)", "",
         f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis. Steps of `diagnose`"
         " and of bare runs are from different machines of this kind, so savings are shares of the step. Of gpu_norms launching is"
         " as true: reading the norms and launching the model take about half of its step each.", "",
-        f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}.", "",
+        f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}, of which"
+        " gpu_compute and gpu_images_compute helped to fit what torch.compile saves.", "",
         "| case | true cause | said | step ms | bare | fixed | saved | foretold | s in all |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
         *lines, "", *overhead_lines(rows), "",
