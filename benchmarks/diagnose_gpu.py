@@ -177,7 +177,7 @@ def table(folder: Path) -> str:
         foretold = share_foretold(case, answer) if answer else None
         if saved is not None and foretold is not None:
             told += 1
-            close += abs(foretold - saved) <= 0.15 * saved
+            close += abs(foretold - saved) <= 0.15 * abs(saved)
         numbers = ["" if ms is None else f"{ms:.1f}" for ms in (step, bare, fixed)]
         numbers += ["" if share is None else f"{100 * share:.0f} %" for share in (saved, foretold)]
         shown = said if is_right else f"**{said}**"
@@ -186,8 +186,8 @@ def table(folder: Path) -> str:
     return "\n".join([
         "# trainpace watch and diagnose on a GPU (`make bench-diagnose-gpu`)", "",
         f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis. Steps of `diagnose`"
-        " and of bare runs are from different machines of this kind, so savings are shares of the step. Of gpu_norms launching is"
-        " as true: reading the norms and launching the model take about half of its step each.", "",
+        " and of bare runs are from different machines of this kind, so savings are shares of the step. For gpu_norms launching"
+        " is as right: reading the norms and launching the model take about half of its step each.", "",
         f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}, of which"
         " gpu_compute and gpu_images_compute helped to fit what torch.compile saves.", "",
         "| case | true cause | said | step ms | bare | fixed | saved | foretold | s in all |",

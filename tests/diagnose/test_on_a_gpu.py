@@ -40,7 +40,8 @@ def test_the_verdict_is_what_was_planted(case):
 def test_copies_that_the_device_waits_for_are_no_computing():
     """Batches in float64 from pageable memory: 44 of 60 ms by the device's own clock, and by leaving them on the device."""
     d = of_case("gpu_pageable")
-    assert share(d, "host_to_device").ms == pytest.approx(47.7, abs=0.1)
+    assert share(d, "host_to_device").ms == pytest.approx(43.1, abs=0.1)
+    assert share(d, "compute").ms == pytest.approx(17.5, abs=0.5)  # 16.2 were measured with the batch on the device
     assert share(d, "host_to_device").proved
     assert "With the batch on the device already a step took 16.2 ms in place of 60.3" in d.why[1]
 

@@ -64,8 +64,8 @@ def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     yield Advice(
         cause="compute", title="torch.compile",
-        how=f"Element-wise operators, normalisation and other kernels that only move data take {format_number(ceiling)} ms:"
-        " torch.compile makes one of several, which reads and writes its tensors once.",
+        how=f"Memory-bound kernels (element-wise operators, normalisation) take {format_number(ceiling)} ms. torch.compile can"
+        " fuse neighbours, so that a tensor is read and written once.",
         saves_ms=FUSED * ceiling, ceiling_ms=ceiling,
         basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's", settings={"compile": "yes"},
         at_most=True,

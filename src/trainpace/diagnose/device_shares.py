@@ -30,7 +30,9 @@ def beside_a_device(
     waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
-    copies = min(copies_ms, computing)
+    copies = (
+        copies_ms * computing / busy_ms if busy_ms else 0.0
+    )  # the step that was recorded may be longer than the mean one
     lost = step - max(computing, step - waiting)
     left = step - computing - lost
     by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in INTERRUPTIONS}
@@ -50,13 +52,19 @@ def beside_a_device(
 
 
 def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel (KERNEL_KINDS), the mean of these ranks; empty where no kernels were recorded."""
-    seen = [rank.device_kernels_ms for rank in ranks if rank.device_kernels_ms]
+    """Milliseconds of a mean step by kind of kernel (KERNEL_KINDS), the mean of these ranks; empty where none were recorded."""
+    seen = [rank for rank in ranks if rank.device_kernels_ms and rank.device_busy_ms]
     by_kind: Counter[str] = Counter()
-    for kernels in seen:
-        for name, ms in kernels.items():
-            by_kind[kind_of(name)] += ms  # type: ignore[assignment]
+    for rank in seen:
+        assert rank.device_busy_ms is not None
+        longer = max(1.0, rank.device_busy_ms / _uninterrupted_ms(rank))
+        for name, ms in rank.device_kernels_ms.items():
+            by_kind[kind_of(name)] += ms / longer  # type: ignore[assignment]
     return {kind: by_kind[kind] / len(seen) for kind in KERNEL_KINDS} if seen else {}
+
+
+def _uninterrupted_ms(rank: Rank) -> float:
+    return math.fsum(ms for part, ms in rank.parts_ms.items() if part not in INTERRUPTIONS) or rank.step_ms
 
 
 def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
