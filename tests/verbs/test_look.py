@@ -172,7 +172,10 @@ def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
         elsewhere(_looked(tmp_path, number_format="fp64"), (), Silent())
 
 
-@pytest.mark.parametrize(("reason", "told"), [("", r"other cards\."), ("no item()", r"other cards \(no item\(\)\)\.")])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("", r"training's model\. So there is no forecast"), ("no item()", r"model: no item\(\)\. So there")],
+)
 def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(tmp_path, reason, told):
     with pytest.raises(TrainpaceError, match=told):
         elsewhere(_looked(tmp_path, no_workload=reason), (), Silent())
