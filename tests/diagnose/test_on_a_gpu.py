@@ -65,6 +65,7 @@ def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
     d = of_case("gpu_trainer")
     assert "torch.compile" not in changes(d)
     assert "The device is busy in 71% of the step" in d.why[1]
+    assert d.why[1].endswith("The host sets the pace: faster kernels alone shorten no step.")
 
 
 def test_kinds_of_kernels_are_named():

@@ -16,7 +16,7 @@ from trainpace.watch.inside.trail import BACKWARD, COMMUNICATION, Span, TrailWri
 from trainpace.watch.recording import read_recording
 
 SLOW = """
-    import os, sys, time
+    import gc, os, sys, time
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -48,6 +48,8 @@ SLOW = """
     with open(sys.argv[1] + os.environ["RANK"], "w") as file:
         file.write(repr(losses))
     dist.barrier()
+    del model, optimizer, loss, work  # else gloo's threads outlive the group, and may abort a process that ends
+    gc.collect()
     dist.destroy_process_group()
 """
 

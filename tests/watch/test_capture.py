@@ -12,10 +12,12 @@ from torch import nn
 
 from made_trails import read_trail
 from trainpace.errors import TrainpaceError
+from trainpace.records import load
 from trainpace.watch import read_recording, watch
-from trainpace.watch.inside.capture import Capture, _number_format, at_most
+from trainpace.watch.inside.capture import BETWEEN, Capture, _number_format, at_most
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TrailWriter
+from trainpace.workload import Workload
 
 NEEDS_ALARMS = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarms here")
 
@@ -134,3 +136,22 @@ def test_a_model_whose_tracing_does_not_end_does_not_keep_the_user_waiting(tmp_p
     assert rank.steps >= 2
     assert "tracing the model takes longer than 20 s" in rank.no_workload
     assert not (tmp_path / "recording" / "workload.json").exists()
+
+
+TOWERS = """
+import torch
+from torch import nn
+texts, images = nn.Linear(4, 8), nn.Linear(6, 8)
+optimizer = torch.optim.SGD([*texts.parameters(), *images.parameters()], 0.1)
+for step in range(5):
+    logits = texts(torch.rand(3, 4)) @ images(torch.rand(3, 6)).T
+    loss = nn.functional.cross_entropy(logits, torch.arange(3))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_product_between_modules_is_said_to_be_left_out(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TOWERS)
+    assert watch([sys.executable, str(path)], tmp_path / "recording") == 0
+    assert BETWEEN in load(tmp_path / "recording" / "workload.json", Workload).notes

@@ -18,6 +18,8 @@ import slurm_cluster
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
 
 DDP = """
+    import gc
+
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -31,6 +33,9 @@ DDP = """
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    dist.barrier()
+    del model, optimizer  # else gloo's threads outlive the group, and may abort a process that ends (pytorch/pytorch#190489)
+    gc.collect()
     dist.destroy_process_group()
 """
 

@@ -1,11 +1,9 @@
 """Changes that make a device's kernels shorter, or fewer."""
 
-import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from trainpace.diagnose.changes import Advice
-from trainpace.diagnose.device_shares import INTERRUPTIONS, kernels_ms
+from trainpace.diagnose.device_shares import kernels_ms, sets_the_pace
 from trainpace.diagnose.shares import Split
 from trainpace.units import format_number
 from trainpace.watch import Rank
@@ -13,8 +11,6 @@ from trainpace.watch import Rank
 FUSED = 0.4
 """Of the time of memory-bound kernels without the optimizer's, what torch.compile saves: on an H200 0.36 of a GPT's and 0.40 of a
 ResNet-50's (benchmarks/results/diagnose_gpu.md); on an H100 0.35 to 0.7 in three trainings (fitting/data)."""
-BUSY = 0.9
-"""A device that is busy in a smaller share of the step waits for the host, so that shorter kernels make no step shorter."""
 _INSTEAD = {
     "amp_bf16": (
         "autocast to bf16",
@@ -27,17 +23,11 @@ _INSTEAD = {
 }
 
 
-def _sets_the_pace(ranks: Sequence[Rank], split: Split) -> bool:
-    apart = math.fsum(split.by_cause[cause] for cause in INTERRUPTIONS)
-    busy = fmean(r.device_busy_ms or 0.0 for r in ranks)
-    return busy >= BUSY * (math.fsum(split.by_cause.values()) - apart)
-
-
 def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """For products in fp32: the same at the rate that a large one reaches here in another number format."""
     rank, computing = ranks[0], split.by_cause["compute"]
     products = min(kernels_ms(ranks).get("matrix", 0.0), computing)
-    if not products or not rank.flops or not _sets_the_pace(ranks, split):
+    if not products or not rank.flops or not sets_the_pace(ranks):
         return
     # convolutions may use TF32 where products do not, so that they are faster than a product is
     now = max(rank.matmul_gflops, rank.flops / (products * 1e6))
@@ -56,11 +46,8 @@ def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """torch.compile for kernels that only move data, where none of them is fused yet."""
     memory = kernels_ms(ranks).get("memory", 0.0) - split.by_cause["optimizer"]
     ceiling = min(memory, split.by_cause["compute"])
-    if (
-        ceiling <= 0
-        or not _sets_the_pace(ranks, split)
-        or any("triton_" in name for rank in ranks for name in rank.device_kernels_ms)
-    ):
+    fused = any("triton_" in name for rank in ranks for name in rank.device_kernels_ms)
+    if ceiling <= 0 or fused or not sets_the_pace(ranks):
         return
     yield Advice(
         cause="compute", title="torch.compile",

@@ -11,6 +11,8 @@ from trainpace.watch import Rank
 
 INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")
 """What interrupts training, and exchange between ranks."""
+BUSY = 0.9
+"""A device that is busy in a smaller share of the step is taken to wait for the host: a judgement that one training bore out."""
 LEAST_KIND = 0.02
 """A kind of kernels that takes less of the device's time is not named."""
 
@@ -67,6 +69,11 @@ def _uninterrupted_ms(rank: Rank) -> float:
     return math.fsum(ms for part, ms in rank.parts_ms.items() if part not in INTERRUPTIONS) or rank.step_ms
 
 
+def sets_the_pace(ranks: Sequence[Rank]) -> bool:
+    """Whether a device is busy, copies included, in nearly all of the step, so that shorter kernels make it shorter."""
+    return fmean(r.device_busy_ms or 0.0 for r in ranks) >= BUSY * fmean(map(_uninterrupted_ms, ranks))
+
+
 def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
     """How much of the step the device is busy, and with what kinds of kernels, as sentences; empty where nobody looked."""
     busy = [r.device_busy_ms for r in ranks if r.device_busy_ms is not None]
@@ -75,4 +82,5 @@ def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
     share = min(1.0, fmean(busy) / step_ms)
     by_kind = [(ms, KERNEL_KINDS[kind]) for kind, ms in kernels_ms(ranks).items() if ms >= LEAST_KIND * fmean(busy)]
     kinds = [f"{format_number(ms)} ms in {words}" for ms, words in sorted(by_kind, reverse=True)]
-    return [f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."]
+    words = f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."
+    return [words if sets_the_pace(ranks) else f"{words} The host sets the pace: faster kernels alone shorten no step."]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from trainpace.watch.inside.calls import MOST_CALLS, Call, Outputs, described, tensors_of
+from trainpace.watch.inside.calls import MOST_CALLS, Call, Derived, Outputs, described, tensors_of
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
 from trainpace.watch.inside.trials import size_of
@@ -24,6 +24,7 @@ WORKLOAD_FILE = "workload.json"
 OTHER_FORMS: Any = ("amp", "half")
 """Of which a model may lack one: what it makes itself may have another format than its weights."""
 ONE_BATCH = "It could be traced at the script's own batch of {} alone, and holds for no other."
+BETWEEN = "The step also computes something between its modules, which is not counted."
 _EVALUATES = (
     "the training's {} evaluates the loss several times a step; a step here is one evaluation and an update by SGD."
 )
@@ -278,7 +279,9 @@ class Capture:
 
     def notes(self) -> tuple[str, ...]:
         aside = " and ".join(self.aside)
-        return (f"The step also runs {aside} without gradients, which is not counted.",) if aside else ()
+        without_gradients = f"The step also runs {aside} without gradients, which is not counted."
+        between = any(isinstance(value, Derived) for call in self.calls for value in call.arguments)
+        return (*[without_gradients] * bool(aside), *[BETWEEN] * between)
 
     def make_batch(self, n: int) -> Any:
         return [n, *(call.made(n, self.batch_size) for call in self.calls)]
