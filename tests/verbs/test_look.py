@@ -195,10 +195,13 @@ def test_a_workload_of_one_batch_is_looked_for_at_that_batch(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_fits_a_screen(script):
-    trainpace = str(Path(sys.executable).with_name("trainpace"))
-    environment = {**os.environ, "COLUMNS": "80", "XDG_DATA_HOME": str(script.parent)}
-    done = subprocess.run([trainpace, "look", "--for", "1s", sys.executable, str(script), "--epochs", "90"],
-                          capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
+    bin_folder = Path(sys.executable).parent
+    path = os.pathsep.join([str(bin_folder), os.environ["PATH"]])
+    environment = {**os.environ, "COLUMNS": "80", "XDG_DATA_HOME": str(script.parent), "PATH": path}
+    # as it is typed, since a long path makes lines of its own
+    words = [str(bin_folder / "trainpace"), "look", "--for", "1s"]
+    command, own = ["python", script.name, "--epochs", "90"], {"cwd": script.parent, "env": environment}
+    done = subprocess.run([*words, *command], capture_output=True, text=True, timeout=120, **own)
     assert done.returncode == 0, done.stderr
     assert "The whole training (90 epochs, 11,520 steps) takes " in done.stdout
     assert "cheapest" in done.stdout
@@ -207,8 +210,7 @@ def test_the_command_line_fits_a_screen(script):
     lines = [line for line in unless_busy.splitlines() if str(script.parent) not in line]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
-    as_json = subprocess.run([trainpace, "look", "--json", "--for", "1s", sys.executable, str(script), "--epochs", "90"],
-                             capture_output=True, text=True, env=environment, timeout=120)  # fmt: skip
+    as_json = subprocess.run([*words, "--json", *command], capture_output=True, text=True, timeout=120, **own)
     assert json.loads(as_json.stdout)["length"]["steps"] == 11_520
 
 
