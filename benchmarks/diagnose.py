@@ -30,12 +30,11 @@ from cases import CASES, Case  # noqa: E402
 from truth import Truth, read_truth, truth_of  # noqa: E402
 
 from launch import environment as engines  # noqa: E402
-from launch import run  # noqa: E402
+from launch import in_turns, run  # noqa: E402
 
 TRIALS: dict[str, object] = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
 PAIRS = 12
 BARE_RUNS = 2
-VERDICTS = {"synchronisation": "logging"}
 PREDICTED: dict[str, str | tuple[str, float]] = {
     # what the fix of a case changes, in the words of the diagnosis: an advice's beginning, or a share of a cause
     "slow_decode": "prepare samples", "slow_augment": "prepare samples", "slow_collate": "prepare samples",
@@ -50,7 +49,7 @@ PREDICTED: dict[str, str | tuple[str, float]] = {
     "deepspeed_zero2": "exchange gradients once",
     "ddp_straggler": "repair straggler rank", "ddp_lengths": "repair straggler rank",
     "log_remote": ("logging", 49 / 50), "log_items": ("own_code", 49 / 50), "collect_garbage": ("own_code", 1.0),
-    "checkpoint_often": ("checkpoint", 1 - 5 / 50), "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
+    "checkpoint_often": ("checkpoint", 1 - 2 / 50), "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
     "evaluate_often": ("evaluation", 1 - 10 / 50), "hf_evaluate": ("evaluation", 1 - 10 / 40),
 }  # fmt: skip
 
@@ -125,7 +124,7 @@ def one_case(case: Case) -> Row:
     saved = None if fixed is None else step - fixed
     planted = truth.planted_ms if truth is not None and case.planted_ms else None
     return Row(
-        case, found.verdict, found.verdict in accepted_of(case), step, fixed, saved, foretold(case, recording, found), planted,
+        case, found.verdict, found.verdict in case.accepted, step, fixed, saved, foretold(case, recording, found), planted,
         None if planted is None else part_of(case, watched) - part_of(case, recorded(case, None, fixed=True)[0]), same,
     )  # fmt: skip
 
@@ -188,7 +187,7 @@ def crowded(only: list[str]) -> list[str]:
                 print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 lines.append(f"| {case.name} | {case.expected} | **no answer** | |")
                 continue
-            is_right = found.verdict in accepted_of(case)
+            is_right = found.verdict in case.accepted
             proved = next(s.proved for s in found.shares if s.cause == found.verdict)
             right, wrong = right + is_right, wrong + (proved and not is_right)
             said = found.verdict if is_right else f"**{found.verdict}**"
@@ -201,10 +200,6 @@ def crowded(only: list[str]) -> list[str]:
         f"verdict right in {right} of {tried} while one of {os.cpu_count()} cores is taken; wrong and proved: {wrong}"
     )
     return [head, "", *lines]
-
-
-def accepted_of(case: Case) -> set[str]:
-    return {VERDICTS.get(v, v) for v in (case.expected, *case.also_accepted)}
 
 
 _ENCODER = """
@@ -257,7 +252,7 @@ def pairs(encoder: bool) -> list[tuple[list[Any], list[Any]]]:
         script.write_text(_ENCODER)
         for i in range(PAIRS):
             pair = {}
-            for which in ("bare", "watched") if i % 2 else ("watched", "bare"):
+            for which in in_turns(i):
                 target, trails = Path(folder) / f"{which}-{i}", Path(folder) / f"trails-{i}"
                 env = {
                     **os.environ,

@@ -28,12 +28,11 @@ sys.path.insert(0, str(HERE / "planted"))
 from cases import GPU_CASES, Case  # noqa: E402
 from truth import read_truth  # noqa: E402
 
-from launch import run  # noqa: E402
+from launch import in_turns, run  # noqa: E402
 
 WATCHED = ("gpu_compute", "gpu_launch", "gpu_lightning")
 TRUTH_STEPS = ("--steps", "60")
 OVERHEAD_PAIRS = 4
-VERDICTS = {"synchronisation": "logging"}
 FORETOLD = {
     # a case's fix: words in the title of its advice, or a cause that it takes away
     "gpu_fp32": "bf16", "gpu_launch": "launch", "gpu_adamw": "(fused)", "gpu_checkpoint": "checkpoint",
@@ -149,7 +148,7 @@ def overhead(folder: Path, cases: list[Case]) -> Any:
         for name, wide in (("launch-bound", 64), ("GPU-bound", 4096)):
             for pair in range(OVERHEAD_PAIRS):
                 row: dict[str, Any] = {"step": name, "pair": pair}
-                for way in ("bare", "watched") if pair % 2 else ("watched", "bare"):
+                for way in in_turns(pair):
                     times = Path(work, f"{name}-{pair}-{way}")
                     env = {**os.environ, "WIDE": str(wide), "TIMES": str(times)}
                     before = (*TRAINPACE, "watch", "--output", f"{times}.recording", "--") if way == "watched" else ()
@@ -169,7 +168,7 @@ def table(folder: Path) -> str:
         found, truth = last["diagnose", case.name], last.get(("truth", case.name), {})
         answer = read_again(folder / "recordings" / case.name) or found["answer"]
         said = answer["verdict"] if answer else "no answer"
-        is_right = said in {VERDICTS.get(v, v) for v in (case.expected, *case.also_accepted)}
+        is_right = said in case.accepted
         right += is_right
         bare, fixed = ((truth.get(way) or {}).get("mean_ms") for way in ("bare", "fixed"))
         step = answer["step_ms"] if answer else None

@@ -27,6 +27,10 @@ Verdict = Literal[
 Part = Literal["data", "forward", "logging", "none"]
 
 
+SAYS = {"synchronisation": "logging"}
+"""Causes that the diagnosis calls by the name of a wider one."""
+
+
 class Case(Record, kw_only=True):
     """One script and the truth about it.
 
@@ -50,6 +54,16 @@ class Case(Record, kw_only=True):
     part: Part = "none"
     planted_rank: int = 0
     gpu: bool = False
+
+    @property
+    def accepted(self) -> frozenset[str]:
+        """The verdicts of the diagnosis that are right."""
+        return frozenset(SAYS.get(v, v) for v in (self.expected, *self.also_accepted))
+
+    @property
+    def timeout_s(self) -> float:
+        """Longer where kernels are compiled first."""
+        return 120.0 if self.gpu else 60.0
 
     def argv(self, *, fixed: bool = False) -> tuple[str, ...]:
         """The script and its arguments, without python or torchrun."""

@@ -19,7 +19,6 @@ from cases import Case
 from trainpace.records import Record
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120
 GRACE_S = 3.0
 
 
@@ -83,18 +82,23 @@ def run(
             (*(hosts[node].prefix if hosts else ()), *before, *command(case, fixed=fixed, hosts=hosts, node=node))
             for node in range(len(hosts) or 1)
         ]
-        return together(commands, whole)
+        return together(commands, whole, case.timeout_s)
 
 
-def together(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Outcome:
-    """Runs the commands side by side to their end; those left after TIMEOUT_S are ended."""
+def in_turns(pair: int) -> tuple[str, str]:
+    """The order of the two runs of a pair: what slows down the first of two must not always be with the same one."""
+    return ("bare", "watched") if pair % 2 else ("watched", "bare")
+
+
+def together(commands: Sequence[Sequence[str]], env: Mapping[str, str], timeout_s: float) -> Outcome:
+    """Runs the commands side by side to their end; those left after `timeout_s` are ended."""
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         started = [
             subprocess.Popen(words, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
             for words, output in zip(commands, outputs, strict=True)
         ]
-        end, late = time.monotonic() + TIMEOUT_S, False
+        end, late = time.monotonic() + timeout_s, False
         try:
             while any(process.poll() is None for process in started) and not late:
                 time.sleep(0.05)

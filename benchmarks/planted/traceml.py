@@ -49,7 +49,7 @@ def traceml_says(case: Case) -> Said:
             words = [*run, *ranks, script, *(["--args", *args] if args else [])]
         else:
             words = [*run, *ranks, str(WRAPPER), "--args", script, *args]
-        outcome = together([words], env)
+        outcome = together([words], env, case.timeout_s)
         summaries = list(Path(folder).rglob("final_summary.json"))
         # A script that failed is no verdict of TraceML's: only a finished training counts.
         if not summaries or len(list(Path(folder).glob("losses*"))) != case.ranks:

@@ -68,6 +68,16 @@ def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
     assert d.why[1].endswith("The host sets the pace: faster kernels alone shorten no step.")
 
 
+def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
+    """Kernels that exchange are in no busy time, so that a rank which waits for another looks idle."""
+    seen = {"forward": 50, "backward": 50, "device_busy_ms": 60.0, "device_kernels_ms": COMPUTES, "world_size": 2}
+    rates = {"flops": 3e12, "matmul_gflops": 50_000.0, "other_gflops": {"amp_bf16": 800_000.0}}
+    d = diagnose(recording(*(rank(number=i, **seen, **rates) for i in range(2))))
+    assert d.why[1].startswith("The device is busy in 60% of the step")
+    assert d.why[1].endswith("The exchange between ranks is not counted in that.")
+    assert {"autocast to bf16", "torch.compile"} <= changes(d).keys()
+
+
 def test_kinds_of_kernels_are_named():
     d = diagnose(recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES)))
     assert d.why[1] == (

@@ -54,7 +54,23 @@ def steps_of(recorder):
 
 
 def spend(recorder, clock, part, ns):
-    depth = recorder.enter(part)
+    _spend(recorder, clock, recorder.enter(part), ns)
+
+
+def fetch(recorder, clock, ns):
+    _spend(recorder, clock, recorder.enters_batch(DATA), ns)
+
+
+def train(recorder, clock, ns):
+    _spend(recorder, clock, recorder.enters_training(), ns)
+
+
+def evaluate(recorder, clock, ns):
+    recorder.begins_evaluation()
+    spend(recorder, clock, FORWARD, ns)
+
+
+def _spend(recorder, clock, depth, ns):
     clock.now += ns
     recorder.leave(depth, "x")
 
@@ -87,13 +103,15 @@ def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
             elif what == 1:
                 r.leave(depths.pop(), "x")
             elif what == 2:
-                r.begins_batch()
+                depths.append(r.enters_batch(DATA))
             elif part % 3 == 2:
                 r.begins_undecided(with_gradients=part % 2 == 0)
                 clock.now += ns
                 r.ends_forward()
+            elif part % 3 == 0:
+                r.begins_evaluation()
             else:
-                r.begins_forward(part % 3 == 0)
+                depths.append(r.enters_training())
             clock.now += ns
         r.ends_step()
         clock.now += 11
@@ -117,12 +135,10 @@ def test_an_exception_leaves_nothing_behind(tmp_path, clock):
 
 def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
     r = recorder(tmp_path)
-    for evaluating, fetch in ((False, 10), (True, 20), (True, 20), (False, 10)):
-        r.begins_batch()
-        spend(r, clock, DATA, fetch)
+    for evaluating, fetching in ((False, 10), (True, 20), (True, 20), (False, 10)):
+        fetch(r, clock, fetching)
         clock.now += 1  # the script's own code between
-        r.begins_forward(evaluating)
-        spend(r, clock, FORWARD, 100)
+        (evaluate if evaluating else train)(r, clock, 100)
     r.ends_step()
     (step,) = steps_of(r)
     assert step.parts_ns[EVALUATION] == 2 * 121
@@ -142,12 +158,10 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
     r.ends_forward()
     spend(r, clock, LOGGING, 7)
     if follows == "training":
-        r.begins_forward(False)
-        spend(r, clock, FORWARD, 10)
+        train(r, clock, 10)
         r.ends_forward()
     elif follows == "a batch":
-        r.begins_batch()
-        spend(r, clock, DATA, 10)
+        fetch(r, clock, 10)
     else:
         r.decides(False)
         spend(r, clock, BACKWARD, 10)
@@ -165,11 +179,9 @@ def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_p
     """As of self-distillation, under accumulation: the next batch makes no evaluation of what a backward pass has used."""
     r = recorder(tmp_path)
     for _ in range(2):
-        r.begins_batch()
-        spend(r, clock, DATA, 20)
+        fetch(r, clock, 20)
         r.fetched_samples += 8
-        r.begins_forward(False)
-        spend(r, clock, FORWARD, 100)
+        train(r, clock, 100)
         r.ends_forward()
         r.begins_undecided(with_gradients=False)
         spend(r, clock, FORWARD, 50)
@@ -186,13 +198,11 @@ def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
     """As of a graph network, which trains on all of its data at once and is evaluated after each step."""
     r = recorder(tmp_path)
     for _ in range(2):
-        r.begins_forward(False)
-        spend(r, clock, FORWARD, 10)
+        train(r, clock, 10)
         r.ends_forward()
         spend(r, clock, BACKWARD, 20)
         r.ends_step()
-        r.begins_forward(True)
-        spend(r, clock, FORWARD, 7)
+        evaluate(r, clock, 7)
         r.ends_forward()
         clock.now += 3
     first, second = ({PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} for step in steps_of(r))
@@ -256,14 +266,12 @@ def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, c
 def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
     r = recorder(tmp_path)
     for _ in range(2):
-        r.begins_batch()
-        spend(r, clock, DATA, 20)
+        fetch(r, clock, 20)
         r.fetched_samples += 8
         r.begins_undecided(with_gradients=False)
         spend(r, clock, FORWARD, 30)
         r.ends_forward()
-        r.begins_forward(False)
-        spend(r, clock, FORWARD, 100)
+        train(r, clock, 100)
         r.ends_step()
     for step in steps_of(r):
         assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 130, 0)
@@ -273,14 +281,13 @@ def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
 def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clock):
     r = recorder(tmp_path)
     for evaluating in (True, True, False):
-        r.begins_batch()
-        spend(r, clock, DATA, 20)
+        fetch(r, clock, 20)
         r.fetched_samples += 8
         if evaluating:
             r.begins_undecided(with_gradients=False)
+            spend(r, clock, FORWARD, 100)
         else:
-            r.begins_forward(False)
-        spend(r, clock, FORWARD, 100)
+            train(r, clock, 100)
         r.ends_forward()
         clock.now += 5
     r.ends_step()

@@ -10,7 +10,8 @@ from trainpace.watch import Rank
 
 FUSED = 0.4
 """Of the time of memory-bound kernels without the optimizer's, what torch.compile saves: on an H200 0.36 of a GPT's and 0.40 of a
-ResNet-50's (benchmarks/results/diagnose_gpu.md); on an H100 0.35 to 0.7 in three trainings (fitting/data)."""
+ResNet-50's (benchmarks/results/diagnose_gpu.md); on an H100 0.35 to 0.7 in three trainings, the optimizers' kernels included
+(fitting/data)."""
 _INSTEAD = {
     "amp_bf16": (
         "autocast to bf16",

@@ -1,7 +1,7 @@
 """A step's causes where a device computes beside the host that only launches, and what its kernels do."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -32,9 +32,8 @@ def beside_a_device(
     waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
-    copies = (
-        copies_ms * computing / busy_ms if busy_ms else 0.0
-    )  # the step that was recorded may be longer than the mean one
+    # the step that was recorded may be longer than the mean one
+    copies = copies_ms * computing / busy_ms if busy_ms else 0.0
     lost = step - max(computing, step - waiting)
     left = step - computing - lost
     by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in INTERRUPTIONS}
@@ -56,12 +55,12 @@ def beside_a_device(
 def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
     """Milliseconds of a mean step by kind of kernel (KERNEL_KINDS), the mean of these ranks; empty where none were recorded."""
     seen = [rank for rank in ranks if rank.device_kernels_ms and rank.device_busy_ms]
-    by_kind: Counter[str] = Counter()
+    by_kind: defaultdict[str, float] = defaultdict(float)
     for rank in seen:
         assert rank.device_busy_ms is not None
         longer = max(1.0, rank.device_busy_ms / _uninterrupted_ms(rank))
         for name, ms in rank.device_kernels_ms.items():
-            by_kind[kind_of(name)] += ms / longer  # type: ignore[assignment]
+            by_kind[kind_of(name)] += ms / longer
     return {kind: by_kind[kind] / len(seen) for kind in KERNEL_KINDS} if seen else {}
 
 
@@ -70,8 +69,16 @@ def _uninterrupted_ms(rank: Rank) -> float:
 
 
 def sets_the_pace(ranks: Sequence[Rank]) -> bool:
-    """Whether a device is busy, copies included, in nearly all of the step, so that shorter kernels make it shorter."""
-    return fmean(r.device_busy_ms or 0.0 for r in ranks) >= BUSY * fmean(map(_uninterrupted_ms, ranks))
+    """Whether a device is busy, copies included, in nearly all of the step, so that shorter kernels make it shorter.
+
+    Several ranks are taken to be: their devices also wait for each other, and kernels that exchange are in no busy time.
+    """
+    busy_ms = fmean(r.device_busy_ms or 0.0 for r in ranks)
+    return _exchange(ranks) or busy_ms >= BUSY * fmean(map(_uninterrupted_ms, ranks))
+
+
+def _exchange(ranks: Sequence[Rank]) -> bool:
+    return ranks[0].world_size > 1
 
 
 def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
@@ -83,4 +90,8 @@ def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
     by_kind = [(ms, KERNEL_KINDS[kind]) for kind, ms in kernels_ms(ranks).items() if ms >= LEAST_KIND * fmean(busy)]
     kinds = [f"{format_number(ms)} ms in {words}" for ms, words in sorted(by_kind, reverse=True)]
     words = f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."
-    return [words if sets_the_pace(ranks) else f"{words} The host sets the pace: faster kernels alone shorten no step."]
+    if _exchange(ranks):
+        words += " The exchange between ranks is not counted in that."
+    elif not sets_the_pace(ranks):
+        words += " The host sets the pace: faster kernels alone shorten no step."
+    return [words]

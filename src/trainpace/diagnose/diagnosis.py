@@ -165,7 +165,8 @@ def _why(
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
-    return lines + [f"{line.share:.0%} of that was seen at {place}." for line, place in zip(seen, places, strict=True)]
+    shares = (f"{line.share:.0%} of the verdict's time" for line in seen)
+    return lines + [f"{share} was seen at {place}." for share, place in zip(shares, places, strict=True)]
 
 
 def workers_beside(ranks: Sequence[Rank]) -> str:

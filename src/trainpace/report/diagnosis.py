@@ -25,6 +25,7 @@ _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch", "batch_on_device": "the batch on the device already",
 }  # fmt: skip
+PROVED = "an intervention took the cause away, or measured it by itself, while the training ran"
 NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
 
@@ -37,7 +38,8 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
-        roof = f" It runs at {percent(d.share_of_roof)} of the FLOP/s that a large matrix multiplication reaches here."
+        rate = percent(d.share_of_roof)
+        roof = f" While computing it reaches {rate} of the FLOP/s of a large matrix product in its number format here."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
@@ -45,6 +47,8 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
     ]  # fmt: skip
     causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, 8))
     print_table(causes, rows)
+    with in_details("what proved means"):
+        print_lines(f"Proved: {PROVED}.")
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in (*d.warnings, *notes)))
     if d.advice:
         columns = [
@@ -61,7 +65,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
         for a in d.not_worth:
             epoch = d.seconds_an_epoch(a.saves_ms)
             saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
-            print_lines(f"Not worth it: {a.title} saves {saved}.")
+            print_lines(f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
     if again:
@@ -138,5 +142,4 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
 
 
 def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
-    proved = "Proved: an intervention removed the cause, and the step became shorter by this much."
-    return [shares_chart(d.shares, d.verdict, proved), ranks_chart(d.together), proofs_chart(d)]
+    return [shares_chart(d.shares, d.verdict, f"Proved: {PROVED}."), ranks_chart(d.together), proofs_chart(d)]

@@ -242,13 +242,12 @@ def _loader(module: Any, recorder: Recorder) -> None:
     def next_batch(self: Any) -> Any:
         if get_ident() != recorder.thread:
             return plain_next(self)
-        recorder.begins_batch()
         first = not self.__dict__.get("_trainpace_begun", False)
         if first:
             self._trainpace_begun = True
-        depth = recorder.enter(LOADER_START if first and self._num_workers else DATA)
+        depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
         try:
-            batch = trials.batch(recorder, self, plain_next)
+            batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
             recorder.fetched_samples += trials.size_of(batch)
             recorder.fetched_from = self.__dict__.get("_trainpace_loader", 0)
             return batch
@@ -263,8 +262,11 @@ def _loader(module: Any, recorder: Recorder) -> None:
             if self not in seen:
                 seen.add(self)
                 _note_loader(recorder, self)
-        recorder.begins_batch()
-        started = recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
+        depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
+        try:
+            started = plain_iter(self)
+        finally:
+            recorder.leave(depth, "start of the loader")
         with contextlib.suppress(Exception):  # an iterator of the user's own kind
             started._trainpace_loader = id(self)
         return started
@@ -307,9 +309,11 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
 
     @functools.wraps(fetch)
     def timed(self: Any, indices: Any) -> Any:
+        if not recorder.spans_on and get_ident() == recorder.thread:  # of no worker
+            return fetch(self, indices)
         data = sys.modules.get("torch.utils.data")
         worker = data.get_worker_info() if data is not None else None
-        if worker is None and not (recorder.spans_on and get_ident() == recorder.thread):
+        if worker is None and get_ident() != recorder.thread:
             return fetch(self, indices)
         collating = self.__dict__.get("_trainpace_collating")
         if collating is None:

@@ -8,12 +8,12 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.recorder import SPANS_AGAIN_EVERY, SPANS_FOR_STEPS, Recorder, now_ns
 from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 
 LONGEST_LAUNCH_NS = 20_000
@@ -85,9 +85,9 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     def end() -> None:
         if measured is None or (work := measured()) is None:
             return
-        kernels: Counter[str] = Counter()
+        kernels: defaultdict[str, float] = defaultdict(float)
         for name, ms in work.kernels_ms.items():
-            kernels[name[:LONGEST_NAME]] += ms  # type: ignore[assignment]
+            kernels[name[:LONGEST_NAME]] += ms
         note = {"device_busy_ms": work.busy_ms, "device_copies_ms": work.copies_ms, "device_kernels_ms": kernels}
         recorder.trail.note(note)
 
@@ -270,7 +270,7 @@ class Sampler:
             thread = (self._recorder.thread,)
             self._looker = threading.Thread(target=self._run, args=thread, name="trainpace-sampler", daemon=True)
             self._looker.start()
-        elif step.number in (25, 100) or step.number % 1000 == 0:
+        elif step.number in (25, SPANS_FOR_STEPS - 1) or step.number % SPANS_AGAIN_EVERY == 0:
             self._recorder.trail.note({"samples": self.counts()})
 
     def stop(self) -> None:

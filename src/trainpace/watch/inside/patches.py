@@ -96,19 +96,22 @@ class _Calls:
         torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
         recorder.after_step.append(self.narrow)
 
-    def charged(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling, recorder = self.is_compiling, self.recorder
+    def charged(self, original: Callable[..., Any] | None) -> Callable[..., Any]:
+        """A class's __call__; without an own one, what nn.Module's is by then, which torch.fx changes while it traces."""
+        is_compiling, recorder, every = self.is_compiling, self.recorder, self.torch.nn.Module
 
-        @functools.wraps(original)
+        @functools.wraps(original or self.plain)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            run = original or every.__call__
             if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part in _NOT_THE_MODELS:
-                return original(module, *args, **kwargs)
+                return run(module, *args, **kwargs)
             self.inside = True
-            with _whatever_happens:
-                self.begins(module, args, kwargs)
-            depth = recorder.enter(FORWARD)
+            # no function of ours that can be left out, as each is far from the processor by now
+            usual = id(module) in self.usual and module.training and not recorder.spans_on
+            usual = usual and self.torch.is_grad_enabled()
+            depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
             try:
-                output = original(module, *args, **kwargs)
+                output = run(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
                     recorder.capture.attempt(recorder.capture.after, output)
                 return output
@@ -119,11 +122,16 @@ class _Calls:
 
         return call
 
-    def begins(self, module: Any, args: Any, kwargs: Any) -> None:
+    def enters(self, module: Any, args: Any, kwargs: Any) -> int:
+        """Begin a call of which something may have to be noted; returns the depth for `leave`."""
+        trains = False
+        with _whatever_happens:
+            trains = self._trains(module, args, kwargs)
+        return self.recorder.enters_training() if trains else self.recorder.enter(FORWARD)
+
+    def _trains(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Note what is new about a call; whether it trains. Others are known to the recorder then as what they are."""
         recorder = self.recorder
-        if id(module) in self.usual and module.training and not recorder.spans_on and self.torch.is_grad_enabled():
-            recorder.begins_forward(False)
-            return
         self.classes.add(type(module))
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
@@ -141,16 +149,17 @@ class _Calls:
                         _note_model(recorder, module, model)
                 if not self.updates.watches:
                     self.usual.add(id(module))
-                recorder.begins_forward(False)
-            elif id(model) in self.trained:
+                return True
+            if id(model) in self.trained:
                 recorder.begins_undecided(with_gradients=True)
-            return
+            return False
         if recorder.steps == CAPTURED_IN_STEP:
             recorder.capture.attempt(recorder.capture.without_gradients, core(module))
         if id(core(module)) in self.trained and module.training:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
-            recorder.begins_forward(True)
+            recorder.begins_evaluation()
+        return False
 
     def losses(self, functional: Any) -> None:
         """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
@@ -191,14 +200,9 @@ class _Calls:
         every: Any = self.torch.nn.Module
         if every.__call__ is self.watching:  # else it is the script's own by now
             every.__call__ = self.plain
-
-        @functools.wraps(self.plain)
-        def whatever_it_is_then(module: Any, *args: Any, **kwargs: Any) -> Any:
-            return every.__call__(module, *args, **kwargs)  # torch.fx changes it while it traces
-
         for kind in self.classes:
             own = kind.__call__
-            setattr(kind, "__call__", self.charged(whatever_it_is_then if own is every.__call__ else own))  # noqa: B010
+            setattr(kind, "__call__", self.charged(None if own is every.__call__ else own))  # noqa: B010
         self.recorder.after_step.remove(self.narrow)
 
 
@@ -211,14 +215,22 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
 
 
 def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
-    charged = _seen(recorder.wraps(among.Gradients(recorder).within(backward), BACKWARD, "backward"), recorder, updates)
+    elsewhere, exchanging = recorder.wraps(backward, BACKWARD, "backward"), among.Gradients(recorder).within(backward)
 
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder.micro_steps += 1
-        if recorder.steps == CAPTURED_IN_STEP and get_ident() == recorder.thread and not _in_autograd():
+        if get_ident() != recorder.thread:
+            return elsewhere(*args, **kwargs)
+        if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
             recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
-        return charged(*args, **kwargs)
+        if recorder.undecided or recorder.optimizer is None:
+            _tells(recorder, updates, args, kwargs)
+        depth = recorder.enter(BACKWARD)
+        try:
+            return backward(*args, **kwargs) if recorder.exchanges is None else exchanging(*args, **kwargs)
+        finally:
+            recorder.leave(depth, "backward")
 
     return call
 
@@ -229,29 +241,25 @@ def _in_autograd() -> bool:
 
 
 def _by_hand(recorder: Recorder, gradients: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
-    charged = _seen(recorder.wraps(gradients, BACKWARD, "autograd.grad"), recorder, updates)
+    charged = recorder.wraps(gradients, BACKWARD, "autograd.grad")
 
     @functools.wraps(gradients)
     def call(*args: Any, **kwargs: Any) -> Any:
         if recorder.steps == CAPTURED_IN_STEP and recorder.part != FORWARD and not _in_autograd():
             recorder.capture.attempt(lambda: recorder.capture.by_hand(*args, **kwargs))
+        if get_ident() == recorder.thread:
+            _tells(recorder, updates, args, kwargs)
         return charged(*args, **kwargs)
 
     return call
 
 
-def _seen(gradients: Callable[..., Any], recorder: Recorder, updates: Updates) -> Callable[..., Any]:
-    """A function that computes gradients, of which trainings without an optimizer are told."""
-
-    @functools.wraps(gradients)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if updates.watches and recorder.part != BACKWARD and get_ident() == recorder.thread:
-            updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
-        if get_ident() == recorder.thread:
-            recorder.decides(False)
-        return gradients(*args, **kwargs)
-
-    return call
+def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None:
+    """Before gradients are computed: tell those that wait for that, which is any call that is undecided, and trainings without an
+    optimizer."""
+    if updates.watches and recorder.part != BACKWARD:
+        updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
+    recorder.decides(False)
 
 
 # ---- optimizers
@@ -311,16 +319,12 @@ class _Optimizers:
                 if self.stepped[id(optimizer)] >= ANOTHER_STAGE:
                     self.first = weakref.ref(optimizer)
                 if self.first() is optimizer:
-                    self.counts()
+                    if len(self.stepped) > self.most:
+                        self.most = len(self.stepped)
+                        recorder.trail.note({"optimizers": self.most})
+                    self.stepped.clear()
                     recorder.ends_step()
                 break
-
-    def counts(self) -> None:
-        """How many optimizers took part in the step that ends."""
-        if len(self.stepped) > self.most:
-            self.most = len(self.stepped)
-            self.recorder.trail.note({"optimizers": self.most})
-        self.stepped.clear()
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:

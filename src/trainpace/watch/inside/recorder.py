@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, OTHER, PARTS, TRAINPACE, Step, TrailWriter
+from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, Step, TrailWriter
 
 now_ns = time.perf_counter_ns
 get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
 ASK_ALLOCATOR_NS, ASK_FIRST_STEPS = 100_000_000, 3
-"""An allocator is asked after each of the first steps, and then now and then: its answer takes longer than all else of a step."""
+"""An allocator is asked after each of the first steps, and then now and then: its answer seems to take longer than all else of a
+step, as watching cost 430 us of a step on an H200 where it was asked twice, and 87 us of a larger one where it was not."""
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
 """Spans are kept for the first steps and periodically later; the totals of every step are kept."""
@@ -51,7 +52,7 @@ class Recorder:
         self.capture: Any = None
         self.step_is_the_engines = False
         self.compiled = self.skips_sync = False
-        self.exchanges: Callable[[], bool] = lambda: False
+        self.exchanges: Callable[[], bool] | None = None
         self.before_end: Callable[[], None] = lambda: None
         self.note_written: Callable[[], None] = lambda: None
         self.peak_allocated_gib: Callable[[], float | None] | None = None
@@ -60,6 +61,9 @@ class Recorder:
         self._allocator_says: tuple[float, int] = (0.0, 0)
         self._allocator_asked = 0
         self.after_step: list[Callable[[Step], None]] = []
+        """Called after every step. Each costs more than it seems: after a step nothing of ours is in the processor's caches."""
+        self.after_kept_step: list[Callable[[Step], None]] = []
+        """Called after a step of which spans are kept."""
         self.fetched_from = 0
         self.training_loaders: set[int] = set()
         """The loaders, by their id, of which a batch was trained on."""
@@ -76,7 +80,7 @@ class Recorder:
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
         self._evaluating = self._evaluating_before = False
-        self._undecided = self._bears_backward = False
+        self.undecided = self._bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
         self._settled = self._held_until = self._mark
         self._evaluation_start: int | None = None
@@ -98,7 +102,7 @@ class Recorder:
 
         self.after_step.append(callback)
 
-    # ---- spans; what follows runs some ten times a step, so that _charge is written out in it
+    # ---- spans; what follows runs some ten times a step, so that _charge is written out in it, and calls are few
 
     def enter(self, part: int) -> int:
         """Begin a part on the training thread; returns the depth for `leave`."""
@@ -158,21 +162,32 @@ class Recorder:
 
     # ---- what belongs to an evaluation is known only once the model is called
 
-    def begins_batch(self) -> None:
-        """Begin to fetch a batch, for training or for an evaluation."""
-        self._charge()
-        if self._undecided:
+    def enters_batch(self, part: int) -> int:
+        """Begin to fetch a batch, for training or for an evaluation, as `part`; returns the depth for `leave`."""
+        depth = self.enter(part)
+        if self.undecided:
             self.fetched_samples = 0
-        self.decides(True)
+            self.decides(True)
         self._settle()
+        return depth
 
-    def begins_forward(self, evaluating: bool) -> None:
-        """Begin a call of the trained model: the fetch before it counts as training or evaluation as the call does."""
-        self._charge()
-        self.decides(evaluating or self._bears_backward)
-        self._evaluating = evaluating
-        if not evaluating:
+    def enters_training(self) -> int:
+        """Begin a call of the trained model for training: the fetch before it counts as training too. Returns the depth for
+        `leave`."""
+        depth = self.enter(FORWARD)
+        if self.undecided:
+            self.decides(self._bears_backward)
+        self._evaluating = False
+        if self.fetched_samples:
             self._takes_samples()
+        self._settle()
+        return depth
+
+    def begins_evaluation(self) -> None:
+        """Begin a call of the trained model in an evaluation: the fetch before it counts as evaluation too."""
+        self._charge()
+        self.decides(True)
+        self._evaluating = True
         self.fetched_samples = 0
         self._settle()
 
@@ -186,17 +201,17 @@ class Recorder:
         self._charge()
         if self._bears_backward:
             self.decides(True)
-        if not self._undecided:
+        if not self.undecided:
             if not self.fetched_samples:
                 self._settle()
             self._held_until = self._settled
-        self._undecided, self._bears_backward = True, with_gradients
+        self.undecided, self._bears_backward = True, with_gradients
 
     def decides(self, evaluates: bool) -> None:
         """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
-        if not self._undecided:
+        if not self.undecided:
             return
-        self._undecided = self._bears_backward = False
+        self.undecided = self._bears_backward = False
         self._evaluating = evaluates
         if not evaluates:
             self._takes_samples()
@@ -214,7 +229,7 @@ class Recorder:
 
     def ends_forward(self) -> None:
         """End a call of the trained model: that of an evaluation counts as such, also where training follows without a batch."""
-        if self._undecided:
+        if self.undecided:
             for part, ns in self._pending.items():
                 self._held[part] += ns
             self._pending.clear()
@@ -252,7 +267,8 @@ class Recorder:
 
     def ends_step(self) -> None:
         now = self._charge()
-        self.decides(False)
+        if self.undecided:
+            self.decides(False)
         self._evaluating = False
         self._settle()
         if self.allocator is not None and (
@@ -268,16 +284,23 @@ class Recorder:
         self._step_start = now
         self.steps += 1
         self.micro_steps = self.samples = 0
+        kept = self.spans_on
         self.spans_on = self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
         part, self.part = self.part, TRAINPACE
-        for callback in tuple(self.after_step):
-            try:
-                callback(step)
-            except Exception as error:  # the script must go on
-                self.after_step.remove(callback)
-                warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
+        if kept:
+            self._calls(self.after_kept_step, step)
+        if self.after_step:
+            self._calls(self.after_step, step)
         if now - self._flushed > FLUSH_NS:
             self.trail.flush()
             self._flushed = now
         self._settled = self._charge()
         self.part = part
+
+    def _calls(self, callbacks: list[Callable[[Step], None]], step: Step) -> None:
+        for callback in tuple(callbacks):
+            try:
+                callback(step)
+            except Exception as error:  # the script must go on
+                callbacks.remove(callback)
+                warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")

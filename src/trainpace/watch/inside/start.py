@@ -59,10 +59,10 @@ def on_torch(torch: ModuleType) -> None:
         recorder.losses = Losses(torch, recorder)
     patches.install(torch, recorder)
     sampler = Sampler(recorder)
-    recorder.after_step.append(sampler.at_step)
+    recorder.after_kept_step.append(sampler.at_step)
     recorder.once(0, lambda: lengths.note(recorder))
     recorder.once(0, lambda: _note_rank(recorder))
-    recorder.after_step.append(partial(among.note, recorder))
+    recorder.after_kept_step.append(partial(among.note, recorder))
     recorder.once(cores.SETTLED_STEP, lambda: _begin_counting_cores(recorder))
     for number in (20, 100, 500):
         recorder.once(number, lambda: engines.note_ddp(recorder))

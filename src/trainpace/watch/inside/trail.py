@@ -96,7 +96,8 @@ class TrailWriter:
         self.flush()
 
     def step(self, step: Step) -> None:
-        self._append(_STEP.pack(b"S", *step[:8], *step.parts_ns))
+        if self._file >= 0:
+            self._waiting.append(_STEP.pack(b"S", *step[:8], *step.parts_ns))
 
     def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append a span; each name is written once and then referred to by number."""

@@ -282,10 +282,8 @@ def end(recorder: Recorder, with_workload: bool = False) -> None:
 
 
 def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any:
-    """The loader's next batch, or under a trial the remembered one."""
+    """The loader's next batch, or under one of the recorder's trials the remembered one."""
     trials = recorder.trials
-    if trials is None:
-        return fetch(iterator)
     if trials.gives(iterator):
         key = id(iterator._dataset)
         _, remembered, size = trials.remembered[key]
@@ -311,7 +309,10 @@ def size_of(batch: Any, deep: int = 3) -> int:
 
 def _size_of(batch: Any, deep: int) -> int:
     if type(batch) in (list, tuple):  # the most usual first: this is asked in every step
-        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0) if deep else 0
+        for part in batch if deep else ():
+            if n := _size_of(part, deep - 1):
+                return n
+        return 0
     shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
