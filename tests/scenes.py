@@ -160,7 +160,7 @@ def diagnosed():
         verdict="data", why=("86 % of a step (17.2 of 20 ms) goes into waiting for data.",), step_ms=20.0, step_ms_low=19.6,
         step_ms_high=20.4, shares=(share("data", 17.2), share("compute", 1.5), share("launch", 0.8), share("own_code", 0.5, False)),
         proofs=(proof,), advice=(advice,), not_worth=(replace(advice, title="SGD(fused)", saves_ms=0.01),), steps_per_epoch=1000.0,
-        epochs=90.0, share_of_roof=None,
+        epochs=90.0, job_steps=90_000.0, share_of_roof=None,
     )  # fmt: skip
     diagnosis.print_diagnosis(found, "recordings/train-20261121")
 

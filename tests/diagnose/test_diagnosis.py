@@ -140,8 +140,28 @@ def test_on_a_crowded_machine_the_quickest_block_may_be_the_step():
 
 def test_where_the_length_of_the_job_is_from():
     by = StatedLength(30, None, "epochs = 30 in train.py")
-    assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).epochs_by == "epochs = 30 in train.py"
-    assert diagnose(recording(rank(forward=10, stated=by, loader=loader())), epochs=2).epochs_by == ""
+    assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).job_by == "epochs = 30 in train.py"
+    assert diagnose(recording(rank(forward=10, stated=by, loader=loader())), epochs=2).job_by == ""
+
+
+def test_the_steps_of_the_job():
+    steps, epochs = StatedLength(None, 500, "--max-steps 500"), StatedLength(30, None, "epochs = 30 in train.py")
+    by_steps = diagnose(recording(rank(forward=10, stated=steps, loader=loader())))
+    assert (by_steps.job_steps, by_steps.epochs, by_steps.seconds_a_job(2.0)) == (500, 5, 1.0)
+    assert diagnose(recording(rank(forward=10, stated=steps))).job_steps == 500  # a stream, whose epochs have no length
+    assert diagnose(recording(rank(forward=10, stated=epochs, loader=loader()))).job_steps == 3000
+    assert diagnose(recording(rank(forward=10, stated=epochs))).job_steps is None
+    assert diagnose(recording(rank(forward=10, stated=steps, loader=loader())), epochs=2).job_steps == 200
+
+
+def test_a_length_that_stands_for_no_end_is_none():
+    d = diagnose(recording(rank(forward=10, loader=loader(batches=10**11))))
+    assert d.steps_per_epoch is None
+    assert d.warnings[-1] == (
+        "the loader says that an epoch has 100,000,000,000 steps, which would take 11,574 days (31.7 years): it is taken to have"
+        " no end."
+    )
+    assert diagnose(recording(rank(forward=10, loader=loader(batches=10**9)))).steps_per_epoch == 10**9
 
 
 def test_a_rank_that_is_behind_within_the_noise_is_no_straggler():

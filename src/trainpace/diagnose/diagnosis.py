@@ -10,7 +10,7 @@ from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, TINY_BATCH, Proof, 
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
-from trainpace.units import format_number
+from trainpace.units import format_duration, format_number
 from trainpace.watch import (
     STEP_IN_WORDS,
     TRIALS,
@@ -25,6 +25,9 @@ from trainpace.watch import (
 DELAYED = 0.1
 """Share of its time in which a process waits for a core, from which on it is said. A judgement, not a measurement: in
 recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a verdict is wrong, nobody measured."""
+
+LONGEST_EPOCH_S = 10 * 365 * 86_400
+"""A longer epoch is none: datasets without an end often give a large number for their length."""
 
 
 class Share(Record):
@@ -53,14 +56,20 @@ class Diagnosis(Record):
     steps_per_epoch: float | None
     epochs: float | None
     share_of_roof: float | None
-    epochs_by: str = ""
-    """How the number of epochs is known, where nobody said it."""
+    job_steps: float | None = None
+    """Steps of the whole training, as far as its length is known."""
+    job_by: str = ""
+    """How the length of the training is known, where nobody said it."""
     warnings: tuple[str, ...] = ()
     together: Together | None = None
 
     def seconds_an_epoch(self, ms: float) -> float | None:
         """Milliseconds per step as seconds per epoch; None where the epoch's length is unknown."""
         return None if self.steps_per_epoch is None else ms * self.steps_per_epoch / 1000
+
+    def seconds_a_job(self, ms: float) -> float | None:
+        """Milliseconds per step as seconds of the whole training; None where its length is unknown."""
+        return None if self.job_steps is None else ms * self.job_steps / 1000
 
 
 def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
@@ -86,9 +95,18 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     first = ranks[0]
     batches = first.loader.batches if first.loader is not None else None
     each = batches / batches_per_step(first) if batches is not None else None
+    warnings = _warnings(recording)
+    if each is not None and each * step / 1000 > LONGEST_EPOCH_S:
+        took = format_duration(each * step / 1000)
+        warnings.append(
+            f"the loader says that an epoch has {each:,.0f} steps, which would take {took}: it is taken to have no end."
+        )
+        each = None
+    stated = None if epochs is not None else stated_length(recording.command) or first.stated
+    job_steps = _job_steps(each, epochs, stated)
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
-        verdict=verdict, why=why, warnings=tuple(_warnings(recording)), together=recording.together,
+        verdict=verdict, why=why, warnings=tuple(warnings), together=recording.together,
         step_ms=step,
         step_ms_low=min(
             step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _undisturbed_step_ms(recording, step)
@@ -96,21 +114,19 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
-        steps_per_epoch=each, epochs=epochs if epochs is not None else _stated_epochs(recording, each),
-        epochs_by="" if epochs is not None or (stated := _stated(recording)) is None else stated.words,
+        steps_per_epoch=each, epochs=job_steps / each if job_steps is not None and each else epochs, job_steps=job_steps,
+        job_by="" if stated is None else stated.words,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
 
 
-def _stated(recording: Recording) -> StatedLength | None:
-    return stated_length(recording.command) or recording.ranks[0].stated
-
-
-def _stated_epochs(recording: Recording, steps_per_epoch: float | None) -> float | None:
-    stated = _stated(recording)
-    if stated is None or stated.steps is None:
-        return None if stated is None else stated.epochs
-    return stated.steps / steps_per_epoch if steps_per_epoch else None
+def _job_steps(steps_per_epoch: float | None, epochs: float | None, stated: StatedLength | None) -> float | None:
+    """By the epochs that were asked for, else by the steps or the epochs that the command or its script states."""
+    if stated is not None:
+        if stated.steps is not None:
+            return stated.steps
+        epochs = stated.epochs
+    return None if epochs is None or steps_per_epoch is None else epochs * steps_per_epoch
 
 
 def _undisturbed_step_ms(recording: Recording, step_ms: float) -> float:
@@ -165,8 +181,8 @@ def _why(
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
-    shares = (f"{line.share:.0%} of the verdict's time" for line in seen)
-    return lines + [f"{share} was seen at {place}." for share, place in zip(shares, places, strict=True)]
+    named = [f"{line.share:.0%} of the verdict's time was seen at" for line in seen]
+    return lines + [f"{name} {place}." for name, place in zip(named, places, strict=True)]
 
 
 def workers_beside(ranks: Sequence[Rank]) -> str:

@@ -56,8 +56,8 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
             Column("at most", 2),
         ]  # fmt: skip
         print_table(columns, [[a.title, *savings(a, d)] for a in d.advice], filled_only=True)
-        if d.epochs_by and d.epochs is not None and d.steps_per_epoch is not None:
-            print_lines(f"Length of the job by {d.epochs_by}; --epochs N says another.")
+        if d.job_by and d.job_steps is not None:
+            print_lines(f"Length of the job by {d.job_by}; --epochs N says another.")
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
     if d.together is not None:
         print_ranks(d.together)
@@ -76,8 +76,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
     """What a change saves in a step, an epoch and the job, and in a step at most."""
-    epoch = d.seconds_an_epoch(a.saves_ms)
-    job = None if epoch is None or d.epochs is None else epoch * d.epochs
+    epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
     return [
         f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
         *(duration(seconds, "") for seconds in (epoch, job)), f"{number(a.ceiling_ms)} ms",
