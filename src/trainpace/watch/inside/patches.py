@@ -117,7 +117,8 @@ class _Calls:
                 return output
             finally:
                 recorder.leave(depth, type(module).__name__)
-                recorder.ends_forward()
+                if recorder.undecided or recorder.evaluating:
+                    recorder.ends_forward()
                 self.inside = False
 
         return call

@@ -79,7 +79,7 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
-        self._evaluating = self._evaluating_before = False
+        self.evaluating = self._evaluating_before = False
         self.undecided = self._bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
         self._settled = self._held_until = self._mark
@@ -114,7 +114,7 @@ class Recorder:
         if before not in KEEPS:
             self.part = part
             if part == EVALUATION:
-                self._evaluating_before = self._evaluating
+                self._evaluating_before = self.evaluating
         return len(self._stack) - 1
 
     def leave(self, depth: int, name: str) -> None:
@@ -132,7 +132,7 @@ class Recorder:
         if self.part == EVALUATION != before and not self._evaluating_before:
             self.decides(True)
             self._settle()
-            self._evaluating = False
+            self.evaluating = False
         self.part = before
 
     def charged(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -177,9 +177,13 @@ class Recorder:
         depth = self.enter(FORWARD)
         if self.undecided:
             self.decides(self._bears_backward)
-        self._evaluating = False
+        self.evaluating = False
         if self.fetched_samples:
-            self._takes_samples()
+            if self.fetched_from in self.training_loaders:
+                self.samples += self.fetched_samples
+                self.fetched_samples = 0
+            else:
+                self._takes_samples()
         self._settle()
         return depth
 
@@ -187,7 +191,7 @@ class Recorder:
         """Begin a call of the trained model in an evaluation: the fetch before it counts as evaluation too."""
         self._charge()
         self.decides(True)
-        self._evaluating = True
+        self.evaluating = True
         self.fetched_samples = 0
         self._settle()
 
@@ -212,7 +216,7 @@ class Recorder:
         if not self.undecided:
             return
         self.undecided = self._bears_backward = False
-        self._evaluating = evaluates
+        self.evaluating = evaluates
         if not evaluates:
             self._takes_samples()
         since, self._pending = self._pending, self._held
@@ -234,21 +238,21 @@ class Recorder:
                 self._held[part] += ns
             self._pending.clear()
             self._held_until = self._mark
-        elif self._evaluating:
+        elif self.evaluating:
             self._settle()
 
     def _settle(self, until_ns: int | None = None) -> None:
         """Count the time up to the last mark, or up to then, as an evaluation's or as its own parts'. A span covers every
         evaluation."""
-        if self._evaluating and self._evaluation_start is None:
+        if self.evaluating and self._evaluation_start is None:
             self._evaluation_start = self._settled
-        elif not self._evaluating and self._evaluation_start is not None:
+        elif not self.evaluating and self._evaluation_start is not None:
             if self.spans_on:
                 self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
             self._evaluation_start = None
         self._settled = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
-        if self._evaluating:
+        if self.evaluating:
             for part, ns in pending.items():
                 spent[part if part in KEEPS else EVALUATION] += ns
         else:
@@ -266,10 +270,12 @@ class Recorder:
     # ---- steps
 
     def ends_step(self) -> None:
-        now = self._charge()
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
         if self.undecided:
             self.decides(False)
-        self._evaluating = False
+        self.evaluating = False
         self._settle()
         if self.allocator is not None and (
             self.steps < ASK_FIRST_STEPS or now - self._allocator_asked >= ASK_ALLOCATOR_NS
@@ -294,7 +300,9 @@ class Recorder:
         if now - self._flushed > FLUSH_NS:
             self.trail.flush()
             self._flushed = now
-        self._settled = self._charge()
+        self._settled = ended = now_ns()
+        self._pending[TRAINPACE] += ended - self._mark
+        self._mark = ended
         self.part = part
 
     def _calls(self, callbacks: list[Callable[[Step], None]], step: Step) -> None:

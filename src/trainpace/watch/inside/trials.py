@@ -302,17 +302,15 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
 def size_of(batch: Any, deep: int = 3) -> int:
     """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
     try:
+        first = batch[0] if type(batch) is list else None  # the most usual first: this is asked in every step
+        if type(first) is sys.modules["torch"].Tensor and first.ndim:
+            return int(first.shape[0])
         return _size_of(batch, deep)
     except Exception:  # a batch of the user's own kind, whose attributes may be anything
         return 0
 
 
 def _size_of(batch: Any, deep: int) -> int:
-    if type(batch) in (list, tuple):  # the most usual first: this is asked in every step
-        for part in batch if deep else ():
-            if n := _size_of(part, deep - 1):
-                return n
-        return 0
     shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
