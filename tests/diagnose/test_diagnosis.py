@@ -132,6 +132,66 @@ def test_processes_with_more_threads_than_cores_get_fewer():
     assert not any("thread" in a.title for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice)
 
 
+def with_fewer_threads(plain, fewer, **more):
+    blocks = [block("plain", forward=plain, optimizer=4), block("fewer_threads", forward=fewer, optimizer=1)] * 3
+    return rank(forward=plain, optimizer=4, blocks=blocks, fewer_threads=1, threads=2, cpus=2, **more)
+
+
+def test_steps_with_fewer_threads_prove_what_waits_for_cores():
+    d = diagnose(recording(with_fewer_threads(40, 10, beside=1)))
+    assert d.verdict == "threads"
+    assert by_cause(d)["threads"] == pytest.approx(33)
+    assert by_cause(d)["compute"] == pytest.approx(10)
+    assert by_cause(d)["optimizer"] == pytest.approx(1)
+    assert next(s.proved for s in d.shares if s.cause == "threads")
+    assert saving(d, "1 thread a process instead of 2") == pytest.approx(33)
+    assert "2 processes of 2 threads each share 2 cores" in d.advice[0].how
+    assert any("With 1 thread a process a step took 11 ms in place of 44" in line for line in d.why)
+    assert "Other programs use the 2 cores too" in diagnose(recording(with_fewer_threads(40, 10))).advice[0].how
+
+
+def test_where_fewer_threads_are_slower_nothing_waits_for_cores():
+    d = diagnose(recording(with_fewer_threads(40, 60)))
+    assert d.verdict == "compute"
+    assert by_cause(d)["threads"] == 0
+    assert not any("thread" in a.title for a in d.advice)
+
+
+def test_other_changes_are_measured_by_what_remains_once_cores_are_free():
+    """The optimizer's faster implementation: 0.9 of 1 ms, which is little of 441 and much of 11."""
+    r = with_fewer_threads(440, 10, optimizer_variants_ms={"as it is": 1.0, "fused": 0.1})
+    d = diagnose(recording(r))
+    assert [a.title for a in d.advice][1:] == ["(fused)"]
+
+
+def test_on_a_crowded_machine_few_operators_launch_for_no_long_time():
+    r = rank(forward=1000, operators=400, large_operators_ms=300.0)
+    assert by_cause(diagnose(recording(r)))["launch"] == pytest.approx(700)
+    d = diagnose(recording(replace(r, delayed_share=0.4)))
+    assert d.verdict == "compute"
+    assert by_cause(d)["launch"] == pytest.approx(40)
+
+
+def test_a_batch_of_one_is_named():
+    one = {"flops": 100.0, "one_row_flops": 80.0, "one_row_ms": 6.0, "large_operators_ms": 10.0}
+    r = rank(forward=10, optimizer=2, samples=0.0, **one)
+    d = diagnose(recording(r))
+    assert d.verdict == "compute"
+    assert saving(d, "4 samples a step, computed together") == pytest.approx((6 + 2) * 3 / 4)
+    (advice,) = d.advice
+    assert "80% of the FLOPs of a step multiply a matrix by a single vector" in advice.how
+    assert advice.at_most
+    assert not diagnose(recording(replace(r, one_row_flops=20.0))).advice
+
+
+def test_a_batch_of_one_from_a_loader_is_named_once():
+    one = {"flops": 100.0, "one_row_flops": 100.0, "operators": 50, "large_operators_ms": 1.0}
+    r = rank(forward=10, samples=1.0, loader=loader(batch_size=1), **one)
+    titles = [a.title for a in diagnose(recording(r)).advice]
+    assert "4 samples a step, computed together" in titles
+    assert "a batch 4 times as large" not in titles
+
+
 def test_on_a_crowded_machine_the_quickest_block_may_be_the_step():
     r = rank(forward=30, blocks=[block("plain", forward=ms) for ms in (10, 30, 50)])
     assert diagnose(recording(r)).step_ms_low > 20

@@ -33,6 +33,42 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
     assert (counted["large_operators_ns"] > 20_000) is is_large
 
 
+@pytest.mark.parametrize(("samples", "share"), [(1, 1.0), (8, 0.0)])
+def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, share):
+    """Forward and backward, whatever the layers' sizes; a batch has none of it."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder.part = FORWARD
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+    end = observers.count_one_step(recorder)
+    model(torch.rand(samples, 32)).sum().backward()
+    end()
+    (counted,) = (note["counted"] for note in notes_of(recorder) if "counted" in note)
+    assert counted["flops"] > 0
+    assert counted["one_row_flops"] == share * counted["flops"]
+    assert (counted["one_row_ns"] > 0) is bool(share)
+
+
+@pytest.mark.parametrize(("heads", "one"), [(1, True), (12, False)])
+def test_attention_of_several_heads_is_no_single_vector(heads, one):
+    query, keys = torch.rand(heads, 1, 8), torch.rand(heads, 8, 20)
+    assert observers.of_one_row(torch.ops.aten.bmm.default, (query, keys)) is one
+    assert not observers.of_one_row(torch.ops.aten.convolution.default, (query, keys))
+
+
+@pytest.mark.parametrize(("within_s", "times"), [(1e9, observers.REPEATS), (0.0, 1)])
+def test_a_slow_optimizer_is_timed_fewer_times(tmp_path, monkeypatch, within_s, times):
+    parameter = torch.nn.Parameter(torch.rand(8))
+    parameter.grad = torch.rand(8)
+    optimizer = torch.optim.Adam([parameter])
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder.optimizer = lambda: optimizer
+    timed = []
+    monkeypatch.setattr(observers, "_time_ns", lambda step: timed.append(step) or 10**6)
+    observers.note_optimizers(recorder, within_s)
+    (noted,) = (note["optimizer_variants_ms"] for note in notes_of(recorder) if "optimizer_variants_ms" in note)
+    assert len(timed) == len(noted) * (times + 1)  # and once before, which makes its state
+
+
 @pytest.fixture
 def device(monkeypatch):
     """An accelerator, for which the CPU computes."""

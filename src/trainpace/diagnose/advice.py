@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_advice import fuse, lower_precision
 from trainpace.diagnose.shares import Split, part_ms, proof
+from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time, together
+from trainpace.diagnose.thread_advice import fewer_threads
 from trainpace.loader import LoaderCost, step_ms
 from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
@@ -23,7 +25,6 @@ LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
 LEAST_CORES = 0.2
 """Workers that keep less of a core busy slow nothing down that could be noticed."""
-LARGER_BATCH = 4
 LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Fewer times an epoch than this is once."""
@@ -201,8 +202,8 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     elif not _makes_batches(rank):
         yield Advice(
             cause="launch", title="torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile",
-            how=f"{_small_operators(rank)}: {_compiled(rank)} fewer. No DataLoader was seen, so that nothing is said about"
-            " batches.",
+            how=f"{_small_operators(rank)}: {_compiled(rank)} fewer."
+            + ("" if one_at_a_time(rank) else " No DataLoader was seen, so that nothing is said about batches."),
             saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
         )  # fmt: skip
@@ -247,6 +248,8 @@ def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, updates = ranks[0], split.by_cause["optimizer"]
     step = math.fsum(split.by_cause.values())
     if not _makes_batches(rank) or round(batches_per_step(rank)) > 1 or _loops_over_samples(rank, split):
+        return
+    if one_at_a_time(rank):
         return
     if _launches_much(split):
         cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
@@ -356,24 +359,6 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             )  # fmt: skip
 
 
-def _threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Where ranks compute with more threads than their host has cores, all of them wait for each other's."""
-    rank = ranks[0]
-    here = [r for r in ranks if r.host == rank.host]
-    processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
-    fewer = max(1, rank.cpus // processes)
-    if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
-        return
-    waits = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
-    yield Advice(
-        cause="compute", title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
-        how=f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
-        f" torch.set_num_threads({fewer}).",
-        saves_ms=waits, ceiling_ms=waits, basis="the time in which the processes waited for a core",
-        settings={"threads": fewer},
-    )  # fmt: skip
-
-
 def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """For the one line that most of the script's own time is seen at, unless it calls what trains: all parts are seen at that."""
     rank, spent = ranks[0], split.by_cause["own_code"]
@@ -392,6 +377,6 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 ADVISORS = (
-    _workers, _worker_start, _transfers, _launching, _larger_batch, _optimizer, _exchange, _straggler, _less_often, _own_code,
-    _threads, lower_precision, fuse,
+    _workers, _worker_start, _transfers, _launching, together, _larger_batch, _optimizer, _exchange, _straggler, _less_often,
+    _own_code, fewer_threads, lower_precision, fuse,
 )  # fmt: skip

@@ -80,7 +80,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
             f"the command made no training step that could be seen. {recording.seen}{ended}", STEP_IN_WORDS
         )
     ranks = recording.ranks
-    parts = split(ranks, recording.together)
+    parts = split(ranks, recording.together, _is_crowded(recording))
     if _is_crowded(recording):  # threads that wait for each other's cores look like operators that compute
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
@@ -92,6 +92,8 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     )  # fmt: skip
     verdict = next(s.cause for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
+    # once a core is free for every thread, what remains of the step is what other changes are worth something of
+    worth = WORTH * (step - parts.by_cause["threads"])
     first = ranks[0]
     batches = first.loader.batches if first.loader is not None else None
     each = batches / batches_per_step(first) if batches is not None else None
@@ -112,10 +114,10 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
             step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _undisturbed_step_ms(recording, step)
         ),
         step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
-        advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
-        not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
-        steps_per_epoch=each, epochs=job_steps / each if job_steps is not None and each else epochs, job_steps=job_steps,
-        job_by="" if stated is None else stated.words,
+        advice=tuple(a for a in changes if a.saves_ms >= worth),
+        not_worth=tuple(a for a in changes if a.saves_ms < worth),
+        steps_per_epoch=each, job_steps=job_steps, job_by="" if stated is None else stated.words,
+        epochs=job_steps / each if job_steps is not None and each else epochs if stated is None else stated.epochs,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
 
@@ -158,6 +160,7 @@ def _why(
     alone = ("no_sync", "no exchange between ranks")
     trials = {"data": ("cached_batch", "the same batch again and again"), "communication": alone, "straggler": alone,
               "logging": ("muted", "output left out"),
+              "threads": ("fewer_threads", f"{first.fewer_threads} thread{'s' if first.fewer_threads > 1 else ''} a process"),
               "host_to_device": ("batch_on_device", "the batch on the device already")}  # fmt: skip
     trial, what = trials.get(verdict, ("", ""))
     evidence = proofs.get(trial)

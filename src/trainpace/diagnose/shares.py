@@ -21,6 +21,7 @@ IN_WORDS = {
     "launch": "host overhead (launching operators)",
     "compute": "computing",
     "contention": "computing slowed down by loader workers",
+    "threads": "waiting for cores (more threads than free cores)",
     "optimizer": "the optimizer",
     "communication": "exchange between ranks",
     "straggler": "waiting for the slowest rank",
@@ -114,6 +115,23 @@ def _quickest_computing_ms(rank: Rank) -> float:
     return min(parts["forward"] + parts["backward"] for parts in blocks)
 
 
+MOST_PER_OPERATOR_MS = 0.1
+"""What the host needs for an operator beside computing it, at most, where other programs make everything late. A judgement: it
+was 3 to 11 microseconds in scripts of others, and more in modules that do much in Python."""
+
+
+def freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
+    """What the parts of a step take longer with the script's own number of threads than with fewer, where that is proved."""
+    tried = proof(ranks, "fewer_threads")
+    if tried is None or not tried.settles or tried.low_ms <= 0:
+        return {}
+    longer = {
+        part: fmean((part_ms(r, "plain", part) or 0.0) - (part_ms(r, "fewer_threads", part) or 0.0) for r in ranks)
+        for part in ranks[0].parts_ms
+    }
+    return {part: ms for part, ms in longer.items() if ms > 0}
+
+
 def slowed_ms(ranks: Sequence[Rank]) -> float:
     """What forward and backward take longer while loader workers are busy on the same cores: blocks of plain steps against blocks
     with a cached batch, for which no worker does anything. 0 where noise or the script's own workers do not show it."""
@@ -140,9 +158,10 @@ class Split(NamedTuple):
     fixed_ms: float | None = None
 
 
-def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
+def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool = False) -> Split:
     """Divide the step of these ranks by cause. Without interventions, a straggler is the one that the others were seen waiting
-    for, communication that nobody saw is taken from DDP's own counters, and launch overhead cannot be told from computation."""
+    for, communication that nobody saw is taken from DDP's own counters, and launch overhead cannot be told from computation.
+    `crowded`: others took cores away, so that time beside operators need not be the host's own."""
     proved = set()
     paces = own_pace_ms(ranks)
     others, slowest, straggler = ranks, None, 0.0
@@ -187,6 +206,9 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         # counted in a few steps of the beginning: what others on the machine slow down later is no launching
         pace = min(computing, fmean(map(_quickest_computing_ms, others)))
         launch = computing * max(0.0, 1 - fmean(large) / pace) if pace else 0.0
+        operators = fmean(r.operators for r in others)
+        if crowded and operators and others[0].device_busy_ms is None:
+            launch = min(launch, MOST_PER_OPERATOR_MS * operators)
     for cause, trial in (("data", "cached_batch"), ("host_to_device", "batch_on_device"), ("logging", "muted")):
         tried = proof(ranks, trial)
         if tried is not None and tried.settles:
@@ -195,11 +217,14 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
     proved |= {"contention"} if slowed else set()
     by_cause = {
         "data": parts["data"] + parts["loader_start"], "host_to_device": parts["host_to_device"], "launch": launch,
-        "compute": computing - launch - slowed, "contention": slowed, "optimizer": optimizer,
+        "compute": computing - launch - slowed, "contention": slowed, "threads": 0.0, "optimizer": optimizer,
         "communication": communication, "straggler": straggler,
         "logging": parts["logging"] + parts["synchronisation"], "checkpoint": parts["checkpoint"],
         "evaluation": parts["evaluation"], "own_code": parts["other"], "trainpace": parts["trainpace"],
     }  # fmt: skip
+    if freed := freed_ms(others):
+        proved.add("threads")
+        by_cause["threads"] = _freed(by_cause, freed)
     surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
@@ -213,6 +238,21 @@ def split(ranks: Sequence[Rank], together: Together | None = None) -> Split:
         )  # fmt: skip
         fixed = None
     return Split(by_cause, frozenset(proved), slowest, fixed)
+
+
+def _freed(by_cause: dict[str, float], freed: dict[str, float]) -> float:
+    """Take from the causes what their parts would need less with fewer threads; returns the sum."""
+    total = 0.0
+    for causes, parts in (
+        (("compute", "launch", "contention"), ("forward", "backward")), (("optimizer",), ("optimizer",)),
+        (("data",), ("data",)), (("own_code",), ("other",)),
+    ):  # fmt: skip
+        held = math.fsum(by_cause[c] for c in causes)
+        taken = min(held, math.fsum(freed.get(part, 0.0) for part in parts))
+        for cause in causes:
+            by_cause[cause] -= taken * by_cause[cause] / held if held else 0.0
+        total += taken
+    return total
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:

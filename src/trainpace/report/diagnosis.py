@@ -19,11 +19,13 @@ LEAST_ROOF = 0.01
 MOST_OF_ALL = 0.99
 _TONES = {
     "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward", "contention": "backward",
+    "threads": "backward",
     "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
 }  # fmt: skip
 _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch", "batch_on_device": "the batch on the device already",
+    "fewer_threads": "fewer threads",
 }  # fmt: skip
 PROVED = "an intervention took the cause away, or measured it by itself, while the training ran"
 NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."

@@ -41,6 +41,10 @@ class Updates:
         """Whether no optimizer has made a step; one that does is the better sign."""
         return self.recorder.optimizer is None and not self.recorder.step_is_the_engines
 
+    def parameters(self) -> list[Any]:
+        """Those that are looked at although no module with them was called."""
+        return self.find() if self.find is not None and self.without_module else []
+
     def called(self, module: Any) -> None:
         """Before a module computes with gradients, for training."""
         if not self.watches:

@@ -3,6 +3,7 @@ script's own lines that run while no part accounts for the time."""
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import sysconfig
@@ -48,7 +49,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
+    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0, "one_row_flops": 0.0, "one_row_ns": 0}
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +64,11 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             if formula is not None:
                 with contextlib.suppress(Exception):
                     recorder.product_dtype = args[0].dtype
-                    seen["flops"] += formula(*args, **(kwargs or {}), out_val=result)
+                    flops = formula(*args, **(kwargs or {}), out_val=result)
+                    seen["flops"] += flops
+                    if of_one_row(function, args):
+                        seen["one_row_flops"] += flops
+                        seen["one_row_ns"] += took
             return result
 
     mode = Counter()
@@ -74,6 +79,20 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
         recorder.trail.note({name: seen})
 
     return end
+
+
+_FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Matrix products of aten, by the position of their first factor."""
+
+
+def of_one_row(function: Any, args: Any) -> bool:
+    """Whether an operator multiplies a matrix by a single vector, or two vectors, as one sample alone needs: every number of a
+    weight is then read for one multiplication."""
+    at = _FACTORS.get(function._overloadpacket.__name__)
+    if at is None:
+        return False
+    first, second = args[at].shape, args[at + 1].shape
+    return math.prod(first[:-2]) == 1 and 1 in (first[-2], first[-1], second[-1])
 
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
@@ -123,8 +142,9 @@ def note_rate(recorder: Recorder) -> None:
     recorder.trail.note({"other_gflops": others})
 
 
-def note_optimizers(recorder: Recorder) -> None:
-    """Time the script's optimizer and its other implementations on copies of its parameters and gradients."""
+def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
+    """Time the script's optimizer and its other implementations on copies of its parameters and gradients, fewer times where that
+    would take longer."""
     import torch
 
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
@@ -133,18 +153,19 @@ def note_optimizers(recorder: Recorder) -> None:
     held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
     if 4 * held > _room_bytes() or any(type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]):
         return
-    stepping = {}
+    stepping, took_ns = {}, 0
     for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
         with contextlib.suppress(Exception):  # not every implementation exists for every device and type
             stepping[name] = _copy(
                 torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True}
             )
-            stepping[name].step()
+            took_ns = max(took_ns, _time_ns(stepping[name].step))
+    repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, took_ns * len(stepping)))))
     times: dict[str, list[int]] = {name: [] for name in stepping}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for name, copied in stepping.items():
             times[name].append(_time_ns(copied.step))
-    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[REPEATS // 2] / 1e6 for name, t in times.items()}})
+    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[repeats // 2] / 1e6 for name, t in times.items()}})
 
 
 def _room_bytes() -> float:

@@ -15,6 +15,7 @@ from trainpace import accelerator
 from trainpace.watch.inside import among, left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
+from trainpace.watch.inside.direct import DirectCalls
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -38,7 +39,8 @@ def install(torch: Any, recorder: Recorder) -> None:
     calls = _Calls(torch, recorder, updates)
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
-    optimizers, hooks = _Optimizers(recorder), sys.modules["torch.optim.optimizer"]
+    direct = DirectCalls(recorder, calls, updates.parameters)
+    optimizers, hooks = _Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
     hooks.register_optimizer_step_pre_hook(optimizers.before)
     hooks.register_optimizer_step_post_hook(optimizers.after)
     torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
@@ -91,6 +93,8 @@ class _Calls:
         self.usual: set[int] = set()
         """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
+        self.models: dict[int, weakref.ref[Any]] = {}
+        """Those that were called with gradients in the first two steps, by their ids."""
         self.inside = False
         self.plain = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
@@ -137,6 +141,8 @@ class _Calls:
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
             model = core(module)
+            if recorder.steps <= CAPTURED_IN_STEP:
+                self.models[id(model)] = weakref.ref(model)
             if module.training:
                 self.updates.called(model)
             if recorder.steps == CAPTURED_IN_STEP:
@@ -161,6 +167,9 @@ class _Calls:
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
         return False
+
+    def called(self) -> list[Any]:
+        return [model for reference in self.models.values() if (model := reference()) is not None]
 
     def losses(self, functional: Any) -> None:
         """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
@@ -275,8 +284,9 @@ class _Optimizers:
     """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
     made many since, as where another stage of the training has begun."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None) -> None:
+        """`another`: called where another optimizer begins to end the steps."""
+        self.recorder, self.another = recorder, another
         self.first: weakref.ref[Any] | None = None
         self.depths: list[tuple[weakref.ref[Any], int]] = []
         self.known: set[int] = set()
@@ -292,6 +302,8 @@ class _Optimizers:
                 return
             recorder.thread = get_ident()
         if self.first is None or self.first() is None:
+            if self.first is not None:
+                self.another(optimizer)
             self.first = weakref.ref(optimizer)
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
@@ -319,6 +331,7 @@ class _Optimizers:
                     break
                 if self.stepped[id(optimizer)] >= ANOTHER_STAGE:
                     self.first = weakref.ref(optimizer)
+                    self.another(optimizer)
                 if self.first() is optimizer:
                     if len(self.stepped) > self.most:
                         self.most = len(self.stepped)

@@ -269,6 +269,11 @@ class Recorder:
 
     # ---- steps
 
+    def leave_out(self) -> None:
+        """Begin the next step here, in what is called at the end of one: what was done there is no part of any."""
+        self._mark = self._settled = self._step_start = now_ns()
+        self._pending.clear()
+
     def ends_step(self) -> None:
         now = now_ns()
         self._pending[self.part] += now - self._mark

@@ -28,7 +28,7 @@ PARTS = (
 (OTHER, DATA, LOADER_START, HOST_TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION,
  SYNCHRONISATION, LOGGING, CHECKPOINT, EVALUATION, TRAINPACE) = range(len(PARTS))  # fmt: skip
 
-TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
+TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads")
 """Trials that a step may run under; settling steps follow a change and are not counted."""
 
 OF_TRIAL = ".trainpace-trial"

@@ -18,12 +18,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside import rounds
+from trainpace.watch.inside import crowding, rounds
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
 
-PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 FEW = 2
 SETTLE_STEPS = 2
@@ -32,6 +32,8 @@ COUNTING_SLOWS = 7
 """Times as long as usual that a step may take in which every operator is counted. Measured on one thread: 6.7 for an LSTM cell of
 999 calls a sequence with a batch of one and 3.8 with one of 97, 4.3 for 20 linear layers of 64, 2.0 for a small transformer, 1.4
 for convolutions. The smaller the operators, the more."""
+LOOKING = 0.1
+"""Of the time that is left, what the optimizer's variants may take: a slow one would use all of it up."""
 LEAST_LOGGING_NS = 100_000
 INTERRUPTING = (LOADER_START, CHECKPOINT, EVALUATION, TRAINPACE)
 """Parts that come now and then, and are no part of what a block of steps takes."""
@@ -65,7 +67,7 @@ class Trials:
         self.device: Any = None
         self.on_device: dict[int, Any] = {}
         self.checkpoints: set[str] = set()
-        self.stock = 0
+        self.stock = self.threads = self.fewer_threads = 0
         self.programme: list[tuple[int, int, int]] | None = None
         self.round: list[tuple[int, int, int]] = []
         self.last: list[tuple[int, int, int]] = []
@@ -105,7 +107,8 @@ class Trials:
                 if not self.only_steps:
                     self.look_around()
                 names = [TRIALS[counted_as] for _, counted_as, _ in self.programme + self.last]
-                self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
+                about = {"programme": names, "warm_up_steps": self.warm_up, "fewer_threads": self.fewer_threads}
+                self.recorder.trail.note(about)
                 self.advance()
             return
         self.left -= 1
@@ -139,10 +142,13 @@ class Trials:
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
         self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
+        self.threads = crowding.own_threads()
+        self.fewer_threads = 0 if self.device is not None else crowding.fewer_threads(self.recorder)
         kinds = [NO_SYNC] if is_distributed() else []
         if self.remembered:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
+        kinds += [FEWER_THREADS] if self.fewer_threads else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
         few = CACHED_BATCH in kinds and "few_samples" not in self.without
         # last, since a script may not bear it
@@ -173,10 +179,12 @@ class Trials:
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
         thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
-        for look in (note_rate, note_optimizers):
-            with contextlib.suppress(Exception):
-                look(self.recorder)
+        with contextlib.suppress(Exception):
+            note_rate(self.recorder)
+        with contextlib.suppress(Exception):
+            note_optimizers(self.recorder, (self.deadline_ns - now_ns()) * LOOKING / 1e9)
         self.recorder.thread = thread
+        self.recorder.leave_out()
 
     def elsewhere(self) -> Any:
         """The training device, None where it is the host."""
@@ -196,6 +204,9 @@ class Trials:
             end(self.recorder)
             return
         self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
+        if self.fewer_threads:
+            fewer = self.recorder.active_trial == FEWER_THREADS
+            crowding.computes_with(self.fewer_threads if fewer else self.threads)
 
     def keep(self, batch: Any, iterator: Any) -> None:
         key, size = id(iterator._dataset), size_of(batch)

@@ -1,0 +1,44 @@
+"""Fewer threads, where a training computes with more than it has cores for."""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from trainpace.diagnose.changes import Advice
+from trainpace.diagnose.shares import Split
+from trainpace.watch import Rank
+
+
+def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Where ranks compute with more threads than their host has cores for, all of them wait for each other's."""
+    rank, freed = ranks[0], split.by_cause["threads"]
+    if freed:
+        number = rank.fewer_threads
+        processes = sum(1 + r.beside for r in ranks if r.host == rank.host)
+        yield Advice(
+            cause="threads", title=f"{number} thread{'s' if number > 1 else ''} a process instead of {rank.threads}",
+            how=f"{_sharing(rank, processes)}, and threads wait for each other at the end of every operator:"
+            f" OMP_NUM_THREADS={number}, or torch.set_num_threads({number}).",
+            saves_ms=freed, ceiling_ms=freed, basis="steps with fewer threads", settings={"threads": number},
+        )  # fmt: skip
+        return
+    here = [r for r in ranks if r.host == rank.host]
+    processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
+    fewer = max(1, rank.cpus // processes)
+    if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
+        return
+    waits = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
+    yield Advice(
+        cause="compute", title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
+        how=f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
+        f" torch.set_num_threads({fewer}).",
+        saves_ms=waits, ceiling_ms=waits, basis="the time in which the processes waited for a core",
+        settings={"threads": fewer},
+    )  # fmt: skip
+
+
+def _sharing(rank: Rank, processes: int) -> str:
+    if processes > 1:
+        return f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores"
+    if rank.threads > rank.cpus:
+        return f"{rank.threads} threads share {rank.cpus} core{'s' if rank.cpus > 1 else ''}"
+    return f"Other programs use the {rank.cpus} cores too"

@@ -1,0 +1,88 @@
+"""Fewer threads are tried where there is no core for each."""
+
+import os
+import socket
+
+import pytest
+import torch
+
+from trainpace.watch.inside import crowding
+from trainpace.watch.inside import trials as module
+from trainpace.watch.inside.cores import Scheduled
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
+from trainpace.watch.inside.trials import FEWER_THREADS, PLAIN, Trials
+
+STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    monkeypatch.setattr(crowding, "_cpus", lambda: 4)
+    monkeypatch.setattr(crowding, "own_threads", lambda: 4)
+    return Recorder(TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()}))
+
+
+def another(recorder, name="process-2-here", steps=1, host=None):
+    trail = TrailWriter(
+        os.path.join(os.path.dirname(recorder.trail.path), f"{name}.trail"), {"host": host or socket.gethostname()}
+    )
+    for _ in range(steps):
+        trail.step(STEP)
+    trail.flush()
+    return trail.path
+
+
+def test_a_core_for_each_thread_is_enough(recorder):
+    assert crowding.fewer_threads(recorder) == 0
+
+
+@pytest.mark.parametrize(("others", "threads"), [(1, 2), (3, 1), (9, 1)])
+def test_processes_share_the_cores(recorder, others, threads):
+    for n in range(others):
+        another(recorder, f"process-{n + 2}-here")
+    assert crowding.fewer_threads(recorder) == threads
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"steps": 0}, {"host": "elsewhere"}, {"name": "worker-2-here"}],
+    ids=["no step", "another host", "a worker"],
+)
+def test_what_does_not_train_here_takes_no_core(recorder, other):
+    another(recorder, **other)
+    assert crowding.fewer_threads(recorder) == 0
+
+
+def test_one_that_has_ended_takes_none_either(recorder):
+    path = another(recorder)
+    os.utime(path, (1, 1))
+    assert crowding.fewer_threads(recorder) == 0
+
+
+def test_a_trail_that_is_damaged_is_none(recorder):
+    with open(another(recorder), "wb") as file:
+        file.write(b"{}")
+    assert crowding.fewer_threads(recorder) == 0
+
+
+@pytest.mark.parametrize(("waited", "threads"), [(0.05, 0), (0.3, 1)])
+def test_other_programs_take_cores_too(recorder, monkeypatch, waited, threads):
+    recorder.scheduled = Scheduled(1, 1, 1)
+    monkeypatch.setattr(crowding, "delayed_share", lambda since: waited)
+    assert crowding.fewer_threads(recorder) == threads
+
+
+def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(module, "end", lambda recorder: None)
+    another(recorder)
+    trials = Trials(recorder, {"block_steps": 2, "rounds": 2, "warm_up_steps": 1, "limit_s": 60, "only_steps": True})
+    recorder.trials = trials
+    threads_of = {}
+    for number in range(40):
+        trials.at_step(Step(recorder.trial, 1, number, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
+        if trials.left:
+            threads_of.setdefault(recorder.active_trial, set()).add(set_to[-1])
+    assert threads_of == {PLAIN: {4}, FEWER_THREADS: {2}}
