@@ -291,7 +291,9 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     plain = [s for s in steps if s.trial == 0]
     programme_starts = noted.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    steady = [s for s in steady if s.number not in slowed_by_counting] or steady
+    begins = {number + 1 for number in notes.by_step("begins_anew")}
+    """Steps that hold the end of one training, or of one stage, and what prepared the next one."""
+    steady = [s for s in steady if s.number not in slowed_by_counting and s.number not in begins] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})

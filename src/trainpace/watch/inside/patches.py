@@ -282,7 +282,10 @@ class _Optimizers:
             elif recorder.steps or recorder.thread == -1:
                 return
             recorder.thread = get_ident()
+            recorder.trains_in_thread()
         if self.first is None or self.first() is None:
+            if recorder.steps:
+                recorder.trail.note({"begins_anew": True})
             self.first = weakref.ref(optimizer)
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
@@ -308,7 +311,8 @@ class _Optimizers:
                 self.stepped[id(optimizer)] += 1
                 if recorder.step_is_the_engines or self.first is None:
                     break
-                if self.stepped[id(optimizer)] >= ANOTHER_STAGE:
+                if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
+                    recorder.trail.note({"begins_anew": True})
                     self.first = weakref.ref(optimizer)
                 if self.first() is optimizer:
                     self.counts()

@@ -65,6 +65,8 @@ class Recorder:
         """The loaders, by their id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
         """In a process that was forked before any step: called where it trains."""
+        self.trains_in_thread: Callable[[], None] = lambda: None
+        """Called in a thread that is no main thread, once it turns out to train."""
         self.begin()
 
     def begin(self) -> None:
@@ -276,8 +278,13 @@ class Recorder:
             except Exception as error:  # the script must go on
                 self.after_step.remove(callback)
                 warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
-        if now - self._flushed > FLUSH_NS:
-            self.trail.flush()
-            self._flushed = now
+        self.keeps_up(now)
         self._settled = self._charge()
         self.part = part
+
+    def keeps_up(self, now: int | None = None) -> None:
+        """Write what waits, where nothing was written for a while."""
+        now = now_ns() if now is None else now
+        if now - self._flushed > FLUSH_NS:
+            self._flushed = now
+            self.trail.flush()
