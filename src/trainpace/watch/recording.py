@@ -68,7 +68,8 @@ class Rank(Record):
     counted. `no_workload`: what of the model Trainpace cannot trace; empty where it could, or nobody tried.
     `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
-    `ended_in`: the intervention under which it ended; empty where there were none.
+    `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
+    all that was asked for done.
     """
 
     rank: int
@@ -126,6 +127,7 @@ class Rank(Record):
     beside: int = 0
     no_workload: str = ""
     ended_in: str = ""
+    carried_out: bool = False
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
@@ -313,6 +315,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
         lines=lines_of(notes), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
+        carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
