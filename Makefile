@@ -77,6 +77,11 @@ $(VENV)/installed: requirements.lock requirements-cuda.lock pyproject.toml tools
 	  --target .engines -r requirements-engines.lock
 	@touch $@
 
+# Launchers and loaders that planted scripts are written for. antlr4, which OmegaConf reads with, has no wheel on PyPI.
+.frameworks/installed: requirements-frameworks.lock | $(VENV)/installed
+	$(BIN)/python -m $(HASHED) --no-build-isolation --upgrade --target .frameworks -r requirements-frameworks.lock
+	@touch $@
+
 # Sphinx, which needs no torch; apart, so that .venv stays what trainpace is tested with.
 .docs/installed: requirements-docs.lock | $(VENV)/installed
 	$(BIN)/python -m $(HASHED) --upgrade --target .docs -r requirements-docs.lock
@@ -103,7 +108,7 @@ run: $(VENV)/installed
 calculator: $(VENV)/installed
 	$(BIN)/python examples/calculator.py
 
-test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed .notebook/installed lint
+test: $(VENV)/installed .zoo/installed .engines/installed .frameworks/installed .docs/installed .notebook/installed lint
 	$(BIN)/python -m pytest
 
 test-long: $(VENV)/installed .zoo/installed
@@ -174,7 +179,7 @@ mutants: .mutmut/installed
 # every Python process that a test starts measure itself, whatever PYTHONPATH the test gives it.
 TESTS ?= tests
 COVERAGE_HOOK = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trainpace-coverage.pth
-coverage: $(VENV)/installed .zoo/installed .engines/installed .coverage-tools/installed
+coverage: $(VENV)/installed .zoo/installed .engines/installed .frameworks/installed .coverage-tools/installed
 	hook="$(COVERAGE_HOOK)"; trap 'rm -f "$$hook"' EXIT INT TERM; mkdir -p out/coverage; \
 	printf '%s\nimport os; "COVERAGE_PROCESS_CONFIG" in os.environ and __import__("coverage").process_startup()\n' \
 	  "$(CURDIR)/.coverage-tools" > "$$hook"; \
@@ -336,4 +341,4 @@ lock: .audit/installed
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) .zoo .fms .engines .docs .notebook .audit .fuzz .mutmut mutants .coverage-tools .lowest .pythons .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .fms .engines .frameworks .docs .notebook .audit .fuzz .mutmut mutants .coverage-tools .lowest .pythons .sim .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

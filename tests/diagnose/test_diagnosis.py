@@ -102,6 +102,12 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
     )
 
 
+def test_a_launcher_that_fails_once_all_was_tried_is_no_failure_of_the_script():
+    (told,) = (w for w in diagnose(recording(rank(forward=10, carried_out=True), exit_code=1)).warnings if "Ray" in w)
+    assert "because Trainpace had ended its training" in told
+    assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
+
+
 def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
     seen = Line(part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9)
     d = diagnose(recording(rank(forward=10, other=20, lines=(seen,))))

@@ -1,29 +1,12 @@
 """Scripts of libraries that train in ways of their own, with the real libraries: they train the same under the recorder, and the
 steps that are found are theirs."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from trainpace.report.watch import step_in_words
-from trainpace.watch import read_recording, watch
+from watch.beside_bare import lacking, trained, use_libraries
 
-ROOT = Path(__file__).parents[2]
-HEAD = """
-import json, os, sys, warnings
-warnings.filterwarnings("ignore")
-import torch
-from torch import nn
-torch.manual_seed(0)
-torch.set_num_threads(1)
-def keep(losses):
-    with open(os.environ["LOSSES"], "w") as file:
-        json.dump([float(loss) for loss in losses], file)
-"""
+FOLDERS = (".zoo", ".engines")
 LANGUAGE = """
 import tokenizers, transformers
 from datasets import Dataset
@@ -193,33 +176,13 @@ if torch.distributed.get_rank() == 0:
 """
 
 
-def trained(text, folder, *launcher):
-    """(losses bare, losses watched, recording) of a script."""
-    (folder / "train.py").write_text(HEAD + text)
-    command = [sys.executable, *launcher, str(folder / "train.py")]
-    found = []
-    for name in ("bare", "watched"):
-        os.environ["LOSSES"] = str(folder / name)
-        if name == "bare":
-            assert subprocess.run(command, check=False).returncode == 0
-        else:
-            assert watch(command, folder / "recording") == 0
-        found.append(json.loads((folder / name).read_text()))
-    return *found, read_recording(folder / "recording")
-
-
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch):
-    folders = [ROOT / "tests" / "shims", ROOT / ".zoo", ROOT / ".engines"]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
-    monkeypatch.setenv("LOSSES", "")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    use_libraries(monkeypatch, *FOLDERS)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not ((ROOT / ".zoo").is_dir() and (ROOT / ".engines").is_dir()), reason="make .zoo/installed .engines/installed"
-)
+@pytest.mark.skipif(bool(lacking(*FOLDERS)), reason=f"make {lacking(*FOLDERS)}")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_frameworks_script_trains_the_same_and_its_steps_are_found(name, tmp_path):
     text, steps, said = SCRIPTS[name]

@@ -211,7 +211,12 @@ def _is_crowded(recording: Recording) -> bool:
 def _warnings(recording: Recording) -> list[str]:
     ranks = recording.ranks
     warnings = []
-    if recording.exit_code not in (0, None):
+    if recording.exit_code not in (0, None) and all(r.carried_out for r in ranks):
+        warnings.append(
+            f"the command {ending_of(recording.exit_code)} because Trainpace had ended its training, which a launcher such as Ray"
+            " takes for a failure. Nothing is missing here."
+        )
+    elif recording.exit_code not in (0, None):
         ended = f"the command {ending_of(recording.exit_code)}"
         warnings.append(
             f"{ended} when it was given batches of {FEW_SAMPLES} samples, the last intervention, which it does not bear; what it"

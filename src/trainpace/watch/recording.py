@@ -68,9 +68,9 @@ class Rank(Record):
     counted. `no_workload`: what of the model Trainpace cannot trace; empty where it could, or nobody tried.
     `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
-    `ended_in`: the intervention under which it ended; empty where there were none. `fewer_threads`: how many it computed with
-    under the intervention of that name; 0 where there was none. `one_row_flops`, `one_row_ms`: a step's matrix products by a
-    single vector, of all its `flops`.
+    `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
+    all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
+    none. `one_row_flops`, `one_row_ms`: a step's matrix products by a single vector, of all its `flops`.
     """
 
     rank: int
@@ -130,6 +130,7 @@ class Rank(Record):
     beside: int = 0
     no_workload: str = ""
     ended_in: str = ""
+    carried_out: bool = False
     fewer_threads: int = 0
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -296,7 +297,9 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     plain = [s for s in steps if s.trial == 0]
     programme_starts = noted.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    steady = [s for s in steady if s.number not in slowed_by_counting] or steady
+    begins = {number + 1 for number in notes.by_step("begins_anew")}
+    """Steps that hold the end of one training, or of one stage, and what prepared the next one."""
+    steady = [s for s in steady if s.number not in slowed_by_counting and s.number not in begins] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
@@ -317,6 +320,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
         operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
         one_row_flops=_middle(counted, "one_row_flops"), one_row_ms=_middle(counted, "one_row_ns") / 1e6,
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
+        carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,

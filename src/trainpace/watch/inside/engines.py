@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -235,7 +236,7 @@ def _functions(part: int, *names: str, of: str | None = None) -> Callable[[Modul
 
 def _loader(module: Any, recorder: Recorder) -> None:
     iterator, loader = module._BaseDataLoaderIter, module.DataLoader
-    plain_next, plain_iter = iterator.__next__, loader.__iter__
+    plain_init, plain_next = iterator.__init__, iterator.__next__
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(plain_next)
@@ -248,30 +249,47 @@ def _loader(module: Any, recorder: Recorder) -> None:
         depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
         try:
             batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
-            recorder.fetched_samples += trials.size_of(batch)
+            # in every step, and so without one more function
+            recorder.fetched_samples += (
+                trials.size_of(batch)
+                if self.__dict__.get("_auto_collation", True)
+                else trials.size_of_uncollated(batch)
+            )
             recorder.fetched_from = self.__dict__.get("_trainpace_loader", 0)
             return batch
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
 
+    @functools.wraps(plain_init)
+    def init(self: Any, of: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, of, *args, **kwargs)
+        if get_ident() == recorder.thread:
+            with contextlib.suppress(Exception):
+                self._trainpace_loader = id(of)
+                if of not in seen:
+                    seen.add(of)
+                    _note_loader(recorder, of)
+
+    iterator.__init__, iterator.__next__ = init, next_batch
+    loader.__iter__ = _starting(recorder, loader.__iter__)
+
+
+def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(plain_iter)
     def start(self: Any) -> Any:
         if get_ident() != recorder.thread:
             return plain_iter(self)
-        with contextlib.suppress(Exception):
-            if self not in seen:
-                seen.add(self)
-                _note_loader(recorder, self)
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
-            started = plain_iter(self)
+            return plain_iter(self)
         finally:
             recorder.leave(depth, "start of the loader")
-        with contextlib.suppress(Exception):  # an iterator of the user's own kind
-            started._trainpace_loader = id(self)
-        return started
 
-    iterator.__next__, loader.__iter__ = next_batch, start
+    return start
+
+
+def _stateful_loader(module: Any, recorder: Recorder) -> None:
+    _patch(getattr(module, "StatefulDataLoader", None), "__iter__", partial(_starting, recorder))
 
 
 def _note_loader(recorder: Recorder, loader: Any) -> None:
@@ -330,21 +348,28 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
             self.collate_fn = timed_collate
         collating[0] = 0
         start, cpu = now_ns(), time.thread_time_ns()
-        try:
-            return fetch(self, indices)
-        finally:
-            end, cpu = now_ns(), time.thread_time_ns() - cpu
-            samples = len(indices) if isinstance(indices, list | tuple) else 1
-            record = Fetch(-1 if worker is None else worker.id, samples, start, end, cpu, collating[0])
-            if worker is not None:
-                with contextlib.suppress(Exception):  # such as no file descriptor left
-                    trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
-                    trail.fetch(record)
-                    trail.flush()
-            else:
-                recorder.trail.fetch(record)
+        batch = fetch(self, indices)  # raises at a stream's end, which is no batch
+        end, cpu = now_ns(), time.thread_time_ns() - cpu
+        record = Fetch(
+            -1 if worker is None else worker.id, _fetched(self, indices, batch), start, end, cpu, collating[0]
+        )
+        if worker is not None:
+            with contextlib.suppress(Exception):  # such as no file descriptor left
+                trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
+                trail.fetch(record)
+                trail.flush()
+        else:
+            recorder.trail.fetch(record)
+        return batch
 
     return timed
+
+
+def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
+    """How many samples were fetched: as many as were asked for, or as many as a dataset gave that makes batches itself."""
+    if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
+        return len(indices)
+    return trials.size_of_uncollated(batch) or 1
 
 
 def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
@@ -358,6 +383,7 @@ def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> T
 HOOKS: dict[str, Callable[..., None]] = {
     "torch.utils.data.dataloader": _loader,
     "torch.utils.data._utils.fetch": _fetchers,
+    "torchdata.stateful_dataloader.stateful_dataloader": _stateful_loader,
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),

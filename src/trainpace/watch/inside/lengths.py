@@ -7,17 +7,18 @@ variables hold, such as the arguments that argparse made. Steps count under name
 
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
+from trainpace.watch.inside.installed import is_installed
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.stated import ENDING_STEPS, EPOCHS, StatedLength
 
 _OWN = ("torch", "trainpace")
 """Packages whose own variables say nothing of the script."""
 MOST_FRAMES = 100
+MOST_DEEP = 12
 
 
 def note(recorder: Recorder) -> None:
@@ -45,7 +46,7 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
             break
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in _OWN:
             yield from _of(frame.f_locals, frame)
-            if not _is_installed(frame) and frame.f_globals is not frame.f_locals:
+            if not is_installed(frame.f_code.co_filename) and frame.f_globals is not frame.f_locals:
                 modules.append(frame)
         frame = frame.f_back
     for each in modules:
@@ -64,9 +65,17 @@ def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any,
             inner = value if issubclass(kind, dict) else object.__getattribute__(value, "__dict__")
         except AttributeError:
             continue
-        yield from ((name, each, place) for name, each in list(inner.items()) if isinstance(name, str))
+        yield from _named(inner, place)
 
 
-def _is_installed(frame: FrameType) -> bool:
-    """Whether a function is of the standard library or of an installed package."""
-    return frame.f_code.co_filename.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<"))
+def _named(inner: dict[Any, Any], place: str, deep: int = MOST_DEEP) -> Iterator[tuple[str, Any, str]]:
+    """What an object holds by names, and what an OmegaConf tree does, whose values are objects of its own."""
+    for name, each in list(inner.items()):
+        if not isinstance(name, str) or name == "_parent":
+            continue
+        held = {"_content": each} if name == "_content" else {}
+        if str(type(each).__module__).partition(".")[0] == "omegaconf":
+            held = object.__getattribute__(each, "__dict__")
+        yield name, held.get("_val", each), place
+        if deep and type(held.get("_content")) is dict:
+            yield from _named(held["_content"], place, deep - 1)

@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter, defaultdict
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from trainpace.watch.inside.installed import is_installed
 from trainpace.watch.inside.recorder import SPANS_AGAIN_EVERY, SPANS_FOR_STEPS, Recorder, now_ns
 from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 
@@ -31,7 +31,6 @@ VARIANTS = ("fused", "foreach")
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 OFTEN_LOOKS, SELDOM = 200, 5
 """After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
-_OTHERS_CODE = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -311,6 +310,8 @@ class Sampler:
         looks, often = 0, OFTEN_LOOKS if self._recorder.trials is None else sys.maxsize
         while not self._stop.wait(interval_s if looks < often else SELDOM * interval_s):
             looks += 1
+            # what waits to be written when no step comes any more, as where the process is killed after its last one
+            self._recorder.keeps_up()
             part = self._recorder.part
             frame = sys._current_frames().get(thread)
             if frame is not None:
@@ -324,7 +325,7 @@ def _line_of(frame: FrameType) -> tuple[str, str]:
     while at is not None:
         name = at.f_code.co_filename
         if not name.startswith(_OURS):
-            if not name.startswith(_OTHERS_CODE) and "site-packages" not in name:
+            if not is_installed(name):
                 return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
             below = f"{at.f_globals.get('__name__', '')}.{at.f_code.co_name}"
         at = at.f_back

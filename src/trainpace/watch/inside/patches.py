@@ -301,9 +301,10 @@ class _Optimizers:
             elif recorder.steps or recorder.thread == -1:
                 return
             recorder.thread = get_ident()
+            recorder.trains_in_thread()
         if self.first is None or self.first() is None:
             if self.first is not None:
-                self.another(optimizer)
+                self.begins_anew(optimizer)
             self.first = weakref.ref(optimizer)
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
@@ -329,9 +330,9 @@ class _Optimizers:
                 self.stepped[id(optimizer)] += 1
                 if recorder.step_is_the_engines or self.first is None:
                     break
-                if self.stepped[id(optimizer)] >= ANOTHER_STAGE:
+                if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
                     self.first = weakref.ref(optimizer)
-                    self.another(optimizer)
+                    self.begins_anew(optimizer)
                 if self.first() is optimizer:
                     if len(self.stepped) > self.most:
                         self.most = len(self.stepped)
@@ -339,6 +340,12 @@ class _Optimizers:
                     self.stepped.clear()
                     recorder.ends_step()
                 break
+
+    def begins_anew(self, optimizer: Any) -> None:
+        """Another training begins, or another stage of it."""
+        if self.recorder.steps:
+            self.recorder.trail.note({"begins_anew": True})
+        self.another(optimizer)
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:

@@ -69,6 +69,8 @@ class Recorder:
         """The loaders, by their id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
         """In a process that was forked before any step: called where it trains."""
+        self.trains_in_thread: Callable[[], None] = lambda: None
+        """Called in a thread that is no main thread, once it turns out to train."""
         self.begin()
 
     def begin(self) -> None:
@@ -303,8 +305,7 @@ class Recorder:
         if self.after_step:
             self._calls(self.after_step, step)
         if now - self._flushed > FLUSH_NS:
-            self.trail.flush()
-            self._flushed = now
+            self.keeps_up()
         self._settled = ended = now_ns()
         self._pending[TRAINPACE] += ended - self._mark
         self._mark = ended
@@ -317,3 +318,10 @@ class Recorder:
             except Exception as error:  # the script must go on
                 callbacks.remove(callback)
                 warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
+
+    def keeps_up(self) -> None:
+        """Write what waits, where nothing was written for a while."""
+        now = now_ns()
+        if now - self._flushed > FLUSH_NS:
+            self._flushed = now
+            self.trail.flush()

@@ -9,6 +9,7 @@ import importlib.machinery
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -85,7 +86,25 @@ def on_torch(torch: ModuleType) -> None:
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(torch, recorder, sampler))
+    recorder.trains_in_thread = lambda: _at_threads_end(partial(_end, recorder, sampler))
     atexit.register(_end, recorder, sampler)
+
+
+def _at_threads_end(action: Callable[[], None]) -> None:
+    """Call `action` in this thread when its work is done, while whoever joins it still waits: a process whose training ran in a
+    thread, such as a worker of Ray, may be killed next."""
+    thread = threading.current_thread()
+    forget = getattr(thread, "_delete", None)  # the last that a thread does, on every Python that there is
+    if thread is threading.main_thread() or isinstance(thread, threading._DummyThread) or forget is None:
+        return
+
+    def end() -> None:
+        try:
+            action()
+        finally:
+            forget()
+
+    thread._delete = end  # type: ignore[attr-defined]
 
 
 def _note_rank(recorder: Recorder) -> None:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import struct
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,9 @@ EARLIER = ".before-trainpace-look"
 """Names files of earlier runs, while a script is only looked at that writes others in their place."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
 """The environment variable with the seconds of steps after which a script is ended that is only looked at."""
+
+LONGEST_WRITE_S = 2.0
+"""For which one thread waits while another one writes: a signal's handler interrupts its own thread in the middle of it."""
 
 _STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
@@ -84,7 +88,8 @@ class Fetch(NamedTuple):
 class TrailWriter:
     """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed.
 
-    Any thread may append: a deque needs no lock, which a fork could leave locked.
+    Any thread may append: a deque needs no lock, which a fork could leave locked. A forked child closes its parent's trail, which
+    needs none either.
     """
 
     def __init__(self, path: str, header: dict[str, Any]) -> None:
@@ -93,6 +98,7 @@ class TrailWriter:
         self._waiting = deque([json.dumps({"trail": VERSION, **header}).encode() + b"\n"])
         self._names: dict[str, int] = {}
         self._numbers = itertools.count(1)
+        self._writing = threading.Lock()
         self.flush()
 
     def step(self, step: Step) -> None:
@@ -121,13 +127,15 @@ class TrailWriter:
 
     def flush(self) -> None:
         """Write everything. A full disk ends the trail, not the script."""
-        if self._file < 0 or not self._waiting:
+        if self._file < 0 or not self._waiting or not self._writing.acquire(timeout=LONGEST_WRITE_S):
             return
-        data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
         try:
+            data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
             whole = os.write(self._file, data) == len(data)
         except OSError:
             whole = False
+        finally:
+            self._writing.release()
         if not whole:
             self.close()
 

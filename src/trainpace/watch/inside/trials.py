@@ -209,7 +209,7 @@ class Trials:
             crowding.computes_with(self.fewer_threads if fewer else self.threads)
 
     def keep(self, batch: Any, iterator: Any) -> None:
-        key, size = id(iterator._dataset), size_of(batch)
+        key, size = id(iterator._dataset), size_from(iterator, batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
             self.remembered[key] = _RememberedBatch(iterator._dataset, _copy(batch, -1, -1), size)
@@ -313,7 +313,7 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
 def size_of(batch: Any, deep: int = 3) -> int:
     """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
     try:
-        first = batch[0] if type(batch) is list else None  # the most usual first: this is asked in every step
+        first: Any = batch[0] if type(batch) is list else None  # the most usual first: this is asked in every step
         if type(first) is sys.modules["torch"].Tensor and first.ndim:
             return int(first.shape[0])
         return _size_of(batch, deep)
@@ -332,6 +332,34 @@ def _size_of(batch: Any, deep: int) -> int:
     if deep and isinstance(batch, list | tuple):
         return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
     return 0
+
+
+def size_from(iterator: Any, batch: Any) -> int:
+    """Samples in what a loader's iterator gave."""
+    return size_of(batch) if getattr(iterator, "_auto_collation", True) else size_of_uncollated(batch)
+
+
+def size_of_uncollated(item: Any) -> int:
+    """Samples in what came of a loader that makes no batches itself (`batch_size=None`), whose dataset may make them: all parts
+    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample."""
+    try:
+        sizes, dimensions = _sizes_of(item, 3)
+    except Exception:
+        return 0
+    return sizes.pop() if len(sizes) == 1 and dimensions > 1 else int(bool(sizes))
+
+
+def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
+    """The lengths of the parts, 0 for a single number, and the most dimensions that one has."""
+    shape = getattr(item, "shape", None)
+    if shape is not None:
+        return {int(shape[0]) if len(shape) else 0}, len(shape)
+    if isinstance(item, int | float):
+        return {0}, 0
+    if not deep or not isinstance(item, dict | list | tuple):
+        return set(), 0
+    parts = [_sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)]
+    return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
 
 
 def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:

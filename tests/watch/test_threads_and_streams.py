@@ -1,0 +1,114 @@
+"""Trainings in threads, in processes that are killed and one after the other; streams of samples; packages wherever they are."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainpace.watch import read_recording, watch
+from trainpace.watch.inside import engines, installed, lengths
+from trainpace.watch.inside.trials import size_from, size_of_uncollated
+
+STEPS = """
+import os, signal, threading, time, torch
+def train(steps):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def recorded(folder, text):
+    (folder / "train.py").write_text(STEPS + text)
+    code = watch([sys.executable, str(folder / "train.py")], folder / "recording")
+    return code, read_recording(folder / "recording").ranks
+
+
+def test_a_training_in_a_thread_is_whole_although_its_process_is_killed_next(tmp_path):
+    alive = "assert thread not in threading.enumerate() and not thread.is_alive()\n"
+    start = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
+    code, (rank,) = recorded(tmp_path, start + alive + KILL)
+    assert code == 128 + 9
+    assert (rank.warm_up + rank.steps, rank.complete) == (12, True)
+    assert (tmp_path / "recording" / "workload.json").is_file()
+
+
+def test_steps_are_kept_where_the_process_is_killed_a_while_after_the_last(tmp_path):
+    code, (rank,) = recorded(tmp_path, "train(12)\ntime.sleep(1)\n" + KILL)
+    assert code == 128 + 9
+    assert (rank.warm_up + rank.steps, rank.complete) == (12, False)
+
+
+def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
+    code, (rank,) = recorded(tmp_path, "train(12)\ntime.sleep(0.5)\ntrain(12)\n")
+    assert code == 0
+    assert rank.warm_up + rank.steps == 23
+    assert rank.parts_ms["other"] < 20
+
+
+@pytest.mark.parametrize(
+    ("item", "samples"),
+    [
+        ((torch.rand(4, 8), torch.zeros(4)), 4),
+        ({"x": torch.rand(4, 3, 8, 8)}, 4),
+        ((torch.rand(3, 8, 8), 1), 1),
+        ((torch.rand(3, 8, 8), torch.tensor(1)), 1),
+        ((torch.rand(3, 8, 8), torch.zeros(8, 8)), 1),
+        ({"input_ids": torch.zeros(16), "labels": torch.zeros(16)}, 1),
+        ((torch.rand(4, 8), ["a", "b", "c", "d"]), 4),
+        (["a", "b"], 0),
+    ],
+)
+def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(item, samples):
+    assert size_of_uncollated(item) == samples
+    assert size_from(SimpleNamespace(_auto_collation=False), item) == samples
+
+
+def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):
+    fetched = []
+    recorder = SimpleNamespace(spans_on=True, thread=engines.get_ident(), trail=SimpleNamespace(fetch=fetched.append))
+    made = iter([(torch.rand(4, 8), torch.zeros(4)), (torch.rand(2, 8), torch.zeros(2))])
+    fetch = engines.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))
+    fetcher = SimpleNamespace(collate_fn=list, auto_collation=False)
+    for _ in range(2):
+        fetch(fetcher, None)
+    with pytest.raises(StopIteration):
+        fetch(fetcher, None)
+    assert [one.samples for one in fetched] == [4, 2]
+
+
+def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
+    beside, own = tmp_path / "beside", tmp_path / "own"
+    for folder in (beside, own):
+        (folder / "package" / "inner").mkdir(parents=True)
+        for name in ("package/__init__.py", "package/inner/__init__.py", "package/inner/code.py"):
+            (folder / name).touch()
+    (beside / "package-1.0.dist-info").mkdir()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    assert installed.is_installed(str(beside / "package/inner/code.py"))
+    assert installed.is_installed(os.__file__)
+    assert installed.is_installed(torch.__file__)
+    assert not installed.is_installed(str(own / "package/inner/code.py"))
+
+
+def test_omegaconfs_settings_are_read_without_running_it():
+    class Node:
+        def __init__(self, **held):
+            self.__dict__.update(held)
+
+        def __getattr__(self, name):
+            raise AssertionError("code of the script ran")
+
+    Node.__module__ = "omegaconf.dictconfig"
+    whole = Node(
+        _content={"trainer": Node(_content={"max_epochs": Node(_val=7), "name": Node(_val="x")}, _parent=None)}
+    )
+    whole.__dict__["_content"]["trainer"].__dict__["_parent"] = whole
+    found = {name: value for name, value, _ in lengths._named({"cfg": whole}, "train.py")}
+    assert (found["max_epochs"], found["name"]) == (7, "x")
