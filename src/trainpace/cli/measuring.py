@@ -387,6 +387,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     if isinstance(answer, verbs.diagnose.Profiled):
         return _show_profiled(answer, view)
+    if isinstance(answer, verbs.watch.Watched):
+        return answer.exit_code
     diagnosis, watched = answer.diagnosis, answer.watched
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from trainpace.diagnose.shares import of_trial, proof
 from trainpace.units import format_number
 from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
 
@@ -14,7 +15,9 @@ def faults_in_words(recording: Recording) -> list[str]:
     found = recording.together
     if found is None:
         return []
-    stragglers = [(s.ms, _straggler(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]]
+    stragglers = [
+        (s.ms, _straggler(s, recording.ranks) + _proved(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]
+    ]
     links = [(s.ms, _link(s)) for s in found.slow_links[:MOST_NAMED]]
     lines = [line for _, line in sorted([*stragglers, *links], key=lambda pair: -pair[0])]
     return lines + list(_rest(found))
@@ -42,6 +45,23 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
         )
         return f"{says}: {part} in waiting for its data, probably from a slower disk or loader{reads}."
     return f"{says}: {part} outside of computing and data, as in output, checkpoints or the script's own code."
+
+
+def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
+    """What the interventions say of it: each rank's own pace where nobody waits for another, and a step for which no rank waits
+    for data. Empty where they were not tried."""
+    own = {r.rank: fmean(b.step_ms for b in blocks) for r in ranks if (blocks := of_trial(r, "no_sync"))}
+    if s.rank not in own or len(own) < len(ranks):
+        return ""
+    mine = own.pop(s.rank)
+    says = f" Without exchange its step took {format_number(mine)} ms, and the others' {format_number(fmean(own.values()))}."
+    cached = proof(ranks, "cached_batch") if s.cause == "data" else None
+    if cached is not None and cached.low_ms > 0:
+        says += (
+            f" With the same batch again and again a step of all took {format_number(cached.without_ms)} ms in place of"
+            f" {format_number(cached.plain_ms)}."
+        )
+    return says
 
 
 def _sample_ms(ranks: Sequence[Rank], number: int) -> tuple[float, float]:
