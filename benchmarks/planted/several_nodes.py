@@ -10,7 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -46,11 +46,14 @@ class Fault(Record):
         """Of a step: what the script says that it really waited beyond the other ranks, since a busy machine wakes it late. Of a
         link what its bytes take longer; in a ring every node sends its next one 2 (n - 1) / n of the gradients."""
         if self.is_link:
-            sent = GRADIENT_BYTES * 2 * (made.nodes - 1) / made.nodes
-            return 8e-3 * sent * (1 / SLOW_MBIT_PER_S - 1 / MBIT_PER_S)
+            return _in_ring_ms(made.nodes, SLOW_MBIT_PER_S) - _in_ring_ms(made.nodes, MBIT_PER_S)
         waited = [read_truth(Path(f"{made.times}.{rank}")).planted_ms for rank in range(made.nodes)]
         mine = waited.pop(self.rank)
         return mine - statistics.fmean(waited)
+
+
+def _in_ring_ms(nodes: int, mbit_per_s: float) -> float:
+    return 8e-3 * GRADIENT_BYTES * 2 * (nodes - 1) / nodes / mbit_per_s
 
 
 class Made(Record):
@@ -78,11 +81,17 @@ class Named(Record):
 
 
 class Diagnosed(Record):
-    """What `diagnose` said, as its JSON reads, beside the recording that it was made from."""
+    """What `diagnose` said, as its JSON reads, beside the recording that it was made from. `planted_ms`: of a step without
+    intervention."""
 
     made: Made
     diagnosis: Diagnosis
     planted_ms: float
+
+    @property
+    def exchange_ms(self) -> float:
+        """What the gradients take to go around the ring with a slow link."""
+        return _in_ring_ms(self.made.nodes, SLOW_MBIT_PER_S)
 
 
 def recorded(fault: Fault | None, cluster: Cluster, folder: Path, steps: int = 80) -> Made:
@@ -94,15 +103,50 @@ def recorded(fault: Fault | None, cluster: Cluster, folder: Path, steps: int = 8
     return Made(recording=read_recording(folder), nodes=nodes, times=times)
 
 
-def diagnosed(fault: Fault | None, cluster: Cluster, folder: Path) -> Diagnosed:
-    """The same under `diagnose`, which ends it. RuntimeError where it fails."""
+def diagnosed(fault: Fault | None, cluster: Cluster, folder: Path, before: Sequence[str] = ()) -> Diagnosed:
+    """The same under `diagnose`, which ends it; `before`: what starts it on each node. RuntimeError where it fails."""
     times = folder.with_name(f"{folder.name}-times")
-    done = on_all_nodes("diagnose", fault, cluster, folder, ENDLESS, {"EACH_STEP": str(times)})
+    done = on_all_nodes("diagnose", fault, cluster, folder, ENDLESS, {"EACH_STEP": str(times)}, before)
     if done.returncode:
         raise RuntimeError(_failed(done))
-    found = json.loads(done.stdout)  # of the first task alone
+    return _read(done.stdout, fault, folder, len(cluster.names), times)
+
+
+def diagnosed_by_torchrun(fault: Fault | None, cluster: Cluster, folder: Path, more: Sequence[str] = ()) -> Diagnosed:
+    """The same on the first two hosts, past Slurm: torchrun is started on each of them by `diagnose`, with `more` options. Hosts
+    are called place1 and place2. RuntimeError where one fails, or where both print a diagnosis."""
+    times, hosts = folder.with_name(f"{folder.name}-times"), [cluster.host(name) for name in cluster.names[:2]]
+    trainpace = (sys.executable, "-m", "trainpace", "diagnose", "--json", *more, "--output", str(folder), "--")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--master-port=29547",
+    )
+    started = []
+    for number, host in enumerate(hosts):
+        inside = ("unshare", "--uts", "bash", "-c", f'hostname place{number + 1} && exec "$@"', "host")
+        node = (f"--node-rank={number}", f"--master-addr={hosts[0].address}")
+        started.append(subprocess.Popen(
+            (*host.prefix, *inside, *trainpace, *torchrun, *node, *_script(fault, ENDLESS)),
+            env={**around(cluster), "EACH_STEP": str(times)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    if any(process.returncode for process in started) or said[1][0] or "node 0 says what was found" not in said[1][1]:
+        raise RuntimeError(f"torchrun ended with {[process.returncode for process in started]}:\n{said}")
+    return _read(said[0][0], fault, folder, len(hosts), times)
+
+
+def _read(answer: str, fault: Fault | None, folder: Path, nodes: int, times: Path) -> Diagnosed:
+    found = json.loads(answer)  # of the first task alone
     del found["folder"]
-    made = Made(recording=read_recording(folder), nodes=len(cluster.names), times=times)
+    made = Made(recording=read_recording(folder), nodes=nodes, times=times)
     planted = 0.0
     if fault is not None:
         planted = fault.planted_ms(made) if fault.is_link else _planted_in_plain_steps(fault, made, folder)
@@ -122,23 +166,32 @@ def _planted_in_plain_steps(fault: Fault, made: Made, folder: Path) -> float:
 
 
 def on_all_nodes(
-    verb: str, fault: Fault | None, cluster: Cluster, folder: Path, steps: int, more: Mapping[str, str]
+    verb: str,
+    fault: Fault | None,
+    cluster: Cluster,
+    folder: Path,
+    steps: int,
+    more: Mapping[str, str],
+    before: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """`srun trainpace VERB --json` before the script, a task a node."""
     nodes = len(cluster.names)
     trainpace = (sys.executable, "-m", "trainpace", verb, "--json", "--output", str(folder), "--")
-    planted = ("--rank", str(fault.rank), *fault.args) if fault else ()
-    script = (sys.executable, str(SCRIPT), "--steps", str(steps), *planted)
     if fault is not None and fault.is_link:
         cluster.limit(cluster.names[fault.rank], SLOW_MBIT_PER_S)
     try:
         return subprocess.run(
-            ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", *trainpace, *script),
+            ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", *before, *trainpace, sys.executable, *_script(fault, steps)),
             env={**around(cluster), **more}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     finally:
         if fault is not None and fault.is_link:
             cluster.limit(cluster.names[fault.rank], MBIT_PER_S)
+
+
+def _script(fault: Fault | None, steps: int) -> tuple[str, ...]:
+    planted = ("--rank", str(fault.rank), *fault.args) if fault else ()
+    return (str(SCRIPT), "--steps", str(steps), *planted)
 
 
 def around(cluster: Cluster) -> dict[str, str]:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from trainpace.diagnose.shares import of_trial, proof
-from trainpace.units import format_number
+from trainpace.units import format_duration, format_number
 from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
 
 MOST_NAMED = 3
+SET_OTHERWISE_MS = 1000.0
+"""Clocks that a network keeps differ by some milliseconds."""
 
 
 def faults_in_words(recording: Recording) -> list[str]:
@@ -76,6 +78,16 @@ def _link(s: SlowLink) -> str:
         f"The link from {s.sender} to {s.receiver} is slow: {format_number(s.mbit_per_s)} Mbit/s where the fastest give "
         f"{format_number(s.usual_mbit_per_s)}; that costs {costs}."
     )
+
+
+def clocks_in_words(found: Together | None) -> list[str]:
+    """Nodes on which it is another time of day."""
+    others = [c for c in found.clocks if abs(c.wall_ms) > max(SET_OTHERWISE_MS, c.uncertainty_ms)] if found else []
+    return [
+        f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)} {'ahead of' if c.wall_ms > 0 else 'behind'} that of"
+        " the first rank's node. What is told here allows for it; times in logs and of files do not."
+        for c in others[:MOST_NAMED]
+    ]  # fmt: skip
 
 
 def _rest(found: Together) -> Iterator[str]:

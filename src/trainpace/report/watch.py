@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from trainpace.diagnose import clocks_in_words
 from trainpace.journal import Guarded, Pace
 from trainpace.process import ending_of
 from trainpace.records import to_jsonable
@@ -169,6 +170,7 @@ def _doubts(recording: Recording) -> list[str]:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
     if first.no_workload:
         lines.append(untraced_in_words(first))
+    lines += [f"{line[:1].upper()}{line[1:]}" for line in clocks_in_words(recording.together)]
     return [*lines, recording.seen] if recording.seen else lines
 
 
