@@ -141,6 +141,14 @@ def test_the_bars_of_ranks_are_their_steps():
     assert ranks_chart(None) is None
 
 
+def test_what_proves_a_recording_is_started_as_the_recording_was():
+    alone = recording(rank())
+    assert alone.proved_by == ["trainpace", "diagnose", "--", "python", "train.py"]
+    assert replace(alone, together_by="srun").proved_by == ["srun", *alone.proved_by]
+    of_nodes = replace(alone, together_by="torchrun").proved_by
+    assert of_nodes == ["trainpace", "diagnose", "--output", "FOLDER", "--", "python", "train.py"]
+
+
 def test_of_many_ranks_those_that_are_waited_for_are_drawn():
     ranks = tuple(share(i, waiting_ms=float(100 - i)) for i in range(40))
     made = ranks_chart(replace(together(), ranks=ranks))
@@ -150,7 +158,7 @@ def test_of_many_ranks_those_that_are_waited_for_are_drawn():
 
 def test_a_recording_that_was_read_says_how_to_prove_it(capsys):
     d = diagnose(of_two(together()))
-    print_diagnosis(d, "folder", ("torchrun", "train.py"))
+    print_diagnosis(d, "folder", ("trainpace", "diagnose", "--", "torchrun", "train.py"))
     assert "trainpace diagnose -- torchrun train.py" in capsys.readouterr().out
     print_diagnosis(d, "folder")  # that was just done
     assert "trainpace diagnose --" not in capsys.readouterr().out

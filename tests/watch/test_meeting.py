@@ -6,9 +6,12 @@ import sys
 import threading
 import time
 
+import pytest
+
 from trainpace.errors import TrainpaceError
 from trainpace.watch import meeting, restoring
 from trainpace.watch.command import watch
+from trainpace.watch.inside.copies import keep_first
 from trainpace.watch.inside.trail import TrailWriter, aside_of
 from trainpace.watch.tasks import Task
 
@@ -66,6 +69,8 @@ def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatc
     meeting.end(tmp_path, task(2), 5)
     assert meeting.missing_after(tmp_path, FIRST) == [1]
     assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 5
+    assert f"Task 1 of 3 left nothing in {tmp_path}" in meeting.ends_in_words(tmp_path, FIRST, [1])
+    meeting.arrive(tmp_path, task(1))
     assert "Task 1 of 3 had not ended" in meeting.ends_in_words(tmp_path, FIRST, [1])
     meeting.end(tmp_path, task(1), 0)
     assert meeting.missing_after(tmp_path, FIRST) == []
@@ -114,6 +119,25 @@ def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_pa
     time.sleep(0.3)
     assert lookout.gives_up()
     assert "no rank made a step" in lookout.gave_up
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_copy_of_a_file_stays(tmp_path, monkeypatch, links):
+    """The second rank may have copied what the first had begun to write over."""
+    aside, first, second = (tmp_path / name for name in ("aside", "first", "second"))
+    first.write_text("earlier")
+    second.write_text("half")
+    if not links:
+
+        def refuses(*_):
+            raise PermissionError
+
+        monkeypatch.setattr("os.link", refuses)
+    keep_first(str(first), str(aside))
+    assert (aside.read_text(), first.exists()) == ("earlier", False)
+    if links:
+        keep_first(str(second), str(aside))
+        assert (aside.read_text(), second.exists()) == ("earlier", False)
 
 
 def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_its_own(tmp_path):

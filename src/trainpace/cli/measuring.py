@@ -396,7 +396,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
         tried = any(rank.blocks for rank in watched.recording.ranks)
-        again = watched.recording.command if answer.was_read and not tried else ()
+        again = watched.recording.proved_by if answer.was_read and not tried else ()
         report.print_diagnosis(
             diagnosis, str(watched.folder), again, report.restored_notes(watched.recording, watched.folder)
         )

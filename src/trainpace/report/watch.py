@@ -93,8 +93,7 @@ def print_recording(recording: Recording, folder: str) -> None:
     if any(r.blocks for r in ranks):  # of the diagnose that made it
         print_next(["trainpace", "diagnose", folder], "reads this recording again, and says what to change")
     else:
-        diagnose = ["trainpace", "diagnose", "--", *recording.command]
-        print_next(diagnose, "proves what slows it down, and says what to change")
+        print_next(recording.proved_by, "proves what slows it down, and says what to change")
 
 
 def trained_on(rank: Rank) -> str:

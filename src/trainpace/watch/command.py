@@ -67,8 +67,11 @@ def watch(
     begun = time.monotonic()
     note = {"command": list(command), "started": time.time(), "seconds": None, "exit_code": None, "trials": trials}
     note |= {"busy": busy} if busy else {}
+    note |= {"together_by": "torchrun" if task.is_node else "srun"} if task is not None else {}
     make_folder(folder)
     keeps = task is None or task.reports
+    if task is not None:
+        meeting.arrive(folder, task)
     if keeps:
         write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials, stop_after_s, task)

@@ -46,11 +46,16 @@ class Ended(NamedTuple):
 # ---- the beginning
 
 
+def arrive(folder: Path, task: Task) -> None:
+    """Say that this task is here."""
+    _write(_here(folder, task.number), {"host": socket.gethostname()})
+
+
 def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
     """Return once all tasks are at the folder. Raises TrainpaceError in each of them where one does not come in time: it does not
     see the folder or was not started, and interventions that only some ranks make would leave the others waiting."""
     patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
-    _write(_here(folder, task.number), {"host": socket.gethostname()})
+    arrive(folder, task)
     everyone = range(task.tasks)
     if task.reports:
         missing = _awaited(folder, task, patience_s, lambda: [n for n in everyone if not _here(folder, n).exists()])
@@ -146,10 +151,8 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
         words.append(f"The command of {task.word} {task.number} {gave_up}.")
     never = [n for n in missing if not _here(folder, n).exists() and not _end(folder, n).exists()]
     late = [n for n in missing if n not in never]
-    if never and _here(folder, task.number).exists():
+    if never:
         words.append(f"{_which(never, task)} left nothing in {folder}, which every node has to see.")
-    else:
-        late = list(missing)
     if late:
         words.append(
             f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one, so what"

@@ -136,6 +136,7 @@ class _Ended(msgspec.Struct):
     seconds: float | None
     exit_code: int | None
     unended: str = ""
+    together_by: str = ""
     busy: str = ""
     restored: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -146,7 +147,8 @@ class Recording(Record):
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
     alone, where some are missing, and where the host does not wait for collectives. `restored`: files of earlier runs
-    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too."""
+    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too.
+    `together_by`: what started the tasks or nodes that recorded together, srun or torchrun; empty for one alone."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -157,6 +159,15 @@ class Recording(Record):
     together: Together | None = None
     restored: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    together_by: str = ""
+
+    @property
+    def proved_by(self) -> list[str]:
+        """The words of the command that tries interventions on this training."""
+        diagnose = ["trainpace", "diagnose", "--", *self.command]
+        if self.together_by == "torchrun":  # on each node
+            return [*diagnose[:2], "--output", "FOLDER", *diagnose[2:]]
+        return [self.together_by, *diagnose] if self.together_by else diagnose
 
 
 def read_recording(folder: Path) -> Recording:
@@ -186,7 +197,7 @@ def read_recording(folder: Path) -> Recording:
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
         ranks=tuple(r for _, r in sorted(longest.items())), seen=seen,
-        busy=ended.busy, restored=ended.restored, left=ended.left,
+        busy=ended.busy, restored=ended.restored, left=ended.left, together_by=ended.together_by,
         together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(trails)),
     )  # fmt: skip
 
