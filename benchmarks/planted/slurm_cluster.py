@@ -126,6 +126,10 @@ class Cluster:
         """As a power cut would: its daemon and all its processes are gone at once."""
         self._nodes[name].end()
 
+    def host(self, name: str) -> netns.Host:
+        """Where this host apart is, past Slurm."""
+        return self._joined[self.names.index(name)]
+
     def limit(self, name: str, mbit_per_s: float) -> None:
         """Change what this host apart may send."""
         netns.shape(self._joined[self.names.index(name)].prefix[-1], mbit_per_s)

@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from diagnose.recordings import fetch, rank, recording
+from diagnose.recordings import block, fetch, rank, recording
 from trainpace.diagnose import diagnose, faults_in_words
 from trainpace.report.among_ranks import ranks_chart
 from trainpace.report.diagnosis import diagnosis_page, print_diagnosis
@@ -47,7 +47,7 @@ def together(stragglers=(), links=(), uneven_ms=None):
         collectives=(CollectiveShare(name="gradients", per_step=1.0, exposed_ms=13.0, waiting_ms=10.0, transfer_ms=3.0),
                      CollectiveShare(name="wait", per_step=1.0, exposed_ms=2.0)),
         links=(LinkRate(sender="node1", receiver="node2", mb_per_step=1.5, mbit_per_s=700.0),),
-        clocks=(Clock(node="node2", offset_ms=0.4, uncertainty_ms=3.0),), uneven_ms=uneven_ms,
+        clocks=(Clock(node="node2", offset_ms=5000.4, uncertainty_ms=3.0, wall_ms=0.4),), uneven_ms=uneven_ms,
     )  # fmt: skip
 
 
@@ -70,6 +70,24 @@ def of_two(found, **more):
 def test_a_straggler_in_words(found, said):
     (line,) = faults_in_words(of_two(together((found,))))
     assert said in line
+
+
+def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cached_batch():
+    def blocks(own, plain=50.0, cached=30.0):
+        return [
+            block(trial, other=ms + i) for i in range(3)
+            for trial, ms in (("plain", plain), ("no_sync", own), ("cached_batch", cached))
+        ]  # fmt: skip
+
+    ranks = rank(0, 2, other=10.0, blocks=blocks(11.0)), rank(1, 2, other=30.0, blocks=blocks(31.0))
+    own = " Without exchange its step took 32 ms, and the others' 12."
+    (words,) = faults_in_words(recording(*ranks, together=together((straggler("compute"),))))
+    assert words.endswith(own)
+    (words,) = faults_in_words(recording(*ranks, together=together((straggler("data"),))))
+    assert words.endswith(f"{own} With the same batch again and again a step of all took 31 ms in place of 51.")
+    unlike = ranks[0], rank(1, 2, other=30.0)  # it ended before
+    (words,) = faults_in_words(recording(*unlike, together=together((straggler("compute"),))))
+    assert "Without exchange" not in words
 
 
 def test_what_a_sample_takes_there_and_elsewhere():
@@ -123,6 +141,14 @@ def test_the_bars_of_ranks_are_their_steps():
     assert ranks_chart(None) is None
 
 
+def test_what_proves_a_recording_is_started_as_the_recording_was():
+    alone = recording(rank())
+    assert alone.proved_by == ["trainpace", "diagnose", "--", "python", "train.py"]
+    assert replace(alone, together_by="srun").proved_by == ["srun", *alone.proved_by]
+    of_nodes = replace(alone, together_by="torchrun").proved_by
+    assert of_nodes == ["trainpace", "diagnose", "--output", "FOLDER", "--", "python", "train.py"]
+
+
 def test_of_many_ranks_those_that_are_waited_for_are_drawn():
     ranks = tuple(share(i, waiting_ms=float(100 - i)) for i in range(40))
     made = ranks_chart(replace(together(), ranks=ranks))
@@ -132,7 +158,7 @@ def test_of_many_ranks_those_that_are_waited_for_are_drawn():
 
 def test_a_recording_that_was_read_says_how_to_prove_it(capsys):
     d = diagnose(of_two(together()))
-    print_diagnosis(d, "folder", ("torchrun", "train.py"))
+    print_diagnosis(d, "folder", ("trainpace", "diagnose", "--", "torchrun", "train.py"))
     assert "trainpace diagnose -- torchrun train.py" in capsys.readouterr().out
     print_diagnosis(d, "folder")  # that was just done
     assert "trainpace diagnose --" not in capsys.readouterr().out

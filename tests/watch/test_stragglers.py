@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from trainpace.diagnose import clocks_in_words, diagnose
 from trainpace.watch import LinkRate, read_recording, timeline_of
 from trainpace.watch.clocks import clocks, offsets
 from trainpace.watch.exchanges import Exchange, RankStep, common, rank_steps
@@ -18,6 +19,7 @@ from trainpace.watch.inside.trail import (
     OPTIMIZER,
     OTHER,
     PARTS,
+    TRIALS,
     Span,
     Step,
     TrailWriter,
@@ -205,13 +207,37 @@ def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
     assert link_rates({0: trails[0][:1], 1: trails[1]}, NODES) == ()
 
 
+def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_link():
+    """Under `diagnose`: its questions to the ranks' store are acknowledged late."""
+
+    def steps(trial, numbers):
+        return [Step(trial, 1, n, 0, 1, 8, 0.0, 0.0, (0,) * len(PARTS)) for n in numbers]
+
+    def look(number, sent, busy):
+        store = ["10.0.0.1", "10.0.0.2", 20 * number, 40_000 * number]
+        return {"links": [["10.0.0.1", "10.0.0.2", sent, busy], store], "link_steps": number}
+
+    no_sync, settling = TRIALS.index("no_sync"), TRIALS.index("settling")
+    first, last = look(3, 3_000_000, 60_000), look(13, 3_000_000 + 20_000_000, 60_000 + 400_000)
+    plain = [*steps(0, range(4)), first, *steps(0, range(4, 14)), last]
+    tried = [
+        *steps(0, range(4)), first, *steps(settling, (4,)), *steps(0, range(5, 9)), *steps(settling, (9, 10)),
+        *steps(no_sync, (11, 12)), *steps(settling, (13,)), last,
+    ]  # fmt: skip
+    for records, mb_per_step in ((plain, 2.0), (tried, 20 / 6)):
+        peer = [{"links": [["10.0.0.2", "10.0.0.1", 0, 0]], "link_steps": n} for n in (3, 13)]
+        (only,) = link_rates({0: records, 1: peer}, NODES)
+        assert (only.mb_per_step, only.mbit_per_s) == (pytest.approx(mb_per_step), 400.0)
+
+
 # ---- whole recordings, from the files
 
 
-def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo"):
+def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0):
     trail = TrailWriter(
         str(folder / f"process-7-{node}.trail"),
-        {"role": "process", "pid": 7, "host": node, "rank": rank, "world_size": 2, "cpus": 1, "clock_to_wall_ns": -ahead_ms * MS},
+        {"role": "process", "pid": 7, "host": node, "rank": rank, "world_size": 2, "cpus": 1,
+         "clock_to_wall_ns": (wall_ms - ahead_ms) * MS},
     )  # fmt: skip
     trail.note({"backend": backend})
     for number in range(20):
@@ -236,8 +262,22 @@ def test_two_nodes_whose_processes_have_one_number_are_one_recording_on_one_cloc
     (straggler,) = recording.together.stragglers
     assert (straggler.node, straggler.cause, straggler.ms) == ("b", "compute", pytest.approx(20.0))
     assert recording.together.clocks[0].offset_ms == pytest.approx(90_000.0)
+    assert recording.together.clocks[0].wall_ms == pytest.approx(0.0)
+    assert clocks_in_words(recording.together) == []
     rows = timeline_of(tmp_path, range(5, 7)).lanes
     assert [[(m.start_ms, m.end_ms) for m in row.steps] for row in rows] == [[(0.0, 30.0), (30.0, 60.0)]] * 2
+
+
+@pytest.mark.parametrize(("wall_ms", "words"), [(7_200_000, "2 h ahead of"), (-90_000, "1 min 30 s behind")])
+def test_a_node_on_which_it_is_another_time_of_day_is_told_and_changes_nothing(tmp_path, wall_ms, words):
+    write(tmp_path, 0, "a", 5)
+    write(tmp_path, 1, "b", 25, ahead_ms=90_000, wall_ms=wall_ms)
+    recording = read_recording(tmp_path)
+    (straggler,) = recording.together.stragglers
+    assert straggler.ms == pytest.approx(20.0)
+    (sentence,) = clocks_in_words(recording.together)
+    assert f"the clock of b is {words} " in sentence
+    assert sentence in diagnose(recording).warnings
 
 
 def test_nothing_is_said_where_a_device_waits_or_a_rank_is_missing(tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.watch import read_recording, tasks
-from trainpace.watch.tasks import Task, node_of, take, task_of
+from trainpace.watch import read_recording
+from trainpace.watch.tasks import Task, is_one_of_unnumbered_nodes, node_of, take, task_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
@@ -66,6 +66,13 @@ def test_a_node_is_known_by_the_options_of_torchrun():
         assert node_of((*words.split(), "train.py")) is None
 
 
+def test_a_node_that_is_not_told_its_number_is_known():
+    for words in ("torchrun --nnodes 2 --rdzv-backend c10d", "torchrun --nnodes=2:4"):
+        assert is_one_of_unnumbered_nodes((*words.split(), "train.py"))
+    for words in ("torchrun --nnodes 2 --node-rank 1", "torchrun --nnodes 1:4", "torchrun", "python"):
+        assert not is_one_of_unnumbered_nodes((*words.split(), "train.py"))
+
+
 def test_a_node_records_into_a_folder_once(tmp_path):
     nodes = [Task("torchrun-2-nodes", number, 2, is_node=True) for number in (0, 1)]
     assert all(take(tmp_path / "shared", node) for node in nodes)
@@ -91,19 +98,6 @@ def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
     answer = json.loads(said[0])
     assert [(r["rank"], r["world_size"]) for r in answer["ranks"]] == [(0, 2), (1, 2)]
     assert [r["rank"] for r in answer["together"]["ranks"]] == [0, 1]
-
-
-def test_the_first_task_waits_and_says_who_had_not_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "PATIENCE_S", 0.3)
-    first = Task("7.0", 0, 3)
-    tasks.end(tmp_path, first, 0)
-    tasks.end(tmp_path, first._replace(number=2), 5)
-    assert tasks.missing_after(tmp_path, first) == [1]
-    assert tasks.first_failure(tmp_path, first) == 5
-    assert tasks.unended_in_words([1], 3).startswith("task 1 of 3 had not ended")
-    tasks.end(tmp_path, first._replace(number=1), 0)
-    assert tasks.missing_after(tmp_path, first) == []
-    assert tasks.unended_in_words([], 3) == ""
 
 
 def words_of(folder, *more):

@@ -1,7 +1,8 @@
 """What every planted script shares: known waits and busy loops, and a record of the truth when one is asked for.
 
 LOSSES=PATH keeps the losses in full; STEP_TIMES=PATH keeps when each optimizer step ended and what was really planted in
-this process, in milliseconds (worker processes keep nothing). With several ranks each writes PATH.RANK.
+this process, in milliseconds (worker processes keep nothing). With several ranks each writes PATH.RANK. EACH_STEP=PATH has what
+was planted in each step, a line a step, also of a script that is ended before its end.
 """
 
 import json
@@ -44,3 +45,17 @@ if os.environ.get("STEP_TIMES"):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(lambda *_: _ends.append(time.perf_counter()))
+
+if path := os.environ.get("EACH_STEP"):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    _each = open(f"{path}.{os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0'))}", "w")  # noqa: SIM115
+    _told = 0
+
+    def _tell(*_: object) -> None:
+        global _told
+        _each.write(f"{sum(ms for _, ms in _planted[_told:])}\n")
+        _each.flush()
+        _told = len(_planted)
+
+    register_optimizer_step_post_hook(_tell)

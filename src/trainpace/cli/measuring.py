@@ -370,7 +370,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
     in such a run, and its checkpoints are discarded. Other files that it overwrites are restored, as after a `look`; new
-    ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it.
+    ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it. As tasks of
+    srun, or before torchrun on each node, with one --output folder that all nodes see, it is one diagnosis of the whole job.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
     elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of
@@ -379,6 +380,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     \b
     trainpace diagnose -- python train.py
     trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
+    srun --nodes 4 trainpace diagnose --output SHARED -- python train.py
     trainpace diagnose FOLDER
     trainpace diagnose trace.json.gz
     """
@@ -387,12 +389,14 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     if isinstance(answer, verbs.diagnose.Profiled):
         return _show_profiled(answer, view)
+    if isinstance(answer, verbs.watch.Watched):
+        return answer.exit_code
     diagnosis, watched = answer.diagnosis, answer.watched
     if view.json:
         echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
         tried = any(rank.blocks for rank in watched.recording.ranks)
-        again = watched.recording.command if answer.was_read and not tried else ()
+        again = watched.recording.proved_by if answer.was_read and not tried else ()
         report.print_diagnosis(
             diagnosis, str(watched.folder), again, report.restored_notes(watched.recording, watched.folder)
         )

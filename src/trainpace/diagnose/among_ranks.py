@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from trainpace.units import format_number
+from trainpace.diagnose.shares import of_trial, proof
+from trainpace.units import format_duration, format_number
 from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
 
 MOST_NAMED = 3
+SET_OTHERWISE_MS = 1000.0
+"""Clocks that a network keeps differ by some milliseconds."""
 
 
 def faults_in_words(recording: Recording) -> list[str]:
@@ -14,7 +17,9 @@ def faults_in_words(recording: Recording) -> list[str]:
     found = recording.together
     if found is None:
         return []
-    stragglers = [(s.ms, _straggler(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]]
+    stragglers = [
+        (s.ms, _straggler(s, recording.ranks) + _proved(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]
+    ]
     links = [(s.ms, _link(s)) for s in found.slow_links[:MOST_NAMED]]
     lines = [line for _, line in sorted([*stragglers, *links], key=lambda pair: -pair[0])]
     return lines + list(_rest(found))
@@ -44,6 +49,23 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
     return f"{says}: {part} outside of computing and data, as in output, checkpoints or the script's own code."
 
 
+def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
+    """What the interventions say of it: each rank's own pace where nobody waits for another, and a step for which no rank waits
+    for data. Empty where they were not tried."""
+    own = {r.rank: fmean(b.step_ms for b in blocks) for r in ranks if (blocks := of_trial(r, "no_sync"))}
+    if s.rank not in own or len(own) < len(ranks):
+        return ""
+    mine = own.pop(s.rank)
+    says = f" Without exchange its step took {format_number(mine)} ms, and the others' {format_number(fmean(own.values()))}."
+    cached = proof(ranks, "cached_batch") if s.cause == "data" else None
+    if cached is not None and cached.low_ms > 0:
+        says += (
+            f" With the same batch again and again a step of all took {format_number(cached.without_ms)} ms in place of"
+            f" {format_number(cached.plain_ms)}."
+        )
+    return says
+
+
 def _sample_ms(ranks: Sequence[Rank], number: int) -> tuple[float, float]:
     mine = [r.fetch.sample_wall_ms for r in ranks if r.fetch is not None and r.rank == number]
     others = [r.fetch.sample_wall_ms for r in ranks if r.fetch is not None and r.rank != number]
@@ -56,6 +78,16 @@ def _link(s: SlowLink) -> str:
         f"The link from {s.sender} to {s.receiver} is slow: {format_number(s.mbit_per_s)} Mbit/s where the fastest give "
         f"{format_number(s.usual_mbit_per_s)}; that costs {costs}."
     )
+
+
+def clocks_in_words(found: Together | None) -> list[str]:
+    """Nodes on which it is another time of day."""
+    others = [c for c in found.clocks if abs(c.wall_ms) > max(SET_OTHERWISE_MS, c.uncertainty_ms)] if found else []
+    return [
+        f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)} {'ahead of' if c.wall_ms > 0 else 'behind'} that of"
+        " the first rank's node. What is told here allows for it; times in logs and of files do not."
+        for c in others[:MOST_NAMED]
+    ]  # fmt: skip
 
 
 def _rest(found: Together) -> Iterator[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
-from trainpace.diagnose.among_ranks import faults_in_words
+from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
 from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, TINY_BATCH, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
@@ -236,6 +236,7 @@ def _warnings(recording: Recording) -> list[str]:
         )
     if recording.seen:
         warnings.append(recording.seen)
+    warnings += clocks_in_words(recording.together)
     fewest = min(r.steps for r in ranks)
     if fewest < 20:
         warnings.append(f"only {fewest} steps were counted.")

@@ -32,7 +32,7 @@ NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()) -> None:
-    """`again`: the command of a recording without interventions, which running it would prove. `notes`: of the run itself."""
+    """`again`: of a recording without interventions, the command that would prove it. `notes`: of the run itself."""
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
@@ -71,7 +71,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
     if not d.advice:
         print_lines(NOTHING_WORTH)
     if again:
-        print_next(["trainpace", "diagnose", "--", *again], "proves the shares, by taking one cause after another away")
+        print_next(again, "proves the shares, by taking one cause after another away")
     else:
         print_next(["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline")
 

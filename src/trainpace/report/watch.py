@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from trainpace.diagnose import clocks_in_words
 from trainpace.journal import Guarded, Pace
 from trainpace.process import ending_of
 from trainpace.records import to_jsonable
@@ -92,8 +93,7 @@ def print_recording(recording: Recording, folder: str) -> None:
     if any(r.blocks for r in ranks):  # of the diagnose that made it
         print_next(["trainpace", "diagnose", folder], "reads this recording again, and says what to change")
     else:
-        diagnose = ["trainpace", "diagnose", "--", *recording.command]
-        print_next(diagnose, "proves what slows it down, and says what to change")
+        print_next(recording.proved_by, "proves what slows it down, and says what to change")
 
 
 def trained_on(rank: Rank) -> str:
@@ -169,6 +169,7 @@ def _doubts(recording: Recording) -> list[str]:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
     if first.no_workload:
         lines.append(untraced_in_words(first))
+    lines += [f"{line[:1].upper()}{line[1:]}" for line in clocks_in_words(recording.together)]
     return [*lines, recording.seen] if recording.seen else lines
 
 

@@ -59,7 +59,8 @@ class Profiled(Record):
     place: Path
 
 
-def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
+def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | Watched:
+    """As one of several tasks, for which the first one reports, there is no more than that this one has ended."""
     r, command = request, request.command
     if not command:
         raise Misuse(
@@ -81,5 +82,7 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled:
             "limit_s": r.budget + PATIENCE_S, "without": list(r.without),
         }  # fmt: skip
         watched = record(command, r.output, r.stdout, progress, trials)
+        if not watched.reports:
+            return watched
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
         return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched, was_read=was_read)

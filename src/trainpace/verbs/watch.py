@@ -9,13 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import UnknownName, ending_with
+from trainpace.errors import TrainpaceError, UnknownName, ending_with
 from trainpace.process import usable_cores
 from trainpace.profilers import is_trace
 from trainpace.records import Record
 from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
-from trainpace.watch import Recording, Task, node_of, read_recording, take, task_of, watch
+from trainpace.watch import (
+    Recording,
+    Task,
+    is_one_of_unnumbered_nodes,
+    meet,
+    node_of,
+    read_recording,
+    take,
+    task_of,
+    watch,
+)
 
 if TYPE_CHECKING:
     from trainpace.journal import Pace
@@ -41,7 +51,7 @@ class WatchRequest(Request):
 
 class Watched(Record):
     """A recording, the folder that it lies in, and the exit code of the command that was run for it (0 for an old one).
-    `reports`: False for a task of srun for which the first one reports; its recording has no ranks."""
+    `reports`: False for a task of srun, or a node, for which the first one reports; its recording has no ranks."""
 
     recording: Recording
     folder: Path
@@ -65,21 +75,40 @@ def record(
     trials: Mapping[str, object] | None = None,
 ) -> Watched:  # fmt: skip
     """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun, and before torchrun on
-    several nodes that share the folder, all record together."""
+    several nodes that share the folder, all record together; interventions they begin together, too."""
     task = task_of(os.environ)
-    if task is None and output is not None and trials is None:
+    if task is None and (output is not None or trials is not None):
         task = node_of(command)
-    if trials is not None:
-        check_one_task(task, "diagnose")
+    if trials is not None and output is None and task is not None and task.is_node:
+        raise Misuse(
+            f"this is node {task.number} of {task.tasks}, and their ranks make interventions together.",
+            "Give all nodes one `output` folder that every node sees.",
+        )
+    if trials is not None and task is None and is_one_of_unnumbered_nodes(command):
+        raise Misuse("torchrun is told of several nodes, and not which this one is: add its --node-rank, from 0 on.")
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
+    if trials is not None and task is not None:
+        try:
+            with progress.work(f"waiting for all {task.tasks} {task.word}s at {folder}"):
+                meet(folder, task)
+        except TrainpaceError as error:
+            if task.reports or task.is_node:
+                raise
+            return _told_by_the_first(command, folder, error.exit_code)
     if (busy := busy_words()) and (task is None or task.reports):
         progress.note(f"note: {busy}")
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
-        own = Recording(command=tuple(command), seconds=None, exit_code=code, ranks=())
-        return Watched(recording=own, folder=folder, exit_code=code, reports=False)
+        if task.is_node:  # which prints elsewhere than the first one
+            progress.note(f"note: node {task.number} of {task.tasks}: node 0 says what was found, for all; recorded in {folder}")
+        return _told_by_the_first(command, folder, code)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
+
+
+def _told_by_the_first(command: Sequence[str], folder: Path, exit_code: int) -> Watched:
+    own = Recording(command=tuple(command), seconds=None, exit_code=exit_code, ranks=())
+    return Watched(recording=own, folder=folder, exit_code=exit_code, reports=False)
 
 
 def busy_words() -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.links import LinkRate, SlowLink
+    from trainpace.watch.meeting import meet
     from trainpace.watch.notes import Line, Loader, Notes, inputs_of
     from trainpace.watch.recording import (
         STEP_IN_WORDS,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from trainpace.watch.restoring import NOT_RESTORED, notes_in, remove_trial_checkpoints
     from trainpace.watch.stated import StatedLength, stated_length
     from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together
-    from trainpace.watch.tasks import Task, node_of, take, task_of
+    from trainpace.watch.tasks import Task, is_one_of_unnumbered_nodes, node_of, take, task_of
     from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of, trace_events, write_trace
     from trainpace.watch.trails import Process, header_of, read_processes, records_of
 

@@ -19,11 +19,13 @@ SHORTEST, LEAST_TAKEN = 4, 8
 
 
 class Clock(Record):
-    """A node's clock against that of the lowest rank's node: `offset_ms` ahead, known to `uncertainty_ms` either way."""
+    """A node's clock against that of the lowest rank's node: `offset_ms` ahead, known to `uncertainty_ms` either way. `wall_ms`:
+    what the time of day is ahead there; the other clock counts from each node's own start."""
 
     node: str
     offset_ms: float
     uncertainty_ms: float
+    wall_ms: float = 0.0
 
 
 class Offsets(NamedTuple):

@@ -4,13 +4,16 @@ A collective is as slow as its slowest link, and from its time alone nobody can 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpace.records import Record
+from trainpace.watch.inside.trail import TRIALS, Step
 
 LEAST_BYTES = 1_000_000
 """A connection that sent less says nothing about its link; those of a rendezvous do."""
+LITTLE = 20
+"""A connection carries little that carries less than one part in so many of what the largest to the same peer does."""
 LEAST_BUSY_US = 20_000
 """The kernel counts in ticks of up to 10 ms."""
 SLOW = 1.5
@@ -39,10 +42,11 @@ class SlowLink(Record):
     at_least: bool = False
 
 
-def link_rates(trails: Mapping[int, Iterable[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
+def link_rates(trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
     """The links between nodes, from the records of each rank's trail; the connections of two nodes' ranks together."""
     counted = {rank: [r for r in records if isinstance(r, dict) and "links" in r] for rank, records in trails.items()}
     at = {own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]}
+    exchanging = {r: _steps_between(trails[r], notes[0], notes[-1]) for r, notes in counted.items() if notes}
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     steps: dict[tuple[str, str], int] = {}
     for rank, notes in counted.items():
@@ -55,18 +59,37 @@ def link_rates(trails: Mapping[int, Iterable[Any]], nodes: Mapping[int, str]) ->
                 link = nodes[rank], at[peer]
                 sums[link][0] += sent - before[0]
                 sums[link][1] += busy_us - before[1]
-                steps[link] = max(steps.get(link, 1), int(notes[-1]["link_steps"]) - int(notes[0]["link_steps"]))
+                steps[link] = max(steps.get(link, 1), exchanging[rank])
     return tuple(
         LinkRate(sender=sender, receiver=receiver, mb_per_step=sent / 1e6 / steps[sender, receiver], mbit_per_s=8 * sent / busy)
         for (sender, receiver), (sent, busy) in sorted(sums.items()) if sent >= LEAST_BYTES and busy >= LEAST_BUSY_US
     )  # fmt: skip
 
 
+def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
+    """Those after one look at the links up to another, without those whose exchange an intervention left out; settling steps are
+    of the intervention that follows."""
+    begin, end = int(first["link_steps"]), int(last["link_steps"])
+    left_out, settling = 0, 0
+    for step in (r for r in records if isinstance(r, Step) and begin < r.number <= end):
+        if TRIALS[step.trial] == "settling":
+            settling += 1
+        else:
+            left_out += settling + 1 if TRIALS[step.trial] == "no_sync" else 0
+            settling = 0
+    return end - begin - left_out
+
+
 def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    sums: dict[str, tuple[int, int]] = {}
+    """Of several connections to one peer those that carry much: what a rendezvous says now and then is acknowledged late, and so
+    would count as slow."""
+    to_peer = defaultdict(list)
     for _, peer, sent, busy_us in connections:
-        before = sums.get(peer, (0, 0))
-        sums[peer] = before[0] + int(sent), before[1] + int(busy_us)
+        to_peer[peer].append((int(sent), int(busy_us)))
+    sums = {}
+    for peer, counts in to_peer.items():
+        carry = [count for count in counts if count[0] * LITTLE >= max(counts)[0]]
+        sums[peer] = sum(sent for sent, _ in carry), sum(busy_us for _, busy_us in carry)
     return sums
 
 

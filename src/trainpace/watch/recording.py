@@ -22,7 +22,7 @@ from trainpace.watch.links import link_rates
 from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.stated import StatedLength
 from trainpace.watch.stragglers import Together, together
-from trainpace.watch.trails import fetches_of, readable, records_of, trails_of
+from trainpace.watch.trails import ProcessTrail, fetches_of, readable, records_of, trails_of
 from trainpace.workload import LARGEST
 
 STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
@@ -142,6 +142,7 @@ class _Ended(msgspec.Struct):
     seconds: float | None
     exit_code: int | None
     unended: str = ""
+    together_by: str = ""
     busy: str = ""
     restored: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -152,7 +153,8 @@ class Recording(Record):
     out (of several processes with the same rank, all but the one with the most steps) or missing (ranks, tasks of srun). `busy`:
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
     alone, where some are missing, and where the host does not wait for collectives. `restored`: files of earlier runs
-    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too."""
+    that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too.
+    `together_by`: what started the tasks or nodes that recorded together, srun or torchrun; empty for one alone."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -163,6 +165,15 @@ class Recording(Record):
     together: Together | None = None
     restored: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    together_by: str = ""
+
+    @property
+    def proved_by(self) -> list[str]:
+        """The words of the command that tries interventions on this training."""
+        diagnose = ["trainpace", "diagnose", "--", *self.command]
+        if self.together_by == "torchrun":  # on each node
+            return [*diagnose[:2], "--output", "FOLDER", *diagnose[2:]]
+        return [self.together_by, *diagnose] if self.together_by else diagnose
 
 
 def read_recording(folder: Path) -> Recording:
@@ -187,11 +198,13 @@ def read_recording(folder: Path) -> Recording:
     by_rank = {rank.rank: (rank, records) for rank, records in sorted(found, key=lambda pair: pair[0].steps)}
     longest = {n: replace(rank, beside=_beside(rank, records, found)) for n, (rank, records) in by_rank.items()}
     seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
+    # a task that failed is why there are no ranks
+    seen = " ".join(filter(None, (seen, ended.unended) if ranks else (ended.unended, seen)))
     return Recording(
         command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
-        ranks=tuple(r for _, r in sorted(longest.items())), seen=" ".join(filter(None, (seen, ended.unended))),
-        busy=ended.busy, restored=ended.restored, left=ended.left,
-        together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}),
+        ranks=tuple(r for _, r in sorted(longest.items())), seen=seen,
+        busy=ended.busy, restored=ended.restored, left=ended.left, together_by=ended.together_by,
+        together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(trails)),
     )  # fmt: skip
 
 
@@ -207,12 +220,25 @@ def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequ
     return sum(first < end and last > begin for first, last in others)
 
 
-def _together(folder: Path, ranks: Mapping[int, Rank], records: Mapping[int, Sequence[Any]]) -> Together | None:
+def _together(
+    folder: Path, ranks: Mapping[int, Rank], records: Mapping[int, Sequence[Any]], wall_ms: Mapping[str, float]
+) -> Together | None:
+    """`wall_ms`: by host, what the time of day is ahead of the clock of its trails."""
     if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
         return None
     nodes = {number: rank.host for number, rank in ranks.items()}
     with readable(folder):
-        return together({r: rank_steps(found) for r, found in records.items()}, nodes, link_rates(records, nodes))
+        found = together({r: rank_steps(each) for r, each in records.items()}, nodes, link_rates(records, nodes))
+    if found is None:
+        return None
+    first = wall_ms.get(nodes[min(nodes)], 0.0)
+    return replace(found, clocks=tuple(
+        replace(c, wall_ms=c.offset_ms + wall_ms.get(c.node, first) - first) for c in found.clocks
+    ))  # fmt: skip
+
+
+def _wall_ms(trails: Sequence[tuple[ProcessTrail, Any]]) -> dict[str, float]:
+    return {trail.header["host"]: float(trail.header.get("clock_to_wall_ns", 0)) / 1e6 for trail, _ in trails}
 
 
 def _undamaged(rank: Rank) -> Rank:

@@ -4,13 +4,13 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from trainpace.watch.inside.trail import OF_TRIAL, aside_of, state_of
 from trainpace.watch.notes import Notes
-from trainpace.watch.trails import records_of
+from trainpace.watch.trails import header_of, records_of
 
 NOT_RESTORED = "earlier"
 """The folder of a recording with files of earlier runs that were not put back."""
@@ -18,19 +18,21 @@ _PATIENCE_S = 1.0
 """Loader workers that were killed have a log open for a moment longer."""
 
 
-def notes_in(folder: Path) -> Notes:
-    """What the command's processes have noted."""
-    return Notes(record for path in folder.glob("process-*.trail") for record in records_of(path))
+def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -> Notes:
+    """What the command's processes have noted; with `of`, those whose trail has a header of that kind."""
+    paths = [path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})]
+    return Notes(record for path in paths for record in records_of(path))
 
 
-def put_back(folder: Path, notes: Notes, whole: bool) -> dict[str, list[str]]:
+def put_back(folder: Path, notes: Notes, whole: bool, accounts: Notes | None = None) -> dict[str, list[str]]:
     """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
     those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
-    Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone."""
+    Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone. `accounts`: notes of
+    all processes on this host that may have written the same files, where `notes` are of some."""
     whole = whole and not any(notes.values("stopped"))
     saved = {(place, tuple(state)) for states in notes.values("saved") for place, state in states}
     copied = [str(place) for place in notes.values("copied")]
-    shared = set() if whole else _written_by_others(notes.values("written"), copied)
+    shared = set() if whole else _written_by_others((accounts or notes).values("written"), copied)
     done: dict[str, list[str]] = {"restored": [], "left": []}
     for place in dict.fromkeys((*map(str, notes.values("earlier")), *copied)):
         aside = aside_of(place, str(folder.resolve()))

@@ -70,6 +70,19 @@ class Copies:
             unfinished = f"{aside}-{self.process}"
             self.written.add(unfinished)
             shutil.copy2(place, unfinished)
-            os.rename(unfinished, aside)
+            keep_first(unfinished, aside)
         self.recorder.trail.note({"copied": place})
         self.recorder.trail.flush()
+
+
+def keep_first(unfinished: str, aside: str) -> None:
+    """Give a copy its name, or drop it where there is one: who copied later may have copied what another rank had begun to write
+    over."""
+    try:
+        os.link(unfinished, aside)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.rename(unfinished, aside)
+        return
+    os.unlink(unfinished)

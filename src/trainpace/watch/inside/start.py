@@ -20,14 +20,14 @@ from typing import Any
 from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
-from trainpace.watch.inside.trail import OF_TRIAL, TRIALS, TrailWriter, unused
+from trainpace.watch.inside.trail import OF_TRIAL, TASK, TRIALS, TrailWriter, unused
 
 
 def _header() -> dict[str, Any]:
     return {
         "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
         "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
-        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
+        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"), "task": _number(TASK),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }  # fmt: skip
 

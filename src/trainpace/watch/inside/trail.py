@@ -38,6 +38,8 @@ EARLIER = ".before-trainpace-look"
 """Names files of earlier runs, while a script is only looked at that writes others in their place."""
 STOP_AFTER = "TRAINPACE_STOP_AFTER_S"
 """The environment variable with the seconds of steps after which a script is ended that is only looked at."""
+TASK = "TRAINPACE_TASK"
+"""The environment variable with the number of the task, where several record into one folder."""
 
 LONGEST_WRITE_S = 2.0
 """For which one thread waits while another one writes: a signal's handler interrupts its own thread in the middle of it."""

@@ -1,0 +1,250 @@
+"""The tasks of one job at their shared folder: under interventions they begin together, each says there how it ended, and the
+others wait for that, for a bounded time.
+
+What one node writes another sees late where a network's file system keeps a folder's listing for up to a minute, unless the other
+changes the folder as well.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.intake import read_json
+from trainpace.process import ending_of
+from trainpace.records import write_whole
+from trainpace.watch.tasks import Task
+
+PATIENCE_S = 60.0
+"""How long the first task waits for the others after its own command has ended."""
+MEET_S, NODES_MEET_S = 120.0, 600.0
+"""How long tasks wait for each other before they begin: srun starts them at once, nodes of torchrun are started by hand."""
+SLACK_S = 10.0
+"""How much longer the others wait for the first one's word."""
+GRACE_S = 15.0
+"""How long a command may go on after that of another task has failed; most end by themselves, when a connection is gone."""
+POLL_S = 0.2
+LOOK_S, REFRESH_S = 1.0, 5.0
+BEGIN_FILE = "begin.json"
+ON_ALL_NODES = "Name a new folder on a disk that every node sees, by `output`."
+
+
+class Ended(NamedTuple):
+    """How a task's command ended. `after`: tasks that had failed by then."""
+
+    number: int
+    host: str
+    exit_code: int
+    after: tuple[int, ...] = ()
+
+
+# ---- the beginning
+
+
+def arrive(folder: Path, task: Task) -> None:
+    """Say that this task is here."""
+    _write(_here(folder, task.number), {"host": socket.gethostname()})
+
+
+def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
+    """Return once all tasks are at the folder. Raises TrainpaceError in each of them where one does not come in time: it does not
+    see the folder or was not started, and interventions that only some ranks make would leave the others waiting."""
+    patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
+    arrive(folder, task)
+    everyone = range(task.tasks)
+    if task.reports:
+        missing = _awaited(folder, task, patience_s, lambda: [n for n in everyone if not _here(folder, n).exists()])
+        _write(folder / BEGIN_FILE, {"missing": missing})
+    else:
+        _awaited(folder, task, patience_s + SLACK_S, lambda: [] if (folder / BEGIN_FILE).exists() else [0])
+        said = _read(folder / BEGIN_FILE)
+        missing = [0] if said is None else list(said["missing"])
+    if missing:
+        begins = "it does" if len(missing) == 1 else "they do"
+        raise TrainpaceError(
+            f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s: {begins} not see this folder, or"
+            f" {'was' if len(missing) == 1 else 'were'} not started, so nothing was run.",
+            ON_ALL_NODES,
+        )
+
+
+# ---- while the command runs
+
+
+class Lookout:
+    """Looks whether a command that runs under interventions waits for what will never come: for the ranks of a task that has
+    failed, or, once steps were made, for a step longer than all ranks have patience (`still_s`)."""
+
+    def __init__(self, folder: Path, task: Task, still_s: float) -> None:
+        self.folder, self.task, self.still_s = folder, task, still_s
+        self.failed_since = self.grown = time.monotonic()
+        self.sizes: dict[str, int] = {}
+        self.steps = False
+        self.gave_up = ""
+
+    def gives_up(self) -> bool:
+        """Whether the command is to be ended; `gave_up` then says why."""
+        now = time.monotonic()
+        if not any(e.exit_code for e in ends(self.folder, self.task)):
+            self.failed_since = now
+        sizes = {path.name: _size(path) for path in self.folder.glob("process-*.trail")}
+        if sizes != self.sizes:
+            # a trail has its header from the beginning, and grows with the steps
+            self.steps |= any(size > self.sizes.get(name, size) for name, size in sizes.items())
+            self.sizes, self.grown = sizes, now
+        if now - self.failed_since > GRACE_S:
+            self.gave_up = "waited for its ranks and was ended"
+        elif self.steps and now - self.grown > self.still_s:
+            self.gave_up = f"was ended, since no rank made a step for {self.still_s:.0f} s"
+        return bool(self.gave_up)
+
+
+# ---- the end
+
+
+def end(folder: Path, task: Task, exit_code: int) -> None:
+    """Say that this task's command has ended, and how long its trails are, so that others know when they see all of them."""
+    failed = [e.number for e in ends(folder, task) if e.exit_code]
+    host = socket.gethostname()
+    trails = {path.name: _size(path) for path in folder.glob(f"*-{host}*.trail")}
+    _write(_end(folder, task.number), {"exit_code": exit_code, "host": host, "after": failed, "trails": trails})
+
+
+def ends(folder: Path, task: Task) -> list[Ended]:
+    """How those tasks ended that have ended by now."""
+    said = {number: _read(_end(folder, number)) for number in range(task.tasks)}
+    return [
+        Ended(n, str(about.get("host", "")), int(about.get("exit_code", 0)), tuple(about.get("after", ())))
+        for n, about in said.items() if about is not None
+    ]  # fmt: skip
+
+
+def missing_after(folder: Path, task: Task, patience_s: float | None = None) -> list[int]:
+    """Wait until the commands of all tasks have ended and what they recorded is seen; the tasks of which it is not by then."""
+
+    def missing() -> list[int]:
+        said = {number: _read(_end(folder, number)) for number in range(task.tasks)}
+        return [n for n, about in said.items() if about is None or not _all_seen(folder, about)]
+
+    return _awaited(folder, task, PATIENCE_S if patience_s is None else patience_s, missing)
+
+
+def first_failure(ended: Sequence[Ended]) -> int:
+    """The exit code of the one that failed first, as far as that can be told; 0 where none did."""
+    return next((e.exit_code for e in _failed_first(ended)), 0)
+
+
+def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str = "") -> str:
+    """Who failed, and whose recording may end early; "" where all ended well. `gave_up`: why this task's command was ended."""
+    first = [e for e in _failed_first(ends(folder, task)) if not (gave_up and e.number == task.number)]
+    words = []
+    if first:
+        hosts = " and ".join(dict.fromkeys(e.host for e in first if e.host))
+        how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
+        words.append(f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}.")
+    if gave_up:
+        words.append(f"The command of {task.word} {task.number} {gave_up}.")
+    never = [n for n in missing if not _here(folder, n).exists() and not _end(folder, n).exists()]
+    late = [n for n in missing if n not in never]
+    if never:
+        words.append(f"{_which(never, task)} left nothing in {folder}, which every node has to see.")
+    if late:
+        words.append(
+            f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one, so what"
+            f" {'it' if len(late) == 1 else 'they'} recorded may end early."
+        )
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in words)
+
+
+# ---- putting back what was written over, in turn
+
+
+def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
+    """Say what this task has put back and what it has left."""
+    _write(_tidied(folder, task.number), done)
+
+
+def await_tidied(folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None) -> None:
+    """Wait until these tasks have put back what they wrote over. Two of them that put back one file at once would lose it."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
+    _awaited(folder, task, patience_s, lambda: [n for n in numbers if not _tidied(folder, n).exists()])
+
+
+def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
+    """What all tasks have put back and left, without repetition."""
+    done: dict[str, list[str]] = {}
+    for about in (_read(_tidied(folder, number)) or {} for number in range(task.tasks)):
+        for name, places in about.items():
+            done[name] = list(dict.fromkeys((*done.get(name, []), *places)))
+    return done
+
+
+# ---- files
+
+
+def _here(folder: Path, number: int) -> Path:
+    return folder / f"task-{number}.here"
+
+
+def _end(folder: Path, number: int) -> Path:
+    return folder / f"task-{number}.json"
+
+
+def _tidied(folder: Path, number: int) -> Path:
+    return folder / f"task-{number}.tidied"
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    write_whole(file, json.dumps(content))
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """None where it is not there, or not whole yet."""
+    if not file.exists():
+        return None
+    with contextlib.suppress(UnreadableInput):
+        said = read_json(file)
+        return said if isinstance(said, dict) else None
+    return None
+
+
+def _size(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return 0
+
+
+def _all_seen(folder: Path, about: dict[str, Any]) -> bool:
+    return all(_size(folder / name) >= size for name, size in about.get("trails", {}).items())
+
+
+def _awaited(folder: Path, task: Task, patience_s: float, missing: Callable[[], list[int]]) -> list[int]:
+    """Look until nobody is missing, or the time is over; who is missing then."""
+    until, refreshed = time.monotonic() + patience_s, time.monotonic()
+    while found := missing():
+        now = time.monotonic()
+        if now > until:
+            return found
+        if now - refreshed > REFRESH_S:
+            refreshed = now
+            with contextlib.suppress(OSError):
+                mine = folder / f"task-{task.number}.looks"
+                mine.touch()
+                os.unlink(mine)
+        time.sleep(POLL_S)
+    return []
+
+
+def _failed_first(ended: Sequence[Ended]) -> list[Ended]:
+    failed = [e for e in ended if e.exit_code]
+    return [e for e in failed if not e.after] or failed
+
+
+def _which(numbers: Sequence[int], task: Task) -> str:
+    listed = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"{task.word}{'s' if len(numbers) > 1 else ''} {listed} of {task.tasks}"

@@ -1,0 +1,175 @@
+"""Tasks at a shared folder: they begin together, each says how it ended, and nobody waits for ever."""
+
+import json
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from trainpace.errors import TrainpaceError
+from trainpace.watch import meeting, restoring
+from trainpace.watch.command import watch
+from trainpace.watch.inside.copies import keep_first
+from trainpace.watch.inside.trail import TrailWriter, aside_of
+from trainpace.watch.tasks import Task
+
+FIRST = Task("7.0", 0, 3)
+TRIALS = {"limit_s": 60.0}
+
+
+def task(number):
+    return FIRST._replace(number=number)
+
+
+def met(folder, number, patience_s):
+    """What the task was told; "" where all came."""
+    try:
+        meeting.meet(folder, task(number), patience_s)
+    except TrainpaceError as error:
+        return error.message
+    return ""
+
+
+def all_at_once(*functions):
+    said = [None] * len(functions)
+
+    def call(i):
+        said[i] = functions[i]()
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return said
+
+
+def test_tasks_begin_when_all_are_there(tmp_path):
+    assert all_at_once(*(lambda n=n: met(tmp_path, n, 20.0) for n in (1, 2, 0))) == ["", "", ""]
+
+
+def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "SLACK_S", 0.3)
+    (tmp_path / "own").mkdir()
+    said = all_at_once(
+        lambda: met(tmp_path, 0, 0.3), lambda: met(tmp_path, 1, 0.3), lambda: met(tmp_path / "own", 2, 0.3)
+    )
+    assert said[0] == said[1]
+    assert said[0].startswith("task 2 of 3 did not come to")
+    assert said[2].startswith("task 0 of 3 did not come to")
+
+
+def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "PATIENCE_S", 0.3)
+    trail = tmp_path / f"process-5-{socket.gethostname()}.trail"
+    trail.write_bytes(b"x" * 100)
+    meeting.end(tmp_path, FIRST, 0)
+    meeting.end(tmp_path, task(2), 5)
+    assert meeting.missing_after(tmp_path, FIRST) == [1]
+    assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 5
+    assert f"Task 1 of 3 left nothing in {tmp_path}" in meeting.ends_in_words(tmp_path, FIRST, [1])
+    meeting.arrive(tmp_path, task(1))
+    assert "Task 1 of 3 had not ended" in meeting.ends_in_words(tmp_path, FIRST, [1])
+    meeting.end(tmp_path, task(1), 0)
+    assert meeting.missing_after(tmp_path, FIRST) == []
+    trail.write_bytes(b"x" * 99)  # as a network's file system may still have it
+    assert meeting.missing_after(tmp_path, FIRST) == [0, 1, 2]
+
+
+def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_failed_with_it(tmp_path):
+    for number, code in ((2, 3), (0, 1), (1, 1)):
+        meeting.end(tmp_path, task(number), code)
+    assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 3
+    assert (
+        meeting.ends_in_words(tmp_path, FIRST, []) == f"Task 2 of 3 (on {socket.gethostname()}) ended with exit code 3."
+    )
+
+
+def test_all_well_is_not_spoken_of(tmp_path):
+    for number in range(3):
+        meeting.end(tmp_path, task(number), 0)
+    assert meeting.ends_in_words(tmp_path, FIRST, []) == ""
+
+
+def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "GRACE_S", 0.3)
+    monkeypatch.setattr(meeting, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(meeting, "LOOK_S", 0.1)
+    meeting.end(tmp_path, task(1), 7)
+    meeting.end(tmp_path, task(2), 0)
+    began = time.monotonic()
+    code = watch((sys.executable, "-c", "import time; time.sleep(60)"), tmp_path, TRIALS, task=FIRST)
+    assert (code, time.monotonic() - began < 30) == (7, True)
+    note = json.loads((tmp_path / "command.json").read_text())
+    assert note["exit_code"] == 7
+    assert note["unended"].endswith("The command of task 0 waited for its ranks and was ended.")
+
+
+def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
+    lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.2)
+    trail = tmp_path / "process-5-a.trail"
+    trail.write_bytes(b"header")
+    for _ in range(2):  # before the first step it may download its data
+        assert not lookout.gives_up()
+        time.sleep(0.3)
+    trail.write_bytes(b"header and steps")
+    assert not lookout.gives_up()
+    time.sleep(0.3)
+    assert lookout.gives_up()
+    assert "no rank made a step" in lookout.gave_up
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_copy_of_a_file_stays(tmp_path, monkeypatch, links):
+    """The second rank may have copied what the first had begun to write over."""
+    aside, first, second = (tmp_path / name for name in ("aside", "first", "second"))
+    first.write_text("earlier")
+    second.write_text("half")
+    if not links:
+
+        def refuses(*_):
+            raise PermissionError
+
+        monkeypatch.setattr("os.link", refuses)
+    keep_first(str(first), str(aside))
+    assert (aside.read_text(), first.exists()) == ("earlier", False)
+    if links:
+        keep_first(str(second), str(aside))
+        assert (aside.read_text(), second.exists()) == ("earlier", False)
+
+
+def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_its_own(tmp_path):
+    """They share a disk here, as nodes may; the later one comes when the first has put its files back."""
+    folder, shared = tmp_path / "recording", tmp_path / "log.txt"
+    folder.mkdir()
+    own = [tmp_path / f"own-{n}.txt" for n in range(2)]
+    for place in (shared, *own):
+        place.write_text("overwritten")
+    for place in (shared, *own):
+        with open(aside_of(str(place), str(folder.resolve())), "w") as file:
+            file.write("earlier")
+    host = socket.gethostname()
+    for n in range(2):
+        trail = TrailWriter(
+            str(folder / f"process-{n}-{host}.trail"), {"role": "process", "pid": n, "host": host, "task": n}
+        )
+        account = {"closed": 0, "opened": 0, "open": 0}
+        places = [shared, own[n]]
+        trail.note({"written": [{"place": str(p), "inode": p.stat().st_ino, **account} for p in places]})
+        for place in places:
+            trail.note({"copied": str(place)})
+        trail.flush()
+    two = FIRST._replace(tasks=2)
+    commands = (
+        lambda n=n: watch((sys.executable, "-c", ""), folder, TRIALS, task=two._replace(number=n)) for n in (1, 0)
+    )
+    assert all_at_once(*commands) == [0, 0]
+    assert [place.read_text() for place in (shared, *own)] == ["earlier"] * 3
+    note = json.loads((folder / "command.json").read_text())
+    assert sorted(note["restored"]) == sorted(map(str, (shared, *own)))
+    assert list(restoring.notes_in(folder, lambda header: header["task"] == 1).values("copied")) == [
+        str(shared),
+        str(own[1]),
+    ]
