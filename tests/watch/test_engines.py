@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from trainpace.watch import COMMAND_FILE, environment, read_recording
 from trainpace.watch.inside.engines import _deepspeed
-from trainpace.watch.inside.patches import _Optimizers
+from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TrailWriter
 
@@ -58,7 +58,7 @@ def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
             pass
 
     _deepspeed(SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine), recorder)
-    optimizers, weight = _Optimizers(recorder), torch.ones(2, requires_grad=True)
+    optimizers, weight = Optimizers(recorder), torch.ones(2, requires_grad=True)
     hooks = register_optimizer_step_pre_hook(optimizers.before), register_optimizer_step_post_hook(optimizers.after)
     try:
         engine = DeepSpeedEngine(torch.optim.SGD([weight], 0.1))

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import torch
 
 from made_trails import read_trail
-from trainpace.watch.inside.engines import timed_fetch
+from trainpace.watch.inside.loaders import timed_fetch
 from trainpace.watch.inside.observers import Sampler
-from trainpace.watch.inside.patches import _Optimizers
+from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.start import when_imported
 from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter
@@ -93,7 +93,7 @@ def test_odd_scripts_run_as_without_the_recorder(tmp_path, capfd):
 
 def watched(tmp_path):
     recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
-    return recorder, _Optimizers(recorder)
+    return recorder, Optimizers(recorder)
 
 
 def optimizer_of():

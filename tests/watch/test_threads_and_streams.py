@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainpace.watch import read_recording, watch
-from trainpace.watch.inside import engines, installed, lengths
+from trainpace.watch.inside import installed, lengths, loaders
 from trainpace.watch.inside.trials import size_from, size_of_uncollated
 
 STEPS = """
@@ -72,9 +72,9 @@ def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(
 
 def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):
     fetched = []
-    recorder = SimpleNamespace(spans_on=True, thread=engines.get_ident(), trail=SimpleNamespace(fetch=fetched.append))
+    recorder = SimpleNamespace(spans_on=True, thread=loaders.get_ident(), trail=SimpleNamespace(fetch=fetched.append))
     made = iter([(torch.rand(4, 8), torch.zeros(4)), (torch.rand(2, 8), torch.zeros(2))])
-    fetch = engines.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))
+    fetch = loaders.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))
     fetcher = SimpleNamespace(collate_fn=list, auto_collation=False)
     for _ in range(2):
         fetch(fetcher, None)

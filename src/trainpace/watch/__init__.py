@@ -13,19 +13,17 @@ if TYPE_CHECKING:
     from trainpace.watch.links import LinkRate, SlowLink
     from trainpace.watch.meeting import meet
     from trainpace.watch.notes import Line, Loader, Notes, inputs_of
-    from trainpace.watch.recording import (
-        STEP_IN_WORDS,
+    from trainpace.watch.ranks import (
         Block,
         FetchCost,
         Rank,
-        Recording,
         batches_per_step,
         half_width_ms,
         ms,
-        read_recording,
         steady_ms,
         untraced_in_words,
     )
+    from trainpace.watch.recording import STEP_IN_WORDS, Recording, read_recording
     from trainpace.watch.restoring import NOT_RESTORED, notes_in, remove_trial_checkpoints
     from trainpace.watch.stated import StatedLength, stated_length
     from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together

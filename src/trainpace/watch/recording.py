@@ -1,11 +1,8 @@
-"""A folder of trails summarised: one record per rank, with the time of each part of its steps."""
+"""A folder of trails as one recording: the command, its ranks, and what they do to each other."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import dropwhile, groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -13,126 +10,17 @@ from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
 from trainpace.intake import read_json
-from trainpace.medians import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.records import Record
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.exchanges import WARM_UP_STEPS, rank_steps
-from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
+from trainpace.watch.exchanges import rank_steps
+from trainpace.watch.inside.trail import DATA, FORWARD, Span, Step
 from trainpace.watch.links import link_rates
-from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
-from trainpace.watch.stated import StatedLength
+from trainpace.watch.ranks import Rank, rank_of
 from trainpace.watch.stragglers import Together, together
-from trainpace.watch.trails import ProcessTrail, fetches_of, readable, records_of, trails_of
+from trainpace.watch.trails import ProcessTrail, readable, records_of, trails_of
 from trainpace.workload import LARGEST
 
 STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
-OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
-"""Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
-
-
-class FetchCost(Record):
-    """Mean milliseconds of the dataset's work: per sample in wall-clock and processor time, and per batch to collate.
-    `in_workers`: whether worker processes did it."""
-
-    sample_wall_ms: float
-    sample_cpu_ms: float
-    collate_ms: float
-    batches: int
-    in_workers: bool
-
-
-class Block(Record):
-    """Consecutive steps under one trial: their mean without the occasional parts, and the mean of every part."""
-
-    trial: str
-    steps: int
-    step_ms: float
-    parts_ms: dict[str, float]
-
-
-class Rank(Record):
-    """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
-
-    `few_operators`: the operators of a step with two samples; 0 where that was not tried.
-    `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
-    `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
-    nobody looked. `device_copies_ms`: of that, when it only took copies from the host. `device_kernels_ms`: by kernel's name.
-    `other_gflops`: of a large matrix product, like `matmul_gflops`, in number formats that an accelerator could use in place of
-    fp32. `number_format`: the precision of the second step's forward pass, as `Execution` has it; empty for fp32, or
-    where the model was not captured. `stopped`: it was ended on purpose after some steps. `optimizers`: how many made an
-    update in a step; 0 where the parameters were changed without a torch optimizer. `accelerator`: the name of the device that
-    trained; empty for a CPU. `delayed_share`: of the time in which its training thread could have run, what it waited for a
-    core. `model_batch`: the first dimension of the model's input in the second step; 0 where it was not captured.
-    `occasions`: the share of steps in which there was an evaluation, or a checkpoint; 0 for none. `stated`: the whole training's
-    length, as the script's variables said in its first step; None where none did. `warm_up`: the steps before those that are
-    counted. `no_workload`: what of the model Trainpace cannot trace; empty where it could, or nobody tried.
-    `beside`: other processes that trained as the same rank at the same time, as under Hogwild, and are left out.
-    `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
-    `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
-    all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
-    none. `one_row_flops`, `one_row_ms`: a step's matrix products by a single vector, of all its `flops`.
-    """
-
-    rank: int
-    world_size: int
-    host: str
-    steps: int
-    step_ms: float
-    step_ms_low: float
-    step_ms_high: float
-    parts_ms: dict[str, float]
-    micro_steps: float
-    samples_per_step: float
-    cpus: int
-    torch: str
-    threads: int
-    loader: Loader | None = None
-    fetch: FetchCost | None = None
-    optimizer: str = ""
-    optimizer_settings: dict[str, Any] = msgspec.field(default_factory=dict)
-    optimizer_numbers: int = 0
-    optimizer_tensors: int = 0
-    model: str = ""
-    wrapped: str = ""
-    parameters: int = 0
-    ddp: dict[str, Any] = msgspec.field(default_factory=dict)
-    lines: tuple[Line, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    first_step_ms: float = 0.0
-    optimizer_variants_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    skips_sync: bool = False
-    operators: int = 0
-    few_operators: int = 0
-    large_operators_ms: float | None = None
-    device_busy_ms: float | None = None
-    device_copies_ms: float = 0.0
-    device_kernels_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    flops: float = 0.0
-    one_row_flops: float = 0.0
-    one_row_ms: float = 0.0
-    matmul_gflops: float = 0.0
-    other_gflops: dict[str, float] = msgspec.field(default_factory=dict)
-    reserved_gib: float = 0.0
-    allocator_retries: float = 0.0
-    complete: bool = True
-    median_ms: float = 0.0
-    median_ms_low: float = 0.0
-    median_ms_high: float = 0.0
-    number_format: str = ""
-    stopped: bool = False
-    optimizers: int = 1
-    accelerator: str = ""
-    delayed_share: float = 0.0
-    model_batch: int = 0
-    occasions: dict[str, float] = msgspec.field(default_factory=dict)
-    stated: StatedLength | None = None
-    warm_up: int = 0
-    beside: int = 0
-    no_workload: str = ""
-    ended_in: str = ""
-    carried_out: bool = False
-    fewer_threads: int = 0
-    after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class _Ended(msgspec.Struct):
@@ -193,7 +81,7 @@ def read_recording(folder: Path) -> Recording:
     for trail, records in trails:
         if sum(isinstance(r, Step) for r in records) > 1:
             with readable(trail.path):
-                found.append((_undamaged(_rank(trail.header, records, trail.workers)), records))
+                found.append((_undamaged(rank_of(trail.header, records, trail.workers)), records))
     ranks = [rank for rank, _ in found]
     by_rank = {rank.rank: (rank, records) for rank, records in sorted(found, key=lambda pair: pair[0].steps)}
     longest = {n: replace(rank, beside=_beside(rank, records, found)) for n, (rank, records) in by_rank.items()}
@@ -274,27 +162,6 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
     return " ".join([also] * bool(again) + [lacks] * bool(absent))
 
 
-def untraced_in_words(rank: Rank) -> str:
-    """That there is no workload, why, and what follows."""
-    why = f": {rank.no_workload}" if rank.no_workload else ""
-    return (
-        f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs from this recording; all that"
-        " was measured stands."
-    )
-
-
-def batches_per_step(rank: Rank) -> float:
-    """Batches per step: its backward passes, or fewer where a batch has several, as in a GAN."""
-    return _batches_per_step(rank.loader, rank.micro_steps, rank.samples_per_step)
-
-
-def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float) -> float:
-    size = loader.batch_size if loader is not None else None
-    backward = max(1.0, micro_steps)
-    batches = samples / size if size else 0.0
-    return min(backward, max(1.0, float(round(batches)))) if batches >= 0.5 else backward
-
-
 def _seen(processes: Sequence[Sequence[Any]]) -> str:
     """What a command that trained no steps did instead; `processes` holds the records of each."""
     if not processes:
@@ -308,120 +175,3 @@ def _seen(processes: Sequence[Sequence[Any]]) -> str:
     many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
     of_two = ", where a recording needs two steps" if steps else ""
     return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}{of_two}."
-
-
-def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
-    steps = [r for r in records if isinstance(r, Step)]
-    in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
-    notes = Notes(records)
-    noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
-    noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
-    noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
-    noted.pop("loader", None)  # one of several, and maybe not of those that fed the training
-    counted, few = notes.values("counted"), notes.values("counted_few")
-    slowed_by_counting = notes.by_step("counted")
-    plain = [s for s in steps if s.trial == 0]
-    programme_starts = noted.get("warm_up_steps", 0)
-    steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    begins = {number + 1 for number in notes.by_step("begins_anew")}
-    """Steps that hold the end of one training, or of one stage, and what prepared the next one."""
-    steady = [s for s in steady if s.number not in slowed_by_counting and s.number not in begins] or steady
-    half = half_width_ms([ms(s) for s in steady])
-    median_ms, median_ms_low, median_ms_high = steady_ms(steady)
-    loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
-    parts = _parts(steady) | _occasional(steps, steady, loader)
-    after = [s for s in steps if s.number >= steady[0].number]
-    step_ms = math.fsum(parts.values())
-    fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
-    if "stated" in noted:
-        noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
-    as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
-    return Rank(
-        **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
-        steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
-        step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
-        micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
-        loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
-        lines=lines_of(notes), blocks=tuple(_blocks(steps)),
-        operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
-        one_row_flops=_middle(counted, "one_row_flops"), one_row_ms=_middle(counted, "one_row_ns") / 1e6,
-        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
-        carried_out=noted.get("trials") == "complete",
-        first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
-        allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
-        median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
-        after_last_ms={part: ns / 1e6 for part, ns in noted.get("after_last_ns", {}).items()},
-    )  # fmt: skip
-
-
-def _middle(counted: Sequence[dict[str, Any]], name: str) -> Any:
-    return sorted(c.get(name, 0) for c in counted)[len(counted) // 2] if counted else 0
-
-
-def ms(step: Step) -> float:
-    return (step.end_ns - step.start_ns) / 1e6
-
-
-def _parts(steps: Sequence[Step]) -> dict[str, float]:
-    return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
-
-
-def _share_with(steps: Sequence[Step], part: str) -> float:
-    return fmean(s.parts_ns[PARTS.index(part)] > 0 for s in steps)
-
-
-def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None) -> dict[str, float]:
-    """Means of the occasional parts over all steps after the warm-up, under trials or not.
-
-    Under trials not every step uses the loader, so its starts count once per epoch.
-    """
-    after = [s for s in steps if s.number >= steady[0].number]
-    means = _parts(after)
-    with_loader = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
-    starts = [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("loader_start")])]
-    if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
-        batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
-        means["loader_start"] = fmean(starts) / 1e6 * batches / loader.batches
-    return {part: means[part] for part in OCCASIONAL}
-
-
-def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
-    return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, blocks)])[1]
-
-
-def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """The median step without occasional parts, and its 90 % interval from the medians of consecutive blocks."""
-    occasional = [PARTS.index(part) for part in OCCASIONAL]
-    times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
-    low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
-    middle = median(times)
-    return middle, min(low, middle), max(high, middle)
-
-
-def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
-    settling = TRIALS.index("settling")
-    under_trials = dropwhile(lambda step: step.trial != settling, steps)
-    for trial, group in groupby(under_trials, key=lambda step: step.trial):
-        if trial != settling:
-            run = list(group)
-            parts = _parts(run)
-            total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
-            yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
-
-
-def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
-    fetches = fetches[1:] if len(fetches) > 4 else fetches  # the first opens files and imports
-    samples = sum(f.samples for f in fetches)
-    if not samples:
-        return None
-    collate = math.fsum(f.collate_ns for f in fetches) / 1e6
-    wall = math.fsum(f.end_ns - f.start_ns for f in fetches) / 1e6
-    processor = math.fsum(f.cpu_ns for f in fetches) / 1e6
-    return FetchCost(
-        sample_wall_ms=max(0.0, wall - collate) / samples,
-        sample_cpu_ms=min(max(0.0, processor - collate), max(0.0, wall - collate)) / samples,
-        collate_ms=collate / len(fetches),
-        batches=len(fetches),
-        in_workers=in_workers,
-    )

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from trainpace.watch.inside import among, left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.direct import DirectCalls
+from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -40,7 +40,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
     direct = DirectCalls(recorder, calls, updates.parameters)
-    optimizers, hooks = _Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
+    optimizers, hooks = Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
     hooks.register_optimizer_step_pre_hook(optimizers.before)
     hooks.register_optimizer_step_post_hook(optimizers.after)
     torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
@@ -270,93 +270,6 @@ def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
     recorder.decides(False)
-
-
-# ---- optimizers
-
-
-ANOTHER_STAGE = 20
-"""Steps of an optimizer without one of the first. A judgement, nothing measured: more than critics make for a generator in most
-GANs, which is 5 in the paper of WGAN, and few enough to lose little of a stage."""
-
-
-class _Optimizers:
-    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
-    made many since, as where another stage of the training has begun."""
-
-    def __init__(self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None) -> None:
-        """`another`: called where another optimizer begins to end the steps."""
-        self.recorder, self.another = recorder, another
-        self.first: weakref.ref[Any] | None = None
-        self.depths: list[tuple[weakref.ref[Any], int]] = []
-        self.known: set[int] = set()
-        self.stepped: Counter[int] = Counter()
-        self.most = 1
-
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder = self.recorder
-        if get_ident() != recorder.thread:
-            if recorder.begins_again is not None:
-                recorder.begins_again()
-            elif recorder.steps or recorder.thread == -1:
-                return
-            recorder.thread = get_ident()
-            recorder.trains_in_thread()
-        if self.first is None or self.first() is None:
-            if self.first is not None:
-                self.begins_anew(optimizer)
-            self.first = weakref.ref(optimizer)
-            with contextlib.suppress(Exception):
-                _note_optimizer(recorder, optimizer)
-        if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
-            self.known.add(id(optimizer))
-            recorder.optimizers.append(weakref.ref(optimizer))
-        for i, (owner, depth) in enumerate(self.depths):
-            # its step raised, as when memory was full, and the script went on
-            if owner() is None or owner() is optimizer:
-                recorder.leave(depth, type(optimizer).__name__)
-                del self.depths[i:]
-                break
-        self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
-
-    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder = self.recorder
-        if get_ident() != recorder.thread:
-            return
-        while self.depths:
-            owner, depth = self.depths.pop()
-            if owner() is optimizer:
-                recorder.leave(depth, type(optimizer).__name__)
-                self.stepped[id(optimizer)] += 1
-                if recorder.step_is_the_engines or self.first is None:
-                    break
-                if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
-                    self.first = weakref.ref(optimizer)
-                    self.begins_anew(optimizer)
-                if self.first() is optimizer:
-                    if len(self.stepped) > self.most:
-                        self.most = len(self.stepped)
-                        recorder.trail.note({"optimizers": self.most})
-                    self.stepped.clear()
-                    recorder.ends_step()
-                break
-
-    def begins_anew(self, optimizer: Any) -> None:
-        """Another training begins, or another stage of it."""
-        if self.recorder.steps:
-            self.recorder.trail.note({"begins_anew": True})
-        self.another(optimizer)
-
-
-def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    recorder.trail.note({
-        "optimizer": type(optimizer).__name__,
-        "optimizer_settings": {k: v for k, v in group.items() if isinstance(v, int | float | bool | None)},
-        "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
-        "optimizer_numbers": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
-    })  # fmt: skip
-    recorder.optimizer = weakref.ref(optimizer)
 
 
 # ---- copies, synchronisation, output

@@ -1,0 +1,164 @@
+"""Hooks for torch.utils.data: the wait for each batch, and the dataset's work for it, also in the loader's workers."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.watch.inside import trials
+from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
+from trainpace.watch.inside.trail import DATA, LOADER_START, Fetch, TrailWriter, unused
+
+
+def loader(module: Any, recorder: Recorder) -> None:
+    iterator, loader = module._BaseDataLoaderIter, module.DataLoader
+    plain_init, plain_next = iterator.__init__, iterator.__next__
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(plain_next)
+    def next_batch(self: Any) -> Any:
+        if get_ident() != recorder.thread:
+            return plain_next(self)
+        first = not self.__dict__.get("_trainpace_begun", False)
+        if first:
+            self._trainpace_begun = True
+        depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
+        try:
+            batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
+            # in every step, and so without one more function
+            recorder.fetched_samples += (
+                trials.size_of(batch)
+                if self.__dict__.get("_auto_collation", True)
+                else trials.size_of_uncollated(batch)
+            )
+            recorder.fetched_from = self.__dict__.get("_trainpace_loader", 0)
+            return batch
+        finally:
+            recorder.leave(depth, "first batch" if first else "next batch")
+
+    @functools.wraps(plain_init)
+    def init(self: Any, of: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, of, *args, **kwargs)
+        if get_ident() == recorder.thread:
+            with contextlib.suppress(Exception):
+                self._trainpace_loader = id(of)
+                if of not in seen:
+                    seen.add(of)
+                    _note_loader(recorder, of)
+
+    iterator.__init__, iterator.__next__ = init, next_batch
+    loader.__iter__ = _starting(recorder, loader.__iter__)
+
+
+def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(plain_iter)
+    def start(self: Any) -> Any:
+        if get_ident() != recorder.thread:
+            return plain_iter(self)
+        depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
+        try:
+            return plain_iter(self)
+        finally:
+            recorder.leave(depth, "start of the loader")
+
+    return start
+
+
+def stateful_loader(module: Any, recorder: Recorder) -> None:
+    kind = getattr(module, "StatefulDataLoader", None)
+    if kind is not None:
+        kind.__iter__ = _starting(recorder, kind.__iter__)
+
+
+def _note_loader(recorder: Recorder, loader: Any) -> None:
+    def length(of: Any) -> int | None:
+        try:
+            return len(of)
+        except Exception:
+            return None
+
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    asked_before = loader._IterableDataset_len_called
+    batches = length(loader)
+    # else the loader warns of a length that the script never asked for
+    loader._IterableDataset_len_called = asked_before
+    dataset = loader.dataset
+    while type(dataset) is sys.modules["torch.utils.data"].Subset:
+        dataset = dataset.dataset
+    recorder.trail.note({
+        "loader": id(loader), "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        "samples_in_dataset": length(loader.dataset), "batches": batches,
+        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+    })  # fmt: skip
+
+
+def fetchers(module: Any, recorder: Recorder) -> None:
+    for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
+        kind.fetch = timed_fetch(kind.fetch, recorder, os.environ["TRAINPACE_WATCH"])
+
+
+def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> Callable[..., Any]:
+    """A fetch function that writes its times to the trail of the process in which it runs."""
+    trails: dict[int, TrailWriter] = {}
+
+    @functools.wraps(fetch)
+    def timed(self: Any, indices: Any) -> Any:
+        if not recorder.spans_on and get_ident() == recorder.thread:  # of no worker
+            return fetch(self, indices)
+        data = sys.modules.get("torch.utils.data")
+        worker = data.get_worker_info() if data is not None else None
+        if worker is None and get_ident() != recorder.thread:
+            return fetch(self, indices)
+        collating = self.__dict__.get("_trainpace_collating")
+        if collating is None:
+            collating = self._trainpace_collating = [0]
+            collate = self.collate_fn
+
+            def timed_collate(batch: Any) -> Any:
+                begin = now_ns()
+                try:
+                    return collate(batch)
+                finally:
+                    collating[0] += now_ns() - begin
+
+            self.collate_fn = timed_collate
+        collating[0] = 0
+        start, cpu = now_ns(), time.thread_time_ns()
+        batch = fetch(self, indices)  # raises at a stream's end, which is no batch
+        end, cpu = now_ns(), time.thread_time_ns() - cpu
+        record = Fetch(
+            -1 if worker is None else worker.id, _fetched(self, indices, batch), start, end, cpu, collating[0]
+        )
+        if worker is not None:
+            with contextlib.suppress(Exception):  # such as no file descriptor left
+                trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
+                trail.fetch(record)
+                trail.flush()
+        else:
+            recorder.trail.fetch(record)
+        return batch
+
+    return timed
+
+
+def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
+    """How many samples were fetched: as many as were asked for, or as many as a dataset gave that makes batches itself."""
+    if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
+        return len(indices)
+    return trials.size_of_uncollated(batch) or 1
+
+
+def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
+    trainer = multiprocessing.parent_process()  # which a fork server is not, though it be the parent
+    pid, host, parent = os.getpid(), socket.gethostname(), trainer.pid if trainer is not None else os.getppid()
+    header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
+    trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
+    return trails[pid]
