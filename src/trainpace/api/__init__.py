@@ -136,7 +136,9 @@ def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) ->
     words = (str(command),) if is_place else _words(command)
     answer = _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options}))
     if isinstance(answer, verbs.watch.Watched):
-        raise TrainpaceError(f"the first of the tasks has the diagnosis, for all of them; it is recorded in {answer.folder}.")
+        raise TrainpaceError(
+            f"the first of the tasks has the diagnosis, for all of them; it is recorded in {answer.folder}."
+        )
     return answer.training if isinstance(answer, verbs.diagnose.Profiled) else answer.diagnosis
 
 

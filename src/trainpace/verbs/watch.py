@@ -100,7 +100,9 @@ def record(
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
         if task.is_node:  # which prints elsewhere than the first one
-            progress.note(f"note: node {task.number} of {task.tasks}: node 0 says what was found, for all; recorded in {folder}")
+            progress.note(
+                f"note: node {task.number} of {task.tasks}: node 0 says what was found, for all; recorded in {folder}"
+            )
         return _told_by_the_first(command, folder, code)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
