@@ -38,7 +38,7 @@ help:
 	@echo "make bench-gpu   forecasts beside steps that were measured on an H100 and an H200 (needs no GPU)"
 	@echo "make bench-scripts  three unchanged scripts from their defaults to the best of this machine (half an hour)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
-	@echo "make bench-nodes  faults planted on one of four nodes of a real Slurm, and what watch says of each (five minutes, as root)"
+	@echo "make bench-nodes  faults planted on one of four nodes of a real Slurm, and what watch and diagnose say of each (ten minutes, as root)"
 	@echo "make bench-accelerator  faults planted in the code for GPUs, and the test on a simulated device that catches each (half an hour)"
 	@echo "make bench-memory, bench-adapters, bench-experts  peaks and fits, steps of LoRA and QLoRA, divided experts, beside measured rows"
 	@echo "make bench-practitioners  what plan and match recommend for thirty known trainings, beside what practitioners do (ten minutes)"
