@@ -17,7 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, left_out, trials
+from trainpace.watch.inside import among, left_out, streams, trials
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -375,6 +375,7 @@ HOOKS: dict[str, Callable[..., None]] = {
     "torch.utils.data.dataloader": _loader,
     "torch.utils.data._utils.fetch": _fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": _stateful_loader,
+    "ray.data.iterator": streams.ray_data,
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),
