@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from trainpace.watch import read_recording, watch
-from trainpace.watch.inside import installed, lengths, loaders
+from trainpace.watch.inside import installed, lengths, loaders, streams
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import DATA, TrailWriter
 from trainpace.watch.inside.trials import size_from, size_of_uncollated
 
 STEPS = """
@@ -81,6 +83,29 @@ def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_
     with pytest.raises(StopIteration):
         fetch(fetcher, None)
     assert [one.samples for one in fetched] == [4, 2]
+
+
+def test_batches_of_ray_data_are_waited_for(tmp_path):
+    recorder = Recorder(TrailWriter(str(tmp_path / "process.trail"), {}))
+
+    class Iterable:
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            return iter(self.batches)
+
+    streams.ray_data(SimpleNamespace(_IterableFromIterator=Iterable), recorder)
+    inner = Iterable([{"x": torch.ones(4, 2)}] * 3)
+    entered = []
+    recorder.enters_batch = lambda part, enters=recorder.enters_batch: (entered.append(part), enters(part))[1]
+    for batch in Iterable(one for one in inner):
+        assert recorder.part != DATA
+        assert recorder.fetched_samples == len(batch["x"]) == 4
+        recorder.leave(recorder.enters_training(), "model")
+    # one for each batch and one that finds the end, whatever they go through
+    assert entered == [DATA] * 4
+    assert recorder.samples == 12
 
 
 def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, left_out, loaders
+from trainpace.watch.inside import among, left_out, loaders, streams
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import BACKWARD, CHECKPOINT, COMMUNICATION, EVALUATION, LOGGING, OTHER
 
@@ -218,6 +218,7 @@ HOOKS: dict[str, Callable[..., None]] = {
     "torch.utils.data.dataloader": loaders.loader,
     "torch.utils.data._utils.fetch": loaders.fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": loaders.stateful_loader,
+    "ray.data.iterator": streams.ray_data,
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),
