@@ -179,7 +179,7 @@ def test_a_batch_of_one_is_named():
     assert d.verdict == "compute"
     assert saving(d, "4 samples a step, computed together") == pytest.approx((6 + 2) * 3 / 4)
     (advice,) = d.advice
-    assert "80% of the FLOPs in a forward pass's matrix products are of a single vector" in advice.how
+    assert "80% of the FLOPs in a forward pass's matrix products multiply a single vector" in advice.how
     assert advice.at_most
     assert not diagnose(recording(replace(r, one_row_flops=20.0))).advice
 

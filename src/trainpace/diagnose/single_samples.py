@@ -26,7 +26,7 @@ def together(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     yield Advice(
         cause="launch" if launch > split.by_cause["compute"] else "compute",
         title=f"{LARGER_BATCH} samples a step, computed together",
-        how=f"{share:.0%} of the FLOPs in a forward pass's matrix products are of a single vector, so that one"
+        how=f"{share:.0%} of the FLOPs in a forward pass's matrix products multiply a single vector, so that one"
         " sample (or one position of a sequence) is computed at a time. That is too little to fill the device, which reads all"
         " weights for it, and would read them once for a whole batch. Collect several samples, padded to one length, and call the"
         " modules once for all of them (mind the learning rate); where no position depends on the one before it, give a module"
