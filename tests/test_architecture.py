@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 ROOMS = [
     "lazy", "errors", "intake", "records", "units", "execution", "software", "optimizers", "schedule", "kinds", "workload", "documents", "hardware", "outcome", "trend", "job",  # 1
     "forecast", "plan",  # 2
-    "process", "user_file", "medians", "tasks", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose", "profilers", "doctor",  # 3
+    "process", "installed", "user_file", "medians", "tasks", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose", "profilers", "doctor",  # 3
     "configs", "validation", "evidence", "journal", "offers", "launch", "verify", "ladder",  # 4
     "verbs",  # 5
     "report",  # 6

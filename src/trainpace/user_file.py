@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.errors import UnknownName, UnreadableInput
+from trainpace.installed import holds_packages, top_of
 
 
 def load_name(path: Path, name: str, what: str = "name") -> Any:
@@ -84,8 +85,4 @@ def _is_installed(folder: str) -> bool:
     paths, root = sysconfig.get_paths(), Path(folder)
     if any(root.is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parent)):
         return True
-    if "site-packages" in root.parts or "dist-packages" in root.parts:
-        return True
-    while (root / "__init__.py").exists():
-        root = root.parent
-    return any(root.glob("*.dist-info"))
+    return holds_packages(top_of(folder))

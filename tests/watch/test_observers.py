@@ -11,7 +11,7 @@ from made_trails import read_trail
 from trainpace import accelerator
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import FORWARD, TrailWriter
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, TrailWriter
 
 
 @pytest.mark.parametrize(("thread_us", "is_large"), [(5, False), (50, True)])
@@ -34,25 +34,27 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
 
 
 @pytest.mark.parametrize(("samples", "share"), [(1, 1.0), (8, 0.0)])
-def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, share):
-    """Forward and backward, whatever the layers' sizes; a batch has none of it."""
+@pytest.mark.parametrize("outputs", [16, 1])  # one output is no single sample
+def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, outputs, share):
     recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = FORWARD
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, outputs))
     end = observers.count_one_step(recorder)
-    model(torch.rand(samples, 32)).sum().backward()
+    loss = model(torch.rand(samples, 32)).sum()
+    recorder.part = BACKWARD
+    loss.backward()
     end()
     (counted,) = (note["counted"] for note in notes_of(recorder) if "counted" in note)
-    assert counted["flops"] > 0
-    assert counted["one_row_flops"] == share * counted["flops"]
-    assert (counted["one_row_ns"] > 0) is bool(share)
+    assert counted["flops"] > counted["product_flops"] > 0
+    assert counted["one_row_flops"] == share * counted["product_flops"]
+    assert counted["products_ns"] > 0
 
 
-@pytest.mark.parametrize(("heads", "one"), [(1, True), (12, False)])
-def test_attention_of_several_heads_is_no_single_vector(heads, one):
+@pytest.mark.parametrize(("heads", "rows"), [(1, 1), (12, 12)])
+def test_attention_of_several_heads_is_no_single_vector(heads, rows):
     query, keys = torch.rand(heads, 1, 8), torch.rand(heads, 8, 20)
-    assert observers.of_one_row(torch.ops.aten.bmm.default, (query, keys)) is one
-    assert not observers.of_one_row(torch.ops.aten.convolution.default, (query, keys))
+    assert observers.rows_of(torch.ops.aten.bmm.default, (query, keys)) == rows
+    assert observers.rows_of(torch.ops.aten.convolution.default, (query, keys)) == 0
 
 
 @pytest.mark.parametrize(("within_s", "times"), [(1e9, observers.REPEATS), (0.0, 1)])

@@ -33,9 +33,9 @@ def beside_a_device(
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
     # the step that was recorded may be longer than the mean one
-    copies = copies_ms * computing / busy_ms if busy_ms else 0.0
+    copies = min(computing, copies_ms * computing / busy_ms) if busy_ms else 0.0
     lost = step - max(computing, step - waiting)
-    left = step - computing - lost
+    left = max(0.0, step - computing - lost)
     by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in INTERRUPTIONS}
     for cause in ("data", "logging", "own_code", "trainpace"):
         by_cause[cause] = min(left, host[cause] - waits.get(cause, 0.0))
@@ -48,7 +48,7 @@ def beside_a_device(
     launching_updates = left * host["optimizer"] / (model + host["optimizer"]) if model + host["optimizer"] else 0.0
     by_cause["launch"] = left - launching_updates
     by_cause["optimizer"] = updating + launching_updates
-    by_cause["compute"] = computing - copies - updating
+    by_cause["compute"] = max(0.0, computing - copies - updating)
     return by_cause
 
 

@@ -61,7 +61,8 @@ class Rank(Record):
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
     `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
     all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
-    none. `one_row_flops`, `one_row_ms`: a step's matrix products by a single vector, of all its `flops`.
+    none. `one_row_flops`: of a forward pass's `product_flops`, in matrix products, those by a single vector. `products_ms`: a
+    step's time in matrix products.
     """
 
     rank: int
@@ -99,8 +100,9 @@ class Rank(Record):
     device_copies_ms: float = 0.0
     device_kernels_ms: dict[str, float] = msgspec.field(default_factory=dict)
     flops: float = 0.0
+    product_flops: float = 0.0
     one_row_flops: float = 0.0
-    one_row_ms: float = 0.0
+    products_ms: float = 0.0
     matmul_gflops: float = 0.0
     other_gflops: dict[str, float] = msgspec.field(default_factory=dict)
     reserved_gib: float = 0.0
@@ -160,7 +162,8 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=lines_of(notes), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
-        one_row_flops=_middle(counted, "one_row_flops"), one_row_ms=_middle(counted, "one_row_ns") / 1e6,
+        product_flops=_middle(counted, "product_flops"), one_row_flops=_middle(counted, "one_row_flops"),
+        products_ms=_middle(counted, "products_ns") / 1e6,
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
         carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),

@@ -5,26 +5,16 @@ import os
 import sys
 import sysconfig
 
+from trainpace.installed import holds_packages, top_of
+
 _INSTALLED = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<")
-_FOLDERS = ("site-packages", "dist-packages")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_installed(file: str) -> bool:
-    """Whether a file is of the standard library or of an installed package, wherever that was installed to: pip leaves a folder
-    of its own beside each, also with `--target`."""
-    if file.startswith(_INSTALLED) or any(name in file for name in _FOLDERS):
+    """Whether a file is of the standard library or of an installed package; the script's own folder holds none."""
+    if file.startswith(_INSTALLED):
         return True
-    folder = os.path.dirname(file)
-    while os.path.isfile(os.path.join(folder, "__init__.py")):
-        folder = os.path.dirname(folder)
+    folder = top_of(os.path.dirname(file))
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
-    return folder != os.path.dirname(os.path.abspath(script)) and _was_installed_to(folder)
-
-
-@functools.lru_cache(maxsize=1024)
-def _was_installed_to(folder: str) -> bool:
-    try:
-        return any(name.endswith(".dist-info") for name in os.listdir(folder))
-    except OSError:
-        return False
+    return folder != os.path.dirname(os.path.abspath(script)) and holds_packages(folder)

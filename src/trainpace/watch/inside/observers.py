@@ -48,7 +48,8 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0, "one_row_flops": 0.0, "one_row_ns": 0}
+    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
+    seen |= {"product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,9 +66,11 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
                     recorder.product_dtype = args[0].dtype
                     flops = formula(*args, **(kwargs or {}), out_val=result)
                     seen["flops"] += flops
-                    if of_one_row(function, args):
-                        seen["one_row_flops"] += flops
-                        seen["one_row_ns"] += took
+                    rows = rows_of(function, args)
+                    seen["products_ns"] += took if rows else 0
+                    if rows and recorder.part == FORWARD:
+                        seen["product_flops"] += flops
+                        seen["one_row_flops"] += flops if rows == 1 else 0
             return result
 
     mode = Counter()
@@ -84,14 +87,11 @@ _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Matrix products of aten, by the position of their first factor."""
 
 
-def of_one_row(function: Any, args: Any) -> bool:
-    """Whether an operator multiplies a matrix by a single vector, or two vectors, as one sample alone needs: every number of a
-    weight is then read for one multiplication."""
+def rows_of(function: Any, args: Any) -> int:
+    """The rows of a matrix product's first factor, which in a forward pass are the samples, or the positions, that are computed
+    together; 0 for any other operator."""
     at = _FACTORS.get(function._overloadpacket.__name__)
-    if at is None:
-        return False
-    first, second = args[at].shape, args[at + 1].shape
-    return math.prod(first[:-2]) == 1 and 1 in (first[-2], first[-1], second[-1])
+    return 0 if at is None else math.prod(args[at].shape[:-1])
 
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
