@@ -15,7 +15,7 @@ def top_of(folder: str) -> str:
 
 @functools.cache
 def holds_packages(folder: str) -> bool:
-    """Whether pip installed into this folder: beside each package it leaves a folder of its own (.dist-info), also with `--target`."""
+    """Whether pip installed into this folder: beside each package it leaves a folder of its own, named .dist-info."""
     if not {*folder.split(os.sep)}.isdisjoint(_FOLDERS):
         return True
     try:

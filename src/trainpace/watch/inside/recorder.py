@@ -35,6 +35,14 @@ def warn(message: str) -> None:
 class Recorder:
     """The state of one process. Only the training thread is charged; spans of other threads are kept as spans."""
 
+    # what every step touches: with as many attributes as this has, Python finds others more slowly
+    __slots__ = (
+        "__dict__", "__weakref__", "_bears_backward", "_evaluation_start", "_flushed", "_mark", "_pending", "_settled", "_spent",
+        "_stack", "_step_start", "after_kept_step", "after_step", "allocator", "evaluating", "exchanges", "fetched_from",
+        "fetched_samples", "micro_steps", "optimizer", "part", "samples", "spans_on", "step_is_the_engines", "steps", "thread",
+        "trail", "training_loaders", "trial", "trials", "undecided",
+    )  # fmt: skip
+
     def __init__(self, trail: TrailWriter) -> None:
         self.trail = trail
         self.thread = get_ident()
