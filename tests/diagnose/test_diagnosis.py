@@ -104,7 +104,7 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
 
 def test_a_launcher_that_fails_once_all_was_tried_is_no_failure_of_the_script():
     (told,) = (w for w in diagnose(recording(rank(forward=10, carried_out=True), exit_code=1)).warnings if "Ray" in w)
-    assert "because Trainpace had ended its training" in told
+    assert "after Trainpace had ended its training" in told
     assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
 
 
@@ -179,19 +179,33 @@ def test_on_a_crowded_machine_few_operators_launch_for_no_long_time():
 
 
 def test_a_batch_of_one_is_named():
-    one = {"product_flops": 100.0, "one_row_flops": 80.0, "products_ms": 7.5, "large_operators_ms": 10.0}
+    one = {
+        "forward_flops": 100.0,
+        "product_flops": 100.0,
+        "one_row_flops": 80.0,
+        "products_ms": 7.5,
+        "large_operators_ms": 10.0,
+    }
     r = rank(forward=10, optimizer=2, samples=0.0, **one)
     d = diagnose(recording(r))
     assert d.verdict == "compute"
     assert saving(d, "4 samples a step, computed together") == pytest.approx((6 + 2) * 3 / 4)
     (advice,) = d.advice
-    assert "80% of the FLOPs in a forward pass's matrix products multiply a single vector" in advice.how
+    assert "80% of a forward pass's FLOPs are in products of a matrix with a single vector" in advice.how
     assert advice.at_most
     assert not diagnose(recording(replace(r, one_row_flops=20.0))).advice
+    # a network of convolutions that multiplies one vector, of the time of day or a style
+    assert not diagnose(recording(replace(r, forward_flops=10_000.0))).advice
 
 
 def test_a_batch_of_one_from_a_loader_is_named_once():
-    one = {"product_flops": 100.0, "one_row_flops": 100.0, "operators": 50, "large_operators_ms": 1.0}
+    one = {
+        "forward_flops": 100.0,
+        "product_flops": 100.0,
+        "one_row_flops": 100.0,
+        "operators": 50,
+        "large_operators_ms": 1.0,
+    }
     r = rank(forward=10, samples=1.0, loader=loader(batch_size=1), **one)
     titles = [a.title for a in diagnose(recording(r)).advice]
     assert "4 samples a step, computed together" in titles
@@ -224,8 +238,8 @@ def test_a_length_that_stands_for_no_end_is_none():
     d = diagnose(recording(rank(forward=10, loader=loader(batches=10**11))))
     assert d.steps_per_epoch is None
     assert d.warnings[-1] == (
-        "the loader says that an epoch has 100,000,000,000 steps, which would take 11,574 days (31.7 years): it is taken to have"
-        " no end."
+        "the loader says that an epoch has 100,000,000,000 steps, which would take 11,574 days (31.7 years): its dataset is"
+        " taken to be endless."
     )
     assert diagnose(recording(rank(forward=10, loader=loader(batches=10**9)))).steps_per_epoch == 10**9
 

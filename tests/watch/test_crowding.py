@@ -18,7 +18,7 @@ STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
-    monkeypatch.setattr(crowding, "_cpus", lambda: 4)
+    monkeypatch.setattr(crowding, "usable", lambda: 4)
     monkeypatch.setattr(crowding, "own_threads", lambda: 4)
     return Recorder(TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()}))
 
@@ -74,7 +74,7 @@ def test_other_programs_take_cores_too(recorder, monkeypatch, waited, threads):
 
 
 def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkeypatch):
-    set_to = []
+    set_to = [4]
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(module, "end", lambda recorder: None)
     another(recorder)
@@ -86,3 +86,5 @@ def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkey
         if trials.left:
             threads_of.setdefault(recorder.active_trial, set()).add(set_to[-1])
     assert threads_of == {PLAIN: {4}, FEWER_THREADS: {2}}
+    # not at every block: a script may change them itself
+    assert set_to[1:] == [2, 4, 2]

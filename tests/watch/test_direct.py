@@ -2,10 +2,13 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from trainpace.watch import Step, read_recording, records_of, watch
+from trainpace.watch.inside import direct
 from trainpace.watch.inside.trail import FORWARD, Span
 
 LAYER = """
@@ -107,3 +110,40 @@ def test_a_later_stage_may_train_a_model_of_another_class(tmp_path, monkeypatch)
 def test_modules_that_are_called_as_usual_are_left_as_they_are(tmp_path, monkeypatch):
     """Parameters of no module are nobody's sign of a direct call; the script asserts that nothing was changed."""
     assert watched(tmp_path, monkeypatch, AS_USUAL).parts_ms["forward"] > 0
+
+
+UNUSED = """
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(256, 256) / 16)
+    def forward(self, x):
+        return x @ self.weight
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.aux = Own(), torch.nn.Linear(256, 256), Own()
+    def forward(self, x):
+        return self.head(self.body(x))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for i in range(20):
+    step(net, optimizer, net.head(net.body(x)).square().mean())
+torch.jit.script(net)
+"""
+"""The network itself is never called, and one of its layers not at all."""
+
+
+def test_what_nobody_calls_is_as_it_was_before_long(tmp_path, monkeypatch):
+    watched(tmp_path, monkeypatch, UNUSED)
+
+
+def test_a_script_with_an_optimizer_for_every_sample_pays_for_few_looks(monkeypatch):
+    looked = []
+    monkeypatch.setattr(direct, "holding", lambda parameters: looked.append(1) or [])
+    calls = SimpleNamespace(models_called=list, classes=())
+    recorder = SimpleNamespace(after_step=[], enter=lambda part: 0, leave=lambda depth, name: None)
+    found = direct.DirectCalls(recorder, calls, list)
+    for _ in range(10):
+        found.another(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1))
+    assert len(looked) == direct.MOST_LOOKS

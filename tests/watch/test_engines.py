@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trainpace.watch import COMMAND_FILE, environment, read_recording
+from trainpace.watch import COMMAND_FILE, environment, read_recording, records_of
 from trainpace.watch.inside.engines import _deepspeed
 from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder
@@ -71,6 +71,19 @@ def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
         for hook in hooks:
             hook.remove()
     assert counted == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
+    """As in PPO: many steps of the policy, then many of the value, again and again."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "process.trail"), {}))
+    optimizers, weight = Optimizers(recorder), torch.ones(2, requires_grad=True)
+    policy, value = (torch.optim.SGD([weight], 0.1) for _ in range(2))
+    for one in [policy] * 50 + [value] * 50 + [policy] * 50 + [value] * 50:
+        optimizers.before(one, (), {})
+        optimizers.after(one, (), {})
+    recorder.trail.flush()
+    notes = [r for r in records_of(tmp_path / "process.trail") if isinstance(r, dict) and "begins_anew" in r]
+    assert len(notes) == 1
 
 
 def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.watch import meeting, restoring
 from trainpace.watch.command import watch
 from trainpace.watch.inside.copies import keep_first
-from trainpace.watch.inside.trail import TrailWriter, aside_of
+from trainpace.watch.inside.trail import PARTS, Step, TrailWriter, aside_of
 from trainpace.watch.tasks import Task
 
 FIRST = Task("7.0", 0, 3)
@@ -109,16 +109,38 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
     lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.2)
-    trail = tmp_path / "process-5-a.trail"
-    trail.write_bytes(b"header")
-    for _ in range(2):  # before the first step it may download its data
+    trail = TrailWriter(str(tmp_path / "process-5-a.trail"), {})
+    for _ in range(2):  # before the first step it may download its data, and says which files it has written
         assert not lookout.gives_up()
         time.sleep(0.3)
-    trail.write_bytes(b"header and steps")
+        trail.note({"copied": "log.txt"})
+        trail.flush()
+    trail.step(Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
+    trail.flush()
     assert not lookout.gives_up()
     time.sleep(0.3)
     assert lookout.gives_up()
     assert "no rank made a step" in lookout.gave_up
+
+
+def test_a_disk_that_does_not_answer_ends_no_training(tmp_path, monkeypatch):
+    def refuses(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.0)
+    monkeypatch.setattr(meeting.Path, "glob", refuses)
+    monkeypatch.setattr(meeting.Path, "exists", refuses)
+    assert not lookout.gives_up()
+    assert meeting.missing_after(tmp_path, FIRST, 0.0) == [0, 1, 2]
+
+
+def test_a_task_that_gave_up_is_not_taken_to_be_there(tmp_path):
+    two = FIRST._replace(tasks=2)
+    second = two._replace(number=1)
+    with pytest.raises(TrainpaceError, match="did not come"):
+        meeting.meet(tmp_path, second, patience_s=-meeting.SLACK_S)
+    with pytest.raises(TrainpaceError, match="1 of 2 did not come"):
+        meeting.meet(tmp_path, two, patience_s=0.0)
 
 
 @pytest.mark.parametrize("links", [True, False])

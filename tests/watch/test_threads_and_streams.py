@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections import UserDict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trainpace.watch import read_recording, watch
-from trainpace.watch.inside import installed, lengths, loaders, streams
+from trainpace.watch.inside import installed, lengths, loaders, start, streams
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import DATA, TrailWriter
 from trainpace.watch.inside.trials import size_from, size_of_uncollated
@@ -34,10 +35,37 @@ def recorded(folder, text):
 
 def test_a_training_in_a_thread_is_whole_although_its_process_is_killed_next(tmp_path):
     alive = "assert thread not in threading.enumerate() and not thread.is_alive()\n"
-    start = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
-    code, (rank,) = recorded(tmp_path, start + alive + KILL)
+    begin = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
+    code, (rank,) = recorded(tmp_path, begin + alive + KILL)
     assert code == 128 + 9
     assert (rank.warm_up + rank.steps, rank.complete) == (12, True)
+
+
+def test_a_worker_of_ray_traces_its_model_before_it_is_killed(tmp_path):
+    worker = f"import sys; sys.argv[0] = {start.RAY_WORKER!r}\n"
+    thread = "thread = threading.Thread(target=train, args=(12,)); thread.start(); thread.join()\n"
+    code, _ = recorded(tmp_path, worker + thread + KILL)
+    assert code == 128 + 9
+    assert (tmp_path / "recording" / "workload.json").is_file()
+
+
+def test_threads_that_train_one_after_the_other_all_count(tmp_path):
+    code, (rank,) = recorded(tmp_path, """
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def epoch():
+    for _ in range(30):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+kept = []  # else one may get the number of the one before
+for _ in range(3):
+    thread = threading.Thread(target=epoch)
+    thread.start(); thread.join()
+    kept.append(thread)
+""")  # fmt: skip
+    assert code == 0
+    assert rank.warm_up + rank.steps == 90
     assert (tmp_path / "recording" / "workload.json").is_file()
 
 
@@ -64,6 +92,8 @@ def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
         ((torch.rand(3, 8, 8), torch.zeros(8, 8)), 1),
         ({"input_ids": torch.zeros(16), "labels": torch.zeros(16)}, 1),
         ((torch.rand(4, 8), ["a", "b", "c", "d"]), 4),
+        ((torch.rand(8, 4), [1, 2, 3, 4, 5, 6, 7, 8]), 8),
+        (UserDict({"input_ids": torch.zeros(4, 16), "labels": torch.zeros(4)}), 4),
         (["a", "b"], 0),
     ],
 )
@@ -106,6 +136,14 @@ def test_batches_of_ray_data_are_waited_for(tmp_path):
     # one for each batch and one that finds the end, whatever they go through
     assert entered == [DATA] * 4
     assert recorder.samples == 12
+
+
+def test_code_that_is_known_by_a_bare_name_is_the_scripts(tmp_path, monkeypatch):
+    """As under cProfile, in a folder that is a package."""
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not installed.is_installed("some_script.py")
+    assert installed.top_of("/") == "/"
 
 
 def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_duration, format_number
 from trainpace.watch import (
+    DELAYED,
     STEP_IN_WORDS,
     TRIALS,
     Rank,
@@ -21,10 +22,6 @@ from trainpace.watch import (
     batches_per_step,
     stated_length,
 )
-
-DELAYED = 0.1
-"""Share of its time in which a process waits for a core, from which on it is said. A judgement, not a measurement: in
-recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a verdict is wrong, nobody measured."""
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
 """A longer epoch is none: datasets without an end often give a large number for their length."""
@@ -101,7 +98,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if each is not None and each * step / 1000 > LONGEST_EPOCH_S:
         took = format_duration(each * step / 1000)
         warnings.append(
-            f"the loader says that an epoch has {each:,.0f} steps, which would take {took}: it is taken to have no end."
+            f"the loader says that an epoch has {each:,.0f} steps, which would take {took}: its dataset is taken to be endless."
         )
         each = None
     stated = None if epochs is not None else stated_length(recording.command) or first.stated
@@ -213,8 +210,8 @@ def _warnings(recording: Recording) -> list[str]:
     warnings = []
     if recording.exit_code not in (0, None) and all(r.carried_out for r in ranks):
         warnings.append(
-            f"the command {ending_of(recording.exit_code)} because Trainpace had ended its training, which a launcher such as Ray"
-            " takes for a failure. Nothing is missing here."
+            f"the command {ending_of(recording.exit_code)} after Trainpace had ended its training, which a launcher such as Ray"
+            " takes for a failure. All interventions had been made by then."
         )
     elif recording.exit_code not in (0, None):
         ended = f"the command {ending_of(recording.exit_code)}"

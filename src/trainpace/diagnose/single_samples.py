@@ -8,11 +8,11 @@ from trainpace.watch import Rank
 
 LARGER_BATCH = 4
 ONE_ROW = 0.5
-"""Of the FLOPs in matrix products, the share by a single vector, from which on single samples are taken to be computed."""
+"""The share of a forward pass's FLOPs in products with a single vector from which on single samples are taken to be computed."""
 
 
 def one_at_a_time(rank: Rank) -> bool:
-    return 0 < ONE_ROW * rank.product_flops <= rank.one_row_flops
+    return 0 < ONE_ROW * rank.forward_flops <= rank.one_row_flops
 
 
 def together(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -21,14 +21,16 @@ def together(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if not one_at_a_time(rank):
         return
     optimizer, launch = split.by_cause["optimizer"], split.by_cause["launch"]
-    share = rank.one_row_flops / rank.product_flops
-    shared = min(share * rank.products_ms, split.by_cause["compute"]) + launch + optimizer
+    share = rank.one_row_flops / rank.forward_flops
+    shared = (
+        min(rank.one_row_flops / rank.product_flops * rank.products_ms, split.by_cause["compute"]) + launch + optimizer
+    )
     yield Advice(
         cause="launch" if launch > split.by_cause["compute"] else "compute",
         title=f"{LARGER_BATCH} samples a step, computed together",
-        how=f"{share:.0%} of the FLOPs in a forward pass's matrix products multiply a single vector, so that one"
-        " sample (or one position of a sequence) is computed at a time. That is too little to fill the device, which reads all"
-        " weights for it, and would read them once for a whole batch. Collect several samples, padded to one length, and call the"
+        how=f"{share:.0%} of a forward pass's FLOPs are in products of a matrix with a single vector, so that one"
+        " sample (or one position of a sequence) is computed at a time. All weights are read for it, which would be read once"
+        " for a whole batch. Collect several samples, padded to one length, and call the"
         " modules once for all of them (mind the learning rate); where no position depends on the one before it, give a module"
         " the whole sequence. The saving is that of as many samples in fewer steps.",
         saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared,

@@ -11,28 +11,21 @@ from trainpace.watch import Rank
 def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Where ranks compute with more threads than their host has cores for, all of them wait for each other's."""
     rank, freed = ranks[0], split.by_cause["threads"]
-    if freed:
-        number = rank.fewer_threads
-        processes = sum(1 + r.beside for r in ranks if r.host == rank.host)
-        yield Advice(
-            cause="threads", title=f"{number} thread{'s' if number > 1 else ''} a process instead of {rank.threads}",
-            how=f"{_sharing(rank, processes)}, and threads wait for each other at the end of every operator:"
-            f" OMP_NUM_THREADS={number}, or torch.set_num_threads({number}).",
-            saves_ms=freed, ceiling_ms=freed, basis="steps with fewer threads", settings={"threads": number},
-        )  # fmt: skip
-        return
     here = [r for r in ranks if r.host == rank.host]
     processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
-    fewer = max(1, rank.cpus // processes)
-    if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
-        return
-    waits = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
+    if freed:
+        fewer, cause, saves = rank.fewer_threads, "threads", freed
+        basis, because = "steps with fewer threads", ", and threads wait for each other at the end of every operator"
+    else:
+        fewer, cause = max(1, rank.cpus // processes), "compute"
+        if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
+            return
+        saves = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
+        basis, because = "the time in which the processes waited for a core", ""
     yield Advice(
-        cause="compute", title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
-        how=f"{processes} processes of {rank.threads} threads each share {rank.cpus} cores: OMP_NUM_THREADS={fewer}, or"
-        f" torch.set_num_threads({fewer}).",
-        saves_ms=waits, ceiling_ms=waits, basis="the time in which the processes waited for a core",
-        settings={"threads": fewer},
+        cause=cause, title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
+        how=f"{_sharing(rank, processes)}{because}: OMP_NUM_THREADS={fewer}, or torch.set_num_threads({fewer}).",
+        saves_ms=saves, ceiling_ms=saves, basis=basis, settings={"threads": fewer},
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.watch.clocks import Clock
     from trainpace.watch.command import COMMAND_FILE, environment, temporary_folder, watch
+    from trainpace.watch.inside.crowding import DELAYED
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.links import LinkRate, SlowLink

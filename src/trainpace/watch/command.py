@@ -28,8 +28,8 @@ INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals with which a job's scheduler tells a script to save its state; they are passed on to the command."""
-END_S = 10.0
-"""How long a command that is ended may take for it."""
+END_S = 40.0
+"""How long a command that is ended may take for it: torchrun gives its workers 30 s."""
 
 
 def environment(

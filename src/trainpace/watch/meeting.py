@@ -18,7 +18,9 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.intake import read_json
 from trainpace.process import ending_of
 from trainpace.records import write_whole
+from trainpace.watch.inside.trail import Step
 from trainpace.watch.tasks import Task
+from trainpace.watch.trails import records_of
 
 PATIENCE_S = 60.0
 """How long the first task waits for the others after its own command has ended."""
@@ -56,21 +58,31 @@ def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
     see the folder or was not started, and interventions that only some ranks make would leave the others waiting."""
     patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
     arrive(folder, task)
-    everyone = range(task.tasks)
+    try:
+        missing = _who_does_not_come(folder, task, patience_s)
+        if missing:
+            begins = "it does" if len(missing) == 1 else "they do"
+            raise TrainpaceError(
+                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s: {begins} not see this folder, or"
+                f" {'was' if len(missing) == 1 else 'were'} not started, so nothing is run.",
+                ON_ALL_NODES,
+            )
+    except BaseException:  # Ctrl-C as well: one that comes later must not take this task to be here
+        with contextlib.suppress(OSError):
+            os.unlink(_here(folder, task.number))
+        raise
+
+
+def _who_does_not_come(folder: Path, task: Task, patience_s: float) -> list[int]:
     if task.reports:
-        missing = _awaited(folder, task, patience_s, lambda: [n for n in everyone if not _here(folder, n).exists()])
-        _write(folder / BEGIN_FILE, {"missing": missing})
-    else:
-        _awaited(folder, task, patience_s + SLACK_S, lambda: [] if (folder / BEGIN_FILE).exists() else [0])
-        said = _read(folder / BEGIN_FILE)
-        missing = [0] if said is None else list(said["missing"])
-    if missing:
-        begins = "it does" if len(missing) == 1 else "they do"
-        raise TrainpaceError(
-            f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s: {begins} not see this folder, or"
-            f" {'was' if len(missing) == 1 else 'were'} not started, so nothing was run.",
-            ON_ALL_NODES,
+        missing = _awaited(
+            folder, task, patience_s, lambda: [n for n in range(task.tasks) if not _is_there(_here(folder, n))]
         )
+        _write(folder / BEGIN_FILE, {"missing": missing})
+        return missing
+    _awaited(folder, task, patience_s + SLACK_S, lambda: [] if _is_there(folder / BEGIN_FILE) else [0])
+    said = _read(folder / BEGIN_FILE)
+    return [0] if said is None else list(said["missing"])
 
 
 # ---- while the command runs
@@ -92,11 +104,12 @@ class Lookout:
         now = time.monotonic()
         if not any(e.exit_code for e in ends(self.folder, self.task)):
             self.failed_since = now
-        sizes = {path.name: _size(path) for path in self.folder.glob("process-*.trail")}
-        if sizes != self.sizes:
-            # a trail has its header from the beginning, and grows with the steps
-            self.steps |= any(size > self.sizes.get(name, size) for name, size in sizes.items())
-            self.sizes, self.grown = sizes, now
+        with contextlib.suppress(OSError):  # a network's disk that does not answer now
+            trails = list(self.folder.glob("process-*.trail"))
+            self.steps = self.steps or any(map(_has_steps, trails))
+            sizes = {path.name: _size(path) for path in trails}
+            if sizes != self.sizes:
+                self.sizes, self.grown = sizes, now
         if now - self.failed_since > GRACE_S:
             self.gave_up = "waited for its ranks and was ended"
         elif self.steps and now - self.grown > self.still_s:
@@ -149,7 +162,7 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
         words.append(f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}.")
     if gave_up:
         words.append(f"The command of {task.word} {task.number} {gave_up}.")
-    never = [n for n in missing if not _here(folder, n).exists() and not _end(folder, n).exists()]
+    never = [n for n in missing if not _is_there(_here(folder, n)) and not _is_there(_end(folder, n))]
     late = [n for n in missing if n not in never]
     if never:
         words.append(f"{_which(never, task)} left nothing in {folder}, which every node has to see.")
@@ -172,7 +185,7 @@ def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
 def await_tidied(folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None) -> None:
     """Wait until these tasks have put back what they wrote over. Two of them that put back one file at once would lose it."""
     patience_s = PATIENCE_S if patience_s is None else patience_s
-    _awaited(folder, task, patience_s, lambda: [n for n in numbers if not _tidied(folder, n).exists()])
+    _awaited(folder, task, patience_s, lambda: [n for n in numbers if not _is_there(_tidied(folder, n))])
 
 
 def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
@@ -205,12 +218,22 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 def _read(file: Path) -> dict[str, Any] | None:
     """None where it is not there, or not whole yet."""
-    if not file.exists():
-        return None
-    with contextlib.suppress(UnreadableInput):
-        said = read_json(file)
+    with contextlib.suppress(UnreadableInput, OSError):
+        said = read_json(file) if file.exists() else None
         return said if isinstance(said, dict) else None
     return None
+
+
+def _is_there(file: Path) -> bool:
+    with contextlib.suppress(OSError):  # a network's disk that does not answer now
+        return file.exists()
+    return False
+
+
+def _has_steps(trail: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TrainpaceError):
+        return any(isinstance(record, Step) for record in records_of(trail))
+    return False
 
 
 def _size(file: Path) -> int:

@@ -20,6 +20,10 @@ from trainpace.watch.trails import fetches_of
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 """Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
 
+STAGE_STEPS = 20
+"""Where trainings or stages have fewer steps each, they are the training's rhythm, as where every sample has an optimizer of its
+own, and what prepares them is a part of it. A judgement."""
+
 
 class FetchCost(Record):
     """Mean milliseconds of the dataset's work: per sample in wall-clock and processor time, and per batch to collate.
@@ -61,8 +65,8 @@ class Rank(Record):
     `after_last_ms`: time by part from the last step's end to the process's, as of an evaluation after the last epoch.
     `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
     all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
-    none. `one_row_flops`: of a forward pass's `product_flops`, in matrix products, those by a single vector. `products_ms`: a
-    step's time in matrix products.
+    none. `one_row_flops`: of a forward pass's `forward_flops`, of which `product_flops` are matrix products, those by a single
+    vector. `products_ms`: a step's time in matrix products.
     """
 
     rank: int
@@ -100,6 +104,7 @@ class Rank(Record):
     device_copies_ms: float = 0.0
     device_kernels_ms: dict[str, float] = msgspec.field(default_factory=dict)
     flops: float = 0.0
+    forward_flops: float = 0.0
     product_flops: float = 0.0
     one_row_flops: float = 0.0
     products_ms: float = 0.0
@@ -141,9 +146,10 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     plain = [s for s in steps if s.trial == 0]
     programme_starts = noted.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    # steps that hold the end of one training, or of one stage, and what prepared the next one
     begins = {number + 1 for number in notes.by_step("begins_anew")}
-    """Steps that hold the end of one training, or of one stage, and what prepared the next one."""
-    steady = [s for s in steady if s.number not in slowed_by_counting and s.number not in begins] or steady
+    left_out = set(slowed_by_counting) | (begins if STAGE_STEPS * len(begins) <= len(steps) else set())
+    steady = [s for s in steady if s.number not in left_out] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
@@ -162,8 +168,8 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=lines_of(notes), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
-        product_flops=_middle(counted, "product_flops"), one_row_flops=_middle(counted, "one_row_flops"),
-        products_ms=_middle(counted, "products_ns") / 1e6,
+        forward_flops=_middle(counted, "forward_flops"), product_flops=_middle(counted, "product_flops"),
+        one_row_flops=_middle(counted, "one_row_flops"), products_ms=_middle(counted, "products_ns") / 1e6,
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
         carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),

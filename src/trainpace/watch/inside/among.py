@@ -39,7 +39,7 @@ def collective_name(name: str, args: Any, kwargs: Any) -> str:
 
 class Gradients:
     """Charges the end of a backward pass to communication: from when this rank's own gradients are computed, which is where
-    it arrives, to when all ranks' are exchanged. Only where the host itself waits, as for Gloo."""
+    it arrives, to when all ranks' are exchanged. Only where the host itself waits, as for Gloo. For the training thread alone."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

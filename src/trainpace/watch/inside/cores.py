@@ -1,10 +1,17 @@
-"""How long the training thread was ready to run and had no core, by Linux's scheduler (proc(5), schedstat)."""
+"""The cores that this process may use, and how long the training thread was ready to run and had none, by Linux's scheduler
+(proc(5), schedstat)."""
 
+import os
 import threading
 from typing import NamedTuple
 
 SETTLED_STEP = 3
 """What it waited before, while others were still importing and compiling, says nothing of the steps."""
+
+
+def usable() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Scheduled(NamedTuple):

@@ -7,12 +7,14 @@ import sys
 import time
 from typing import Any
 
-from trainpace.watch.inside.cores import delayed_share
+from trainpace.watch.inside.cores import delayed_share, usable
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import Step, read_header, records_from
 
 DELAYED = 0.1
-"""The share of its time that the training thread has waited for a core, from which on others are taken to need cores too."""
+"""Share of its time in which the training thread waits for a core, from which on it is said, and others are taken to need cores
+too. A judgement, not a measurement: in recordings of a busy day it was 0 to 0.03 where nothing disturbed; from which share on a
+verdict is wrong, nobody measured."""
 TRAINS_WITHIN_S = 10.0
 """Since another process last wrote to its trail: several of its flushes, also where it is slow."""
 
@@ -23,7 +25,7 @@ def own_threads() -> int:
 
 def fewer_threads(recorder: Recorder) -> int:
     """How many threads to try instead of the script's own; 0 where it has a core for each."""
-    threads, cpus = own_threads(), _cpus()
+    threads, cpus = own_threads(), usable()
     fair = max(1, cpus // (1 + len(beside(recorder.trail.path))))
     if fair < threads:
         return fair
@@ -60,10 +62,6 @@ def _trains(path: str) -> bool:
         return any(isinstance(record, Step) for record in records_from(rest, 0))
     except (OSError, ValueError):
         return False
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _torch() -> Any:

@@ -17,7 +17,7 @@ from trainpace.watch.inside.trail import DATA, LOADER_START, Fetch, TrailWriter,
 
 
 def loader(module: Any, recorder: Recorder) -> None:
-    iterator, loader = module._BaseDataLoaderIter, module.DataLoader
+    iterator, kind = module._BaseDataLoaderIter, module.DataLoader
     plain_init, plain_next = iterator.__init__, iterator.__next__
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -43,17 +43,17 @@ def loader(module: Any, recorder: Recorder) -> None:
             recorder.leave(depth, "first batch" if first else "next batch")
 
     @functools.wraps(plain_init)
-    def init(self: Any, of: Any, *args: Any, **kwargs: Any) -> None:
-        plain_init(self, of, *args, **kwargs)
+    def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, loader, *args, **kwargs)
         if get_ident() == recorder.thread:
             with contextlib.suppress(Exception):
-                self._trainpace_loader = id(of)
-                if of not in seen:
-                    seen.add(of)
-                    _note_loader(recorder, of)
+                self._trainpace_loader = id(loader)
+                if loader not in seen:
+                    seen.add(loader)
+                    _note_loader(recorder, loader)
 
     iterator.__init__, iterator.__next__ = init, next_batch
-    loader.__iter__ = _starting(recorder, loader.__iter__)
+    kind.__iter__ = _starting(recorder, kind.__iter__)
 
 
 def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[[Any], Any]:

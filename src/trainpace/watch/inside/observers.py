@@ -49,7 +49,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
     from torch.utils.flop_counter import flop_registry
 
     seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
-    seen |= {"product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
+    seen |= {"forward_flops": 0.0, "product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,8 +68,9 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
                     seen["flops"] += flops
                     rows = rows_of(function, args)
                     seen["products_ns"] += took if rows else 0
-                    if rows and recorder.part == FORWARD:
-                        seen["product_flops"] += flops
+                    if recorder.part == FORWARD:
+                        seen["forward_flops"] += flops
+                        seen["product_flops"] += flops if rows else 0
                         seen["one_row_flops"] += flops if rows == 1 else 0
             return result
 
@@ -276,7 +277,8 @@ class Losses:
 
 
 class Sampler:
-    """Counts (part, line of the script, function called) on the training thread. Begins after the first step."""
+    """Counts (part, line of the script, function called) on the training thread, and writes what waits to be written. Begins
+    after the first step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

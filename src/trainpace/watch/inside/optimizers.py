@@ -27,20 +27,20 @@ class Optimizers:
         self.known: set[int] = set()
         self.stepped: Counter[int] = Counter()
         self.most = 1
+        self.were_first: dict[int, weakref.ref[Any]] = {}
+        """Optimizers that ended steps, by their ids: one that does so again begins no other training."""
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
         if get_ident() != recorder.thread:
             if recorder.begins_again is not None:
                 recorder.begins_again()
-            elif recorder.steps or recorder.thread == -1:
+            elif (recorder.steps and not recorder.thread_is_over) or recorder.thread == -1:
                 return
-            recorder.thread = get_ident()
+            recorder.thread, recorder.thread_is_over = get_ident(), False
             recorder.trains_in_thread()
         if self.first is None or self.first() is None:
-            if self.first is not None:
-                self.begins_anew(optimizer)
-            self.first = weakref.ref(optimizer)
+            self.ends_steps(optimizer)
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
         if recorder.steps <= CAPTURED_IN_STEP and id(optimizer) not in self.known:
@@ -66,8 +66,7 @@ class Optimizers:
                 if recorder.step_is_the_engines or self.first is None:
                     break
                 if self.stepped[id(optimizer)] >= ANOTHER_STAGE and self.first() is not optimizer:
-                    self.first = weakref.ref(optimizer)
-                    self.begins_anew(optimizer)
+                    self.ends_steps(optimizer)
                 if self.first() is optimizer:
                     if len(self.stepped) > self.most:
                         self.most = len(self.stepped)
@@ -76,11 +75,15 @@ class Optimizers:
                     recorder.ends_step()
                 break
 
-    def begins_anew(self, optimizer: Any) -> None:
-        """Another training begins, or another stage of it."""
-        if self.recorder.steps:
-            self.recorder.trail.note({"begins_anew": True})
-        self.another(optimizer)
+    def ends_steps(self, optimizer: Any) -> None:
+        """Steps end with this one's from now on. Where it is another than before, another training begins, or another stage."""
+        before = self.were_first.get(id(optimizer))
+        anew = self.first is not None and (before is None or before() is not optimizer)
+        self.first = self.were_first[id(optimizer)] = weakref.ref(optimizer)
+        if anew:
+            if self.recorder.steps:
+                self.recorder.trail.note({"begins_anew": True})
+            self.another(optimizer)
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:

@@ -109,18 +109,19 @@ class _Calls:
             run = original or every.__call__
             if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part in _NOT_THE_MODELS:
                 return run(module, *args, **kwargs)
-            self.inside = True
-            # no function of ours that can be left out, as each is far from the processor by now
-            usual = id(module) in self.usual and module.training and not recorder.spans_on
-            usual = usual and self.torch.is_grad_enabled()
-            depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
+            self.inside, depth = True, -1
             try:
+                # no function of ours that can be left out, as each is far from the processor by now
+                usual = id(module) in self.usual and module.training and not recorder.spans_on
+                usual = usual and self.torch.is_grad_enabled()
+                depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
                 output = run(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
                     recorder.capture.attempt(recorder.capture.after, output)
                 return output
             finally:
-                recorder.leave(depth, type(module).__name__)
+                if depth >= 0:
+                    recorder.leave(depth, type(module).__name__)
                 if recorder.undecided or recorder.evaluating:
                     recorder.ends_forward()
                 self.inside = False
@@ -168,7 +169,7 @@ class _Calls:
             recorder.begins_evaluation()
         return False
 
-    def called(self) -> list[Any]:
+    def models_called(self) -> list[Any]:
         return [model for reference in self.models.values() if (model := reference()) is not None]
 
     def losses(self, functional: Any) -> None:

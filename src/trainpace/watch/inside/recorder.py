@@ -77,6 +77,8 @@ class Recorder:
         """The loaders, by their id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
         """In a process that was forked before any step: called where it trains."""
+        self.thread_is_over = False
+        """Whether the training thread has ended, so that another one may go on."""
         self.trains_in_thread: Callable[[], None] = lambda: None
         """Called in a thread that is no main thread, once it turns out to train."""
         self.begin()

@@ -22,13 +22,16 @@ from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import OF_TRIAL, TASK, TRIALS, TrailWriter, unused
 
+RAY_WORKER = "default_worker.py"
+"""The script of Ray's workers, which are killed when their training has ended; it runs in a thread of theirs."""
+
 
 def _header() -> dict[str, Any]:
     return {
         "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
         "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
         "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"), "task": _number(TASK),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": cores.usable(),
     }  # fmt: skip
 
 
@@ -86,13 +89,12 @@ def on_torch(torch: ModuleType) -> None:
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(torch, recorder, sampler))
-    recorder.trains_in_thread = lambda: _at_threads_end(partial(_end, recorder, sampler))
+    recorder.trains_in_thread = lambda: _at_threads_end(partial(_end_of_thread, recorder, sampler))
     atexit.register(_end, recorder, sampler)
 
 
 def _at_threads_end(action: Callable[[], None]) -> None:
-    """Call `action` in this thread when its work is done, while whoever joins it still waits: a process whose training ran in a
-    thread, such as a worker of Ray, may be killed next."""
+    """Call `action` in this thread when its work is done, while whoever joins it still waits."""
     thread = threading.current_thread()
     forget = getattr(thread, "_delete", None)  # the last that a thread does, on every Python that there is
     if thread is threading.main_thread() or isinstance(thread, threading._DummyThread) or forget is None:
@@ -105,6 +107,19 @@ def _at_threads_end(action: Callable[[], None]) -> None:
             forget()
 
     thread._delete = end  # type: ignore[attr-defined]
+
+
+def _end_of_thread(recorder: Recorder, sampler: Sampler) -> None:
+    """Write what is known: the process may be killed next, as Ray's workers are, or another thread may go on training."""
+    if os.path.basename(sys.argv[0]) == RAY_WORKER:
+        _end(recorder, sampler)
+        return
+    try:
+        _note_what_is_known(recorder, sampler)
+    except Exception as error:
+        warn(f"the end of this thread is not recorded ({error}).")
+    recorder.trail.flush()
+    recorder.thread_is_over = True
 
 
 def _note_rank(recorder: Recorder) -> None:
@@ -148,6 +163,10 @@ def _end(recorder: Recorder, sampler: Sampler) -> None:
 
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
     sampler.stop()
+    _note_what_is_known(recorder, sampler)
+
+
+def _note_what_is_known(recorder: Recorder, sampler: Sampler) -> None:
     engines.note_ddp(recorder)
     if recorder.losses is not None:
         recorder.trail.note({"losses": recorder.losses.per_step()})

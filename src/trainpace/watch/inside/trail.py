@@ -133,19 +133,18 @@ class TrailWriter:
             return
         try:
             data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
-            whole = os.write(self._file, data) == len(data)
-        except OSError:
-            whole = False
+            if os.write(self._file, data) != len(data):
+                self.close()
+        except (OSError, IndexError):  # a full disk; or another thread's close, in the middle of this
+            self.close()
         finally:
             self._writing.release()
-        if not whole:
-            self.close()
 
     def close(self) -> None:
         """End the trail here; a forked child does at once, since the file is its parent's."""
+        file, self._file = self._file, -1
         with contextlib.suppress(OSError):
-            os.close(self._file)
-        self._file = -1
+            os.close(file)
         self._waiting.clear()
 
 

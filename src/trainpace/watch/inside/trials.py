@@ -142,8 +142,9 @@ class Trials:
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
         self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
-        self.threads = crowding.own_threads()
-        self.fewer_threads = 0 if self.device is not None else crowding.fewer_threads(self.recorder)
+        if "fewer_threads" not in self.without:
+            fewer = 0 if self.device is not None else crowding.fewer_threads(self.recorder)
+            self.fewer_threads = agreed("threads", fewer, self.limit_s)
         kinds = [NO_SYNC] if is_distributed() else []
         if self.remembered:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
@@ -203,10 +204,13 @@ class Trials:
         if not self.programme or agreed(f"end-{self.changes}", now_ns() > self.deadline_ns, self.limit_s):
             end(self.recorder)
             return
+        before = self.recorder.active_trial
         self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
-        if self.fewer_threads:
-            fewer = self.recorder.active_trial == FEWER_THREADS
-            crowding.computes_with(self.fewer_threads if fewer else self.threads)
+        if before != FEWER_THREADS == self.recorder.active_trial:
+            self.threads = crowding.own_threads()
+            crowding.computes_with(min(self.threads, self.fewer_threads))
+        elif before == FEWER_THREADS != self.recorder.active_trial:
+            crowding.computes_with(self.threads)
 
     def keep(self, batch: Any, iterator: Any) -> None:
         key, size = id(iterator._dataset), size_from(iterator, batch)
@@ -356,8 +360,12 @@ def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
         return {int(shape[0]) if len(shape) else 0}, len(shape)
     if isinstance(item, int | float):
         return {0}, 0
+    if hasattr(item, "data") and isinstance(item.data, dict):  # a BatchEncoding of transformers
+        item = item.data
     if not deep or not isinstance(item, dict | list | tuple):
         return set(), 0
+    if isinstance(item, list | tuple) and all(isinstance(each, int | float) for each in item):  # such as labels
+        return {len(item)}, 1
     parts = [_sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)]
     return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
 
