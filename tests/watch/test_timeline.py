@@ -245,10 +245,12 @@ def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, s
         recorder.leave(depth, "something")
 
     def batch(recorder, evaluating):
-        recorder.begins_batch()
-        recorder.leave(recorder.enter(DATA), "next batch")
-        recorder.begins_forward(evaluating)
-        recorder.leave(recorder.enter(FORWARD), "Net")
+        recorder.leave(recorder.enters_batch(DATA), "next batch")
+        if evaluating:
+            recorder.begins_evaluation()
+            recorder.leave(recorder.enter(FORWARD), "Net")
+        else:
+            recorder.leave(recorder.enters_training(), "Net")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder_module, "now_ns", clock)
