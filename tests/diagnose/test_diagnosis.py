@@ -104,7 +104,7 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
 
 def test_a_launcher_that_fails_once_all_was_tried_is_no_failure_of_the_script():
     (told,) = (w for w in diagnose(recording(rank(forward=10, carried_out=True), exit_code=1)).warnings if "Ray" in w)
-    assert "after Trainpace had ended its training" in told
+    assert "after Trainpace had ended the training" in told
     assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
 
 
@@ -132,9 +132,9 @@ def test_on_a_crowded_machine_computing_is_not_proved():
 
 def test_processes_with_more_threads_than_cores_get_fewer():
     ranks = [rank(i, 2, forward=10, threads=4, cpus=4, delayed_share=0.4) for i in range(2)]
-    assert saving(diagnose(recording(*ranks)), "2 threads a process instead of 4") == pytest.approx(4)
+    assert saving(diagnose(recording(*ranks)), "2 threads per process instead of 4") == pytest.approx(4)
     hogwild = rank(forward=10, threads=4, cpus=4, delayed_share=0.4, beside=3)
-    assert saving(diagnose(recording(hogwild)), "1 thread a process instead of 4") == pytest.approx(4)
+    assert saving(diagnose(recording(hogwild)), "1 thread per process instead of 4") == pytest.approx(4)
     assert not any("thread" in a.title for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice)
 
 
@@ -150,7 +150,7 @@ def test_steps_with_fewer_threads_prove_what_waits_for_cores():
     assert by_cause(d)["compute"] == pytest.approx(10)
     assert by_cause(d)["optimizer"] == pytest.approx(1)
     assert next(s.proved for s in d.shares if s.cause == "threads")
-    assert saving(d, "1 thread a process instead of 2") == pytest.approx(33)
+    assert saving(d, "1 thread per process instead of 2") == pytest.approx(33)
     assert "2 processes of 2 threads each share 2 cores" in d.advice[0].how
     assert any("With 1 thread a process a step took 11 ms in place of 44" in line for line in d.why)
     assert "Other programs use the 2 cores too" in diagnose(recording(with_fewer_threads(40, 10))).advice[0].how
@@ -189,7 +189,7 @@ def test_a_batch_of_one_is_named():
     r = rank(forward=10, optimizer=2, samples=0.0, **one)
     d = diagnose(recording(r))
     assert d.verdict == "compute"
-    assert saving(d, "4 samples a step, computed together") == pytest.approx((6 + 2) * 3 / 4)
+    assert saving(d, "a batch of 4 instead of single samples") == pytest.approx((6 + 2) * 3 / 4)
     (advice,) = d.advice
     assert "80% of a forward pass's FLOPs are in products of a matrix with a single vector" in advice.how
     assert advice.at_most
@@ -208,7 +208,7 @@ def test_a_batch_of_one_from_a_loader_is_named_once():
     }
     r = rank(forward=10, samples=1.0, loader=loader(batch_size=1), **one)
     titles = [a.title for a in diagnose(recording(r)).advice]
-    assert "4 samples a step, computed together" in titles
+    assert "a batch of 4 instead of single samples" in titles
     assert "a batch 4 times as large" not in titles
 
 

@@ -64,7 +64,7 @@ def of_two(found, **more):
          " as large as the others': its node is probably slower, or busy."),
         (straggler("inputs", elements=1536.0, usual_elements=512.0), "since its inputs hold 1,536 elements a step and the others' 512"),
         (straggler("data"), "in waiting for its data, probably from a slower disk or loader."),
-        (straggler("host"), "outside of computing and data"),
+        (straggler("host"), "neither computing nor waiting for data"),
     ],
 )  # fmt: skip
 def test_a_straggler_in_words(found, said):
@@ -80,14 +80,14 @@ def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cach
         ]  # fmt: skip
 
     ranks = rank(0, 2, other=10.0, blocks=blocks(11.0)), rank(1, 2, other=30.0, blocks=blocks(31.0))
-    own = " Without exchange its step took 32 ms, and the others' 12."
+    own = " With the exchange between ranks left out, its step took 32 ms and the others' 12 ms."
     (words,) = faults_in_words(recording(*ranks, together=together((straggler("compute"),))))
     assert words.endswith(own)
     (words,) = faults_in_words(recording(*ranks, together=together((straggler("data"),))))
-    assert words.endswith(f"{own} With the same batch again and again a step of all took 31 ms in place of 51.")
+    assert words.endswith(f"{own} With one cached batch on every rank, a step took 31 ms instead of 51.")
     unlike = ranks[0], rank(1, 2, other=30.0)  # it ended before
     (words,) = faults_in_words(recording(*unlike, together=together((straggler("compute"),))))
-    assert "Without exchange" not in words
+    assert "left out" not in words
 
 
 def test_what_a_sample_takes_there_and_elsewhere():
@@ -127,7 +127,7 @@ def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
     print_recording(of_two(together((straggler("compute"),))), "folder")
     said = capsys.readouterr().out
     assert "1 on node2" in said
-    assert "Clock of node2: 0.4 ms ahead of the first rank's node, within 3 ms." in said
+    assert "The clock of node2 is 0.4 ms ahead of that of the first rank's node, give or take 3 ms." in said
     assert "Link from node1 to node2: 1.5 MB a step, at 700 Mbit/s while it sends." in said
 
 

@@ -46,7 +46,7 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
             else ""
         )
         return f"{says}: {part} in waiting for its data, probably from a slower disk or loader{reads}."
-    return f"{says}: {part} outside of computing and data, as in output, checkpoints or the script's own code."
+    return f"{says}: {part} neither computing nor waiting for data, as in output, checkpoints or the script's own code."
 
 
 def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
@@ -56,11 +56,14 @@ def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
     if s.rank not in own or len(own) < len(ranks):
         return ""
     mine = own.pop(s.rank)
-    says = f" Without exchange its step took {format_number(mine)} ms, and the others' {format_number(fmean(own.values()))}."
+    says = (
+        f" With the exchange between ranks left out, its step took {format_number(mine)} ms and the others'"
+        f" {format_number(fmean(own.values()))} ms."
+    )
     cached = proof(ranks, "cached_batch") if s.cause == "data" else None
     if cached is not None and cached.low_ms > 0:
         says += (
-            f" With the same batch again and again a step of all took {format_number(cached.without_ms)} ms in place of"
+            f" With one cached batch on every rank, a step took {format_number(cached.without_ms)} ms instead of"
             f" {format_number(cached.plain_ms)}."
         )
     return says
@@ -85,7 +88,7 @@ def clocks_in_words(found: Together | None) -> list[str]:
     others = [c for c in found.clocks if abs(c.wall_ms) > max(SET_OTHERWISE_MS, c.uncertainty_ms)] if found else []
     return [
         f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)} {'ahead of' if c.wall_ms > 0 else 'behind'} that of"
-        " the first rank's node. What is told here allows for it; times in logs and of files do not."
+        " the first rank's node. Trainpace's results allow for that; times in logs and of files do not."
         for c in others[:MOST_NAMED]
     ]  # fmt: skip
 

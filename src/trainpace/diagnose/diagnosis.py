@@ -157,7 +157,7 @@ def _why(
     alone = ("no_sync", "no exchange between ranks")
     trials = {"data": ("cached_batch", "the same batch again and again"), "communication": alone, "straggler": alone,
               "logging": ("muted", "output left out"),
-              "threads": ("fewer_threads", f"{first.fewer_threads} thread{'s' if first.fewer_threads > 1 else ''} a process"),
+              "threads": ("fewer_threads", f"{first.fewer_threads} thread{'s' if first.fewer_threads > 1 else ''} per process"),
               "host_to_device": ("batch_on_device", "the batch on the device already")}  # fmt: skip
     trial, what = trials.get(verdict, ("", ""))
     evidence = proofs.get(trial)
@@ -181,7 +181,7 @@ def _why(
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
-    named = [f"{line.share:.0%} of the verdict's time was seen at" for line in seen]
+    named = [f"{line.share:.0%} of this time was spent at" for line in seen]
     return lines + [f"{name} {place}." for name, place in zip(named, places, strict=True)]
 
 
@@ -210,14 +210,14 @@ def _warnings(recording: Recording) -> list[str]:
     warnings = []
     if recording.exit_code not in (0, None) and all(r.carried_out for r in ranks):
         warnings.append(
-            f"the command {ending_of(recording.exit_code)} after Trainpace had ended its training, which a launcher such as Ray"
-            " takes for a failure. All interventions had been made by then."
+            f"the command {ending_of(recording.exit_code)} after Trainpace had ended the training, which a launcher such as Ray"
+            " reports as a failure. The diagnosis is complete."
         )
     elif recording.exit_code not in (0, None):
         ended = f"the command {ending_of(recording.exit_code)}"
         warnings.append(
-            f"{ended} when it was given batches of {FEW_SAMPLES} samples, the last intervention, which it does not bear; what it"
-            f" did before is counted. --without {TINY_BATCH} leaves that out."
+            f"{ended} when it was given batches of {FEW_SAMPLES} samples, the last intervention. All earlier steps are counted;"
+            f" --without {TINY_BATCH} leaves that intervention out."
             if ranks[0].ended_in == TINY_BATCH
             else f"{ended}; what it did before is counted."
         )

@@ -29,7 +29,7 @@ IN_WORDS = {
     "checkpoint": "checkpoints",
     "evaluation": "evaluation",
     "own_code": "the script's own code between these",
-    "trainpace": "this recording",
+    "trainpace": "Trainpace's own overhead",
 }
 
 

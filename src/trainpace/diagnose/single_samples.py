@@ -27,12 +27,12 @@ def together(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     )
     yield Advice(
         cause="launch" if launch > split.by_cause["compute"] else "compute",
-        title=f"{LARGER_BATCH} samples a step, computed together",
+        title=f"a batch of {LARGER_BATCH} instead of single samples",
         how=f"{share:.0%} of a forward pass's FLOPs are in products of a matrix with a single vector, so that one"
-        " sample (or one position of a sequence) is computed at a time. All weights are read for it, which would be read once"
-        " for a whole batch. Collect several samples, padded to one length, and call the"
+        " sample (or one position of a sequence) is computed at a time. Every step reads all weights for it, which would be read"
+        " once for a whole batch. Collect several samples, padded to one length, and call the"
         " modules once for all of them (mind the learning rate); where no position depends on the one before it, give a module"
-        " the whole sequence. The saving is that of as many samples in fewer steps.",
+        " the whole sequence. The saving is for the same number of samples, in fewer steps.",
         saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared,
         basis="products by single vectors, launching and the optimizer, each once for several samples",
         settings={"batched": "yes"}, at_most=True,

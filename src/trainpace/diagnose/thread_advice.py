@@ -15,7 +15,10 @@ def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
     if freed:
         fewer, cause, saves = rank.fewer_threads, "threads", freed
-        basis, because = "steps with fewer threads", ", and threads wait for each other at the end of every operator"
+        basis, because = (
+            "steps with fewer threads",
+            ", and at the end of every operator all threads wait for the slowest",
+        )
     else:
         fewer, cause = max(1, rank.cpus // processes), "compute"
         if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
@@ -23,8 +26,8 @@ def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         saves = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
         basis, because = "the time in which the processes waited for a core", ""
     yield Advice(
-        cause=cause, title=f"{fewer} thread{'s' if fewer > 1 else ''} a process instead of {rank.threads}",
-        how=f"{_sharing(rank, processes)}{because}: OMP_NUM_THREADS={fewer}, or torch.set_num_threads({fewer}).",
+        cause=cause, title=f"{fewer} thread{'s' if fewer > 1 else ''} per process instead of {rank.threads}",
+        how=f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer}). {_sharing(rank, processes)}{because}.",
         saves_ms=saves, ceiling_ms=saves, basis=basis, settings={"threads": fewer},
     )  # fmt: skip
 

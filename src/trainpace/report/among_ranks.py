@@ -75,7 +75,11 @@ def _rank(name: str, values: tuple[float, ...]) -> list[str]:
 
 def _clocks_and_links(found: Together) -> Iterator[str]:
     for c in found.clocks:
-        yield f"Clock of {c.node}: {number(c.wall_ms)} ms ahead of the first rank's node, within {number(c.uncertainty_ms)} ms."
+        side = "ahead of" if c.wall_ms >= 0 else "behind"
+        yield (
+            f"The clock of {c.node} is {number(abs(c.wall_ms))} ms {side} that of the first rank's node, give or take"
+            f" {number(c.uncertainty_ms)} ms."
+        )
     for link in found.links:
         yield (
             f"Link from {link.sender} to {link.receiver}: {number(link.mb_per_step)} MB a step, at {number(link.mbit_per_s)}"

@@ -27,7 +27,10 @@ _PROOFS = {
     "few_samples": "a tiny batch", "batch_on_device": "the batch on the device already",
     "fewer_threads": "fewer threads",
 }  # fmt: skip
-PROVED = "an intervention took the cause away, or measured it by itself, while the training ran"
+PROVED = (
+    "Trainpace removed this cause for some steps of this training, or timed it separately; what is not proved is estimated from"
+    " recorded times"
+)
 NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
 
 
@@ -41,7 +44,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
         rate = percent(d.share_of_roof)
-        roof = f" While computing it reaches {rate} of the FLOP/s of a large matrix product in its number format here."
+        roof = f" While computing, the model reaches {rate} of the FLOP/s of a large matrix product in the same number format."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
@@ -59,7 +62,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
         ]  # fmt: skip
         print_table(columns, [[a.title, *savings(a, d)] for a in d.advice], filled_only=True)
         if d.job_by and d.job_steps is not None:
-            print_lines(f"Length of the job by {d.job_by}; --epochs N says another.")
+            print_lines(f"The job's length is taken from {d.job_by}; --epochs N changes it.")
     print_notes(*(f"{a.title}: {a.how}" for a in d.advice))
     if d.together is not None:
         print_ranks(d.together)

@@ -55,7 +55,7 @@ LOOK = {
     "logging": ("l", "#c2b280", "logging"),
     "checkpoint": ("k", "#7a5230", "checkpoints"),
     "evaluation": ("e", "#4f5fc4", "evaluation"),
-    "trainpace": ("t", "#5b6773", "overhead of this recording"),
+    "trainpace": ("t", "#5b6773", "Trainpace's own overhead"),
     "other": ("-", "#c3cbd3", "the script's own code"),
     "fetch": ("#", "#2a8c8c", "preparing a batch"),
 }

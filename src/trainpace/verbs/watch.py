@@ -81,11 +81,13 @@ def record(
         task = node_of(command)
     if trials is not None and output is None and task is not None and task.is_node:
         raise Misuse(
-            f"this is node {task.number} of {task.tasks}, and their ranks make interventions together.",
-            "Give all nodes one `output` folder that every node sees.",
+            f"diagnose over {task.tasks} nodes needs a shared folder.",
+            "Give the same `output` folder on every node, on a disk that all of them see.",
         )
     if trials is not None and task is None and is_one_of_unnumbered_nodes(command):
-        raise Misuse("torchrun is told of several nodes, and not which this one is: add its --node-rank, from 0 on.")
+        raise Misuse(
+            "torchrun has several nodes and no --node-rank: add it (0 on the first node, 1 on the second, ...)."
+        )
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
     if trials is not None and task is not None:
         try:
@@ -100,9 +102,7 @@ def record(
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
         if task.is_node:  # which prints elsewhere than the first one
-            progress.note(
-                f"note: node {task.number} of {task.tasks}: node 0 says what was found, for all; recorded in {folder}"
-            )
+            progress.note(f"note: the report for all nodes is printed on node 0; recorded in {folder}")
         return _told_by_the_first(command, folder, code)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)

@@ -33,7 +33,7 @@ GRACE_S = 15.0
 POLL_S = 0.2
 LOOK_S, REFRESH_S = 1.0, 5.0
 BEGIN_FILE = "begin.json"
-ON_ALL_NODES = "Name a new folder on a disk that every node sees, by `output`."
+ON_ALL_NODES = "Give all of them the same new `output` folder, on a disk that every node sees."
 
 
 class Ended(NamedTuple):
@@ -61,10 +61,10 @@ def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
     try:
         missing = _who_does_not_come(folder, task, patience_s)
         if missing:
-            begins = "it does" if len(missing) == 1 else "they do"
+            was, does = ("it was", "it does") if len(missing) == 1 else ("they were", "they do")
             raise TrainpaceError(
-                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s: {begins} not see this folder, or"
-                f" {'was' if len(missing) == 1 else 'were'} not started, so nothing is run.",
+                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s. Either {was} not started, or {does}"
+                " not see this folder. Nothing is run.",
                 ON_ALL_NODES,
             )
     except BaseException:  # Ctrl-C as well: one that comes later must not take this task to be here
@@ -111,9 +111,9 @@ class Lookout:
             if sizes != self.sizes:
                 self.sizes, self.grown = sizes, now
         if now - self.failed_since > GRACE_S:
-            self.gave_up = "waited for its ranks and was ended"
+            self.gave_up = "since it waited for ranks that had failed"
         elif self.steps and now - self.grown > self.still_s:
-            self.gave_up = f"was ended, since no rank made a step for {self.still_s:.0f} s"
+            self.gave_up = f"since no rank completed a step for {self.still_s:.0f} s"
         return bool(self.gave_up)
 
 
@@ -161,7 +161,7 @@ def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str
         how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
         words.append(f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}.")
     if gave_up:
-        words.append(f"The command of {task.word} {task.number} {gave_up}.")
+        words.append(f"Trainpace ended the command of {task.word} {task.number}, {gave_up}.")
     never = [n for n in missing if not _is_there(_here(folder, n)) and not _is_there(_end(folder, n))]
     late = [n for n in missing if n not in never]
     if never:
