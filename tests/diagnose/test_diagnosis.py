@@ -152,7 +152,7 @@ def test_steps_with_fewer_threads_prove_what_waits_for_cores():
     assert next(s.proved for s in d.shares if s.cause == "threads")
     assert saving(d, "1 thread per process instead of 2") == pytest.approx(33)
     assert "2 processes of 2 threads each share 2 cores" in d.advice[0].how
-    assert any("With 1 thread a process a step took 11 ms in place of 44" in line for line in d.why)
+    assert any("With 1 thread per process a step took 11 ms in place of 44" in line for line in d.why)
     assert "Other programs use the 2 cores too" in diagnose(recording(with_fewer_threads(40, 10))).advice[0].how
 
 

@@ -104,7 +104,7 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
     assert (code, time.monotonic() - began < 30) == (7, True)
     note = json.loads((tmp_path / "command.json").read_text())
     assert note["exit_code"] == 7
-    assert note["unended"].endswith("The command of task 0 since it waited for ranks that had failed.")
+    assert note["unended"].endswith("Trainpace ended the command of task 0, since it waited for ranks that had failed.")
 
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
