@@ -138,7 +138,11 @@ def diagnosed_by_torchrun(fault: Fault | None, cluster: Cluster, folder: Path, m
     finally:
         for process in started:
             process.kill()
-    if any(process.returncode for process in started) or said[1][0] or "the report for all nodes is printed on node 0" not in said[1][1]:
+    if (
+        any(process.returncode for process in started)
+        or said[1][0]
+        or "the report for all nodes is printed on node 0" not in said[1][1]
+    ):
         raise RuntimeError(f"torchrun ended with {[process.returncode for process in started]}:\n{said}")
     return _read(said[0][0], fault, folder, len(hosts), times)
 
