@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.watch import meeting, restoring
-from trainpace.watch.command import watch
+from trainpace.watch.command import _wait, watch
 from trainpace.watch.inside.copies import keep_first
 from trainpace.watch.inside.trail import PARTS, Step, TrailWriter, aside_of
 from trainpace.watch.tasks import Task
@@ -195,3 +196,20 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
         str(shared),
         str(own[1]),
     ]
+
+
+def test_a_launcher_that_is_ended_has_the_time_that_it_gives_its_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "LOOK_S", 0.2)
+    ending = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(7)));"
+    begun = tmp_path / "begun"
+    code = f"{ending} open({str(begun)!r}, 'w').close(); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+
+    class Lookout:
+        gave_up = ""
+
+        def gives_up(self):
+            self.gave_up = "since it waited" if begun.exists() else ""
+            return bool(self.gave_up)
+
+    assert _wait(process, Lookout()) == 7

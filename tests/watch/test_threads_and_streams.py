@@ -12,7 +12,7 @@ from trainpace.watch import read_recording, watch
 from trainpace.watch.inside import installed, lengths, loaders, start, streams
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import DATA, TrailWriter
-from trainpace.watch.inside.trials import size_from, size_of_uncollated
+from trainpace.watch.inside.trials import size_of_uncollated
 
 STEPS = """
 import os, signal, threading, time, torch
@@ -82,6 +82,22 @@ def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
     assert rank.parts_ms["other"] < 20
 
 
+def test_an_iterator_of_the_users_own_names_its_loader(tmp_path):
+    code, (rank,) = recorded(tmp_path, """
+class Loader(torch.utils.data.DataLoader):
+    def __iter__(self):
+        return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader=self)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in Loader(torch.ones(48, 2), batch_size=4):
+    model(x).sum().backward()
+    optimizer.step()
+""")  # fmt: skip
+    assert code == 0
+    assert rank.loader is not None
+    assert (rank.warm_up + rank.steps, rank.loader.batches, rank.samples_per_step) == (12, 12, 4)
+
+
 @pytest.mark.parametrize(
     ("item", "samples"),
     [
@@ -99,7 +115,6 @@ def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
 )
 def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(item, samples):
     assert size_of_uncollated(item) == samples
-    assert size_from(SimpleNamespace(_auto_collation=False), item) == samples
 
 
 def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_trails import read_trail
+from trainpace.watch.inside import trail
 from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, unused
 
 ns = st.integers(0, 2**62)
@@ -120,6 +121,34 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
     monkeypatch.undo()
     writer.flush()
     assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
+
+
+def test_a_signals_handler_does_not_wait_for_the_thread_that_it_interrupts(tmp_path, monkeypatch):
+    monkeypatch.setattr(trail, "LONGEST_WRITE_S", 0.05)
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer.note({"first": 1})
+    with writer._writing:  # where it interrupts this thread in the middle of a write
+        writer.flush()
+        assert read_trail((tmp_path / "a").read_bytes())[1] == []
+    writer.flush()
+    assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}]
+
+
+def test_another_threads_close_in_the_middle_of_a_write_raises_nothing(tmp_path, monkeypatch):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    write = os.write
+
+    def meanwhile(file, data):
+        writer.close()
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", meanwhile)
+    writer.note({"first": 1})
+    writer.flush()
+    monkeypatch.undo()
+    writer.note({"second": 2})
+    writer.flush()
+    assert read_trail((tmp_path / "a").read_bytes())[1] == []
 
 
 def test_names_beyond_those_that_a_number_can_tell_apart_have_none(tmp_path):

@@ -25,19 +25,14 @@ def loader(module: Any, recorder: Recorder) -> None:
     def next_batch(self: Any) -> Any:
         if get_ident() != recorder.thread:
             return plain_next(self)
-        first = not self.__dict__.get("_trainpace_begun", False)
+        first = not self._trainpace_begun
         if first:
             self._trainpace_begun = True
         depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
         try:
             batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
-            # in every step, and so without one more function
-            recorder.fetched_samples += (
-                trials.size_of(batch)
-                if self.__dict__.get("_auto_collation", True)
-                else trials.size_of_uncollated(batch)
-            )
-            recorder.fetched_from = self.__dict__.get("_trainpace_loader", 0)
+            recorder.fetched_samples += self._trainpace_size(batch)
+            recorder.fetched_from = self._trainpace_loader
             return batch
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
@@ -45,6 +40,8 @@ def loader(module: Any, recorder: Recorder) -> None:
     @functools.wraps(plain_init)
     def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         plain_init(self, loader, *args, **kwargs)
+        if not self._auto_collation:
+            self._trainpace_size = trials.size_of_uncollated
         if get_ident() == recorder.thread:
             with contextlib.suppress(Exception):
                 self._trainpace_loader = id(loader)
@@ -52,6 +49,8 @@ def loader(module: Any, recorder: Recorder) -> None:
                     seen.add(loader)
                     _note_loader(recorder, loader)
 
+    iterator._trainpace_begun, iterator._trainpace_loader = False, 0
+    iterator._trainpace_size = staticmethod(trials.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
 

@@ -298,7 +298,7 @@ class Recorder:
             self.steps < ASK_FIRST_STEPS or now - self._allocator_asked >= ASK_ALLOCATOR_NS
         ):
             self._allocator_says, self._allocator_asked = self.allocator(), now
-        step = Step(
+        step = (
             self.trial, min(self.micro_steps, 65535), self.steps, self._step_start, now, min(self.samples, 2**31),
             *self._allocator_says, tuple(self._spent),
         )  # fmt: skip
@@ -311,9 +311,9 @@ class Recorder:
         self.spans_on = self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
         part, self.part = self.part, TRAINPACE
         if kept:
-            self._calls(self.after_kept_step, step)
+            self._calls(self.after_kept_step, Step._make(step))
         if self.after_step:
-            self._calls(self.after_step, step)
+            self._calls(self.after_step, Step._make(step))
         if now - self._flushed > FLUSH_NS:
             self.keeps_up()
         self._settled = ended = now_ns()

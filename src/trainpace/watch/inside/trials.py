@@ -213,7 +213,7 @@ class Trials:
             crowding.computes_with(self.threads)
 
     def keep(self, batch: Any, iterator: Any) -> None:
-        key, size = id(iterator._dataset), size_from(iterator, batch)
+        key, size = id(iterator._dataset), iterator._trainpace_size(batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
             self.remembered[key] = _RememberedBatch(iterator._dataset, _copy(batch, -1, -1), size)
@@ -336,11 +336,6 @@ def _size_of(batch: Any, deep: int) -> int:
     if deep and isinstance(batch, list | tuple):
         return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
     return 0
-
-
-def size_from(iterator: Any, batch: Any) -> int:
-    """Samples in what a loader's iterator gave."""
-    return size_of(batch) if getattr(iterator, "_auto_collation", True) else size_of_uncollated(batch)
 
 
 def size_of_uncollated(item: Any) -> int:
