@@ -21,6 +21,7 @@ class Batches:
     """Stands for a DataLoader's iterator."""
 
     _num_workers = 0
+    _trainpace_size = staticmethod(module.size_of)
 
     def __init__(self, dataset, sizes, make=torch.zeros):
         self._dataset, self._all = dataset, [make(n) for n in sizes]

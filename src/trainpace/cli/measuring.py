@@ -368,10 +368,11 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     """Say what slows a training script down, prove it, and what a change would save.
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
-    exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
-    in such a run, and its checkpoints are discarded. Other files that it overwrites are restored, as after a `look`; new
-    ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it. As tasks of
-    srun, or before torchrun on each node, with one --output folder that all nodes see, it is one diagnosis of the whole job.
+    exchange between ranks, a batch of two samples, no output. The differences are the proof. The script then ends: its losses
+    mean nothing in such a run, and its checkpoints are discarded. Other files that it overwrites are restored, as after a
+    `look`; new ones stay. The exit code is the command's own where it failed before anything was proved, or a signal ended it.
+    As tasks of srun, or before torchrun on each node, with one --output folder that all nodes see, it is one diagnosis of the
+    whole job.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved. Or a trace from
     elsewhere, of which nothing runs here: torch.profiler's (.json, .json.gz, or a folder with one for each rank) or a report of

@@ -214,7 +214,7 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             " once. The update is the same, unless samples of a batch depend on each other: batch normalisation, contrastive"
             " losses, a mean over tokens of which micro-batches have different numbers.",
             saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
-            basis="the line through steps with a full and with a tiny batch",
+            basis="the line through steps with a full batch and with two samples",
             settings={"accumulation": 1},
         )  # fmt: skip
 
@@ -254,7 +254,7 @@ def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if _launches_much(split):
         cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
         what, instead = _small_operators(rank), f" With the batch as it is, {_compiled(rank)} fewer operators."
-        basis = "the line through steps with a full and with a tiny batch"
+        basis = "the line through steps with a full batch and with two samples"
     else:
         now = rank.optimizer_variants_ms.get("as it is", 0.0)
         fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
 from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
-from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, TINY_BATCH, Proof, of_trial, proof, split
+from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
 from trainpace.units import format_duration, format_number
 from trainpace.watch import (
     DELAYED,
+    FEW,
     STEP_IN_WORDS,
     TRIALS,
     Rank,
@@ -81,7 +82,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if _is_crowded(recording):  # threads that wait for each other's cores look like operators that compute
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
-    proofs = {p.trial: p for trial in TRIALS[2:] if trial != TINY_BATCH and (p := proof(ranks, trial)) is not None}
+    proofs = {p.trial: p for trial in TRIALS[2:] if trial != FEW_SAMPLES and (p := proof(ranks, trial)) is not None}
     shares = sorted(
         (Share(cause=c, in_words=IN_WORDS[c], ms=parts.by_cause[c], share=parts.by_cause[c] / step,
                proved=c in parts.proved) for c in IN_WORDS),
@@ -216,9 +217,9 @@ def _warnings(recording: Recording) -> list[str]:
     elif recording.exit_code not in (0, None):
         ended = f"the command {ending_of(recording.exit_code)}"
         warnings.append(
-            f"{ended} when it was given batches of {FEW_SAMPLES} samples, the last intervention. All earlier steps are counted;"
-            f" --without {TINY_BATCH} leaves that intervention out."
-            if ranks[0].ended_in == TINY_BATCH
+            f"{ended} when it was given batches of {FEW} samples, the last intervention. All earlier steps are counted;"
+            f" --without {FEW_SAMPLES} leaves that intervention out."
+            if ranks[0].ended_in == FEW_SAMPLES
             else f"{ended}; what it did before is counted."
         )
     if not all(r.complete for r in ranks):

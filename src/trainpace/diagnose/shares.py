@@ -9,10 +9,9 @@ from typing import NamedTuple
 from trainpace.diagnose.device_shares import beside_a_device
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch import BEHIND, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
+from trainpace.watch import BEHIND, FEW, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
 
-FEW_SAMPLES = 2
-TINY_BATCH = "few_samples"
+FEW_SAMPLES = "few_samples"
 """The one intervention that removes no cause: it shows what a smaller batch does not shorten. Not every script bears it."""
 
 IN_WORDS = {
@@ -101,12 +100,12 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     `not_compute_ms`: time of backward spent waiting for other ranks. None where the small batch was not tried.
     """
     full = part_ms(rank, "cached_batch", "forward", "backward")
-    few = part_ms(rank, TINY_BATCH, "forward", "backward")
+    few = part_ms(rank, FEW_SAMPLES, "forward", "backward")
     samples = rank.samples_per_step / batches_per_step(rank)
-    if full is None or few is None or samples <= FEW_SAMPLES:
+    if full is None or few is None or samples <= FEW:
         return None
-    slope = max(0.0, (full - few) / (samples - FEW_SAMPLES))
-    return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
+    slope = max(0.0, (full - few) / (samples - FEW))
+    return max(0.0, min(full, few - FEW * slope) - not_compute_ms)
 
 
 def _quickest_computing_ms(rank: Rank) -> float:

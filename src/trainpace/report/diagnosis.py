@@ -24,7 +24,7 @@ _TONES = {
 }  # fmt: skip
 _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
-    "few_samples": "a tiny batch", "batch_on_device": "the batch on the device already",
+    "few_samples": "a batch of two samples", "batch_on_device": "the batch on the device already",
     "fewer_threads": "fewer threads",
 }  # fmt: skip
 PROVED = (

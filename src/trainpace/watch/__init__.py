@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainpace.watch.command import COMMAND_FILE, environment, temporary_folder, watch
     from trainpace.watch.inside.crowding import DELAYED
     from trainpace.watch.inside.rounds import LEAST_ROUNDS, PRECISE
-    from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
+    from trainpace.watch.inside.trail import DATA, FEW, LOADER_START, PARTS, TRIALS, Step
     from trainpace.watch.links import LinkRate, SlowLink
     from trainpace.watch.meeting import meet
     from trainpace.watch.notes import Line, Loader, Notes, inputs_of

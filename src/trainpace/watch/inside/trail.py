@@ -31,6 +31,8 @@ PARTS = (
 
 TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads")
 """Trials that a step may run under; settling steps follow a change and are not counted."""
+FEW = 2
+"""Samples of a batch under `few_samples`."""
 
 OF_TRIAL = ".trainpace-trial"
 """The suffix of checkpoints that a script writes under trials."""

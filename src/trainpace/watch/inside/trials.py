@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 from trainpace.watch.inside import crowding, rounds
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, now_ns
-from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
+from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FEW, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
 
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
-FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
 COUNTING_SLOWS = 7
