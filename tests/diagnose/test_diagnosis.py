@@ -567,3 +567,50 @@ def test_an_intervention_proves_what_its_interval_and_its_repeats_allow(plain, w
     d = diagnose(recording(r))
     assert next(s for s in d.shares if s.cause == "data").proved is proved
     assert d.proofs[0].settles is proved
+
+
+def test_the_operators_that_computing_goes_into_are_named_with_their_lines():
+    slow = (
+        ("aten.nonzero", "/a/layers.py:101 forward", 0.46),
+        ("aten.mm", "", 0.34),
+        ("aten.relu", "/a/b.py:1 f", 0.02),
+    )
+    said = "Of all operators' time, 46% is aten::nonzero (layers.py:101 forward), 34% is aten::mm (backward)."
+    assert said in diagnose(recording(rank(forward=10, slow_operators=slow))).why
+    assert said not in diagnose(recording(rank(forward=10, other=90, slow_operators=slow))).why
+
+
+def in_bf16(*pairs, **more):
+    """Two rounds of plain steps at another pace, and then pairs of plain steps and steps in bf16."""
+    blocks = [block("plain", forward=50)] * 2
+    for plain, bf16 in pairs:
+        blocks += [block("bf16", forward=bf16), block("plain", forward=plain)]
+    return diagnose(recording(rank(forward=20, blocks=blocks, **more)))
+
+
+def test_what_bf16_saves_is_what_steps_with_it_took_beside_plain_ones():
+    d = in_bf16((20, 12), (21, 13), (20, 12))
+    assert saving(d, "autocast to bf16") == pytest.approx(8)
+    (advice,) = d.advice
+    assert "With the model in bf16 a step took 12.3 ms in place of 20.3: 8 less (8 to 8)." in advice.how
+    assert 'torch.autocast("cpu", torch.bfloat16)' in advice.how
+
+
+def test_bf16_that_saves_nothing_is_not_worth_it_and_what_noise_hides_is_left_out():
+    useless = in_bf16((20, 21), (21, 22), (20, 21))
+    assert not useless.advice
+    assert saving(useless, "autocast to bf16") == 0
+    noisy = in_bf16((20, 2), (20, 40), (20, 2))
+    assert not any("bf16" in a.title for a in (*noisy.advice, *noisy.not_worth))
+
+
+def test_a_worker_shortens_no_wait_that_samples_do_not_explain():
+    """Of 10 ms of waiting, samples take 2."""
+    r = rank(forward=10, data=10, loader=loader(), fetch=fetch(wall=0.125, cpu=0.0), cpus=2)
+    assert saving(diagnose(recording(r)), "1 loader worker instead of 0") <= 2
+
+
+def test_an_evaluation_with_gradients_is_told():
+    r = rank(forward=10, evaluation=5, evaluates_with_gradients=True)
+    assert "torch.no_grad()" in diagnose(recording(r)).advice[0].how
+    assert "no_grad" not in diagnose(recording(replace(r, evaluates_with_gradients=False))).advice[0].how

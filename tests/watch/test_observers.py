@@ -113,3 +113,20 @@ def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
     assert note == {
         "device_busy_ms": 7.0, "device_copies_ms": 2.0, "device_kernels_ms": {"a" * observers.LONGEST_NAME: 5.0}
     }  # fmt: skip
+
+
+def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path):
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    a = torch.rand(1024, 1024, requires_grad=True)
+    end = observers.count_one_step(recorder)
+    recorder.part = FORWARD
+    loss = (a @ a).sum()
+    recorder.part = BACKWARD
+    loss.backward()
+    end()
+    (slow,) = (note["slow_operators"] for note in notes_of(recorder) if "slow_operators" in note)
+    by_name = {(name, bool(line)): (line, share) for name, line, share in slow}
+    line, share = by_name["aten.mm", True]
+    assert f"{Path(__file__).name}:" in line
+    assert by_name["aten.mm", False][1] > share > 0.05  # two products in the backward pass
+    assert sum(share for *_, share in slow) <= 1

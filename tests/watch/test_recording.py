@@ -9,6 +9,7 @@ from trainpace.watch import half_width_ms, read_recording
 from trainpace.watch.inside.trail import (
     CHECKPOINT,
     DATA,
+    EVALUATION,
     FORWARD,
     LOADER_START,
     PARTS,
@@ -86,6 +87,20 @@ def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
     (rank,) = read_recording(tmp_path).ranks
     assert rank.parts_ms["loader_start"] == pytest.approx(50 / 10)
     assert rank.step_ms == pytest.approx(15)
+
+
+def test_under_trials_an_evaluation_takes_what_it_takes_with_its_own_batches(tmp_path):
+    """Two in nine steps; where the loaders give the same batch again and again, they are short."""
+    steps = [("plain", {FORWARD: 10})] * 8 + [("settling", {FORWARD: 10})] * 2
+    for trial, evaluation_ms in (("plain", 40), ("cached_batch", 4)):
+        steps += (
+            [("settling", {FORWARD: 10})]
+            + [(trial, {FORWARD: 10})] * 3
+            + [(trial, {FORWARD: 10, EVALUATION: evaluation_ms})]
+        )
+    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 8}))
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.parts_ms["evaluation"] == pytest.approx(2 * 40 / 9)
 
 
 def test_samples_cost_what_their_workers_say(tmp_path):

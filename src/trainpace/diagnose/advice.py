@@ -8,7 +8,7 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from trainpace.diagnose.changes import Advice
-from trainpace.diagnose.device_advice import fuse, lower_precision
+from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
 from trainpace.diagnose.shares import Split, part_ms, proof
 from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time, together
 from trainpace.diagnose.thread_advice import fewer_threads
@@ -94,8 +94,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     ceiling = max(split.by_cause["data"], 0.0)
     if now and fewest <= now:
         fewest = now + 1
-    if now:  # what the wait is longer than its number of workers explains, another worker does not shorten
-        measured = min(measured, by_workers[now])
+    # what the wait is longer than samples and workers explain, another worker does not shorten
+    measured = min(measured, by_workers[now] if now else with_workers_ms(ranks, split, 0))
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
@@ -104,7 +104,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         why += f"; then the {cores:g} core{'s' if cores != 1 else ''} of a rank are the limit"
     yield Advice(
         cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
-        how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,
+        how=f"DataLoader(num_workers={fewest}{'' if now else ', persistent_workers=True'}): {why}.",
+        saves_ms=saves, ceiling_ms=ceiling,
         basis="the slower of data and compute, from the times of samples and of steps with a cached batch",
         settings={"num_workers": fewest},
     )  # fmt: skip
@@ -350,6 +351,8 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         ("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
     ):  # fmt: skip
         spent, factor = split.by_cause[cause], LESS_OFTEN
+        if cause == "evaluation" and any(r.evaluates_with_gradients for r in ranks):
+            how += " It keeps in memory what a backward pass would need: under torch.no_grad() it takes less memory and time."
         if rank.occasions.get(cause, 1.0) * steps_an_epoch < ONCE_AN_EPOCH:
             title, factor = f"{cause}{'s' if cause == 'checkpoint' else ''} every second epoch", 2
         if spent > 0:
@@ -378,5 +381,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 ADVISORS = (
     _workers, _worker_start, _transfers, _launching, together, _larger_batch, _optimizer, _exchange, _straggler, _less_often,
-    _own_code, fewer_threads, lower_precision, fuse,
+    _own_code, fewer_threads, lower_precision, in_bf16, fuse,
 )  # fmt: skip

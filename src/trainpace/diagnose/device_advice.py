@@ -1,10 +1,10 @@
-"""Changes that make a device's kernels shorter, or fewer."""
+"""Changes that make computing shorter: other number formats, and fewer kernels of a device."""
 
 from collections.abc import Iterator, Sequence
 
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_shares import kernels_ms, sets_the_pace
-from trainpace.diagnose.shares import Split
+from trainpace.diagnose.shares import Split, proof
 from trainpace.units import format_number
 from trainpace.watch import Rank
 
@@ -41,6 +41,25 @@ def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             basis="the time of products, convolutions and attention, if they gain what a large product gains",
             settings={"precision": name}, at_most=True,
         )  # fmt: skip
+
+
+def in_bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """On a CPU: what steps with the model in bf16 took; nothing where noise leaves open whether they took less."""
+    tried = proof(ranks, "bf16")
+    if tried is None or not tried.settles:
+        return
+    title, how = _INSTEAD["amp_bf16"]
+    how = how.replace("device.type", '"cpu"')
+    saves = max(0.0, tried.saved_ms) if tried.low_ms > 0 else 0.0
+    yield Advice(
+        cause="compute", title=title,
+        how=f"{how} With the model in bf16 a step took {format_number(tried.without_ms)} ms in"
+        f" place of {format_number(tried.plain_ms)}: {format_number(tried.saved_ms)} less ({format_number(tried.low_ms)} to"
+        f" {format_number(tried.high_ms)}). Compare the losses of some epochs. Hugging Face Trainer: bf16=True; Lightning:"
+        ' precision="bf16-mixed".',
+        saves_ms=saves, ceiling_ms=max(saves, split.by_cause["compute"]), basis="steps with the model in bf16",
+        settings={"precision": "amp_bf16"},
+    )  # fmt: skip
 
 
 def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:

@@ -1,6 +1,7 @@
 """Verdict, reasons and next steps for one recording."""
 
 import math
+import os
 from collections.abc import Sequence
 
 from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
@@ -26,6 +27,8 @@ from trainpace.watch import (
 
 LONGEST_EPOCH_S = 10 * 365 * 86_400
 """A longer epoch is none: datasets without an end often give a large number for their length."""
+MOST_OPERATORS, LEAST_OPERATOR = 3, 0.1
+"""How many operators are named, and the share of all operators' time that each has at least."""
 
 
 class Share(Record):
@@ -177,6 +180,8 @@ def _why(
         )
     if verdict in ("compute", "launch", "optimizer"):
         lines += device_in_words(ranks, step)
+    if verdict == "compute" and (operators := slow_operators_in_words(first)):
+        lines.append(operators)
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)
     part = {"own_code": "other"}.get(verdict, verdict)
@@ -184,6 +189,15 @@ def _why(
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
     named = [f"{line.share:.0%} of this time was spent at" for line in seen]
     return lines + [f"{name} {place}." for name, place in zip(named, places, strict=True)]
+
+
+def slow_operators_in_words(rank: Rank) -> str:
+    """Which operators take most of forward and backward, and at which lines, as a sentence; empty where none does."""
+    named = [
+        f"{share:.0%} is {name.replace('.', '::')} ({os.path.basename(line) if line else 'backward'})"
+        for name, line, share in rank.slow_operators[:MOST_OPERATORS] if share >= LEAST_OPERATOR
+    ]  # fmt: skip
+    return f"Of all operators' time, {', '.join(named)}." if named else ""
 
 
 def workers_beside(ranks: Sequence[Rank]) -> str:

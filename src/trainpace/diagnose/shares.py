@@ -60,13 +60,15 @@ def of_trial(rank: Rank, trial: str) -> list[Block]:
 
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     """The mean over ranks of plain - trial, paired by rounds; None where it was not tried. A batch that stays on the device is
-    compared with the same batch on the host."""
+    compared with the same batch on the host, and bf16, which comes after all rounds, with the plain blocks between its own."""
     against = "cached_batch" if trial == "batch_on_device" else "plain"
     rounds = min(min(len(of_trial(r, against)), len(of_trial(r, trial))) for r in ranks)
     if rounds < 1:
         return None
+    from_the_end = trial == "bf16"
     plain, without = (
-        [fmean(of_trial(r, name)[i].step_ms for r in ranks) for i in range(rounds)] for name in (against, trial)
+        [fmean(of_trial(r, name)[i - rounds if from_the_end else i].step_ms for r in ranks) for i in range(rounds)]
+        for name in (against, trial)
     )
     saved, half = mean_and_half_width([a - b for a, b in zip(plain, without, strict=True)])
     return Proof(

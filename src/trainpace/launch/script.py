@@ -42,7 +42,7 @@ from trainpace.watch import (
     temporary_folder,
 )
 
-_INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads")
+_INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads", "bf16")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 UNEVEN = 1.1
 """Times the least that a step's inputs hold, beyond which they hold different amounts."""

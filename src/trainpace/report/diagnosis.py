@@ -25,13 +25,19 @@ _TONES = {
 _PROOFS = {
     "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a batch of two samples", "batch_on_device": "the batch on the device already",
-    "fewer_threads": "fewer threads",
+    "fewer_threads": "fewer threads", "bf16": "the model in bf16",
 }  # fmt: skip
 PROVED = (
     "Trainpace removed this cause for some steps of this training, or timed it separately; what is not proved is estimated from"
     " recorded times"
 )
-NOTHING_WORTH = f"No change known here saves {percent(WORTH)} of a step; a lower precision or a faster device may."
+
+
+def nothing_worth(d: Diagnosis) -> str:
+    """That nothing is advised, and what was not tried."""
+    tried = any(p.trial == "bf16" and p.settles for p in d.proofs)
+    others = "a faster device may" if tried else "a lower precision or a faster device may"
+    return f"No change known here saves {percent(WORTH)} of a step; {others}."
 
 
 def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()) -> None:
@@ -72,7 +78,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
             saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
             print_lines(f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}.")
     if not d.advice:
-        print_lines(NOTHING_WORTH)
+        print_lines(nothing_worth(d))
     if again:
         print_next(again, "proves the shares, by taking one cause after another away")
     else:
@@ -141,7 +147,7 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
         "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
         styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
         not_worth=[f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth],
-        nothing=NOTHING_WORTH, timeline=None if timeline is None else timeline_context(timeline),
+        nothing=nothing_worth(d), timeline=None if timeline is None else timeline_context(timeline),
     )  # fmt: skip
 
 

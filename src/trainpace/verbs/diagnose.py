@@ -14,7 +14,7 @@ from trainpace.watch import read_recording
 STEPS = within("count", 1, 1e9, COUNT.parse)
 PATIENCE_S = 600.0
 """For which ranks wait for the first one's word beyond the time that interventions have."""
-Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]
+Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
 
 
 class DiagnoseRequest(Request):

@@ -66,7 +66,9 @@ class Rank(Record):
     `ended_in`: the intervention under which it ended; empty where there were none. `carried_out`: it was ended on purpose, with
     all that was asked for done. `fewer_threads`: how many it computed with under the intervention of that name; 0 where there was
     none. `one_row_flops`: of a forward pass's `forward_flops`, of which `product_flops` are matrix products, those by a single
-    vector. `products_ms`: a step's time in matrix products.
+    vector. `products_ms`: a step's time in matrix products. `slow_operators`: of those in forward and backward, each with the
+    line of the script that calls it ("" in a backward pass) and its share of all operators' time, the longest first.
+    `evaluates_with_gradients`: an evaluation kept what a backward pass would need.
     """
 
     rank: int
@@ -130,6 +132,8 @@ class Rank(Record):
     ended_in: str = ""
     carried_out: bool = False
     fewer_threads: int = 0
+    slow_operators: tuple[tuple[str, str, float], ...] = ()
+    evaluates_with_gradients: bool = False
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
@@ -159,6 +163,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
     if "stated" in noted:
         noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
+    noted["slow_operators"] = tuple(map(tuple, noted.get("slow_operators", ())))
     as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
@@ -210,11 +215,14 @@ def _share_with(steps: Sequence[Step], part: str) -> float:
 def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None) -> dict[str, float]:
     """Means of the occasional parts over all steps after the warm-up, under trials or not.
 
-    Under trials not every step uses the loader, so its starts count once per epoch.
+    Under trials not every step uses the loader, so its starts count once per epoch, and evaluations take as long as they do
+    where their batches are their own, as often as they come in all steps.
     """
     after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
     with_loader = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
+    if own := [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("evaluation")])]:
+        means["evaluation"] = fmean(own) / 1e6 * _share_with(after, "evaluation")
     starts = [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("loader_start")])]
     if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
         batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))

@@ -28,6 +28,8 @@ LARGEST_COPY_BYTES = 2**30
 LONGEST_NAME = 160
 """Characters of a kernel's name that are kept: enough to tell what kind it is."""
 VARIANTS = ("fused", "foreach")
+KEPT_OPERATORS = 12
+"""Of those that take longest in a step, each at a line of the script of its own."""
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 OFTEN_LOOKS, SELDOM = 200, 5
 """After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
@@ -50,8 +52,10 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
     seen |= {"forward_flops": 0.0, "product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
+    slow: Counter[tuple[str, str]] = Counter()
+    every_ns = 0
 
-    class Counter(TorchDispatchMode):
+    class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             start, computed = now_ns(), time.thread_time_ns()
             result = function(*args, **(kwargs or {}))
@@ -59,7 +63,13 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             if recorder.part not in (FORWARD, BACKWARD) or function.namespace in ("c10d", "_c10d_functional"):
                 return result
             seen["operators"] += not function.is_view
-            seen["large_operators_ns"] += took if computed > LONGEST_LAUNCH_NS else 0
+            nonlocal every_ns
+            every_ns += took
+            if computed > LONGEST_LAUNCH_NS:
+                seen["large_operators_ns"] += took
+                # a backward pass is called at one line, whatever operator runs
+                line = _line_of(sys._getframe())[0] if recorder.part == FORWARD else ""
+                slow[str(function._overloadpacket), line] += took
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
                 with contextlib.suppress(Exception):
@@ -74,12 +84,15 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
                         seen["one_row_flops"] += flops if rows == 1 else 0
             return result
 
-    mode = Counter()
+    mode = Counting()
     mode.__enter__()
 
     def end() -> None:
         mode.__exit__(None, None, None)
         recorder.trail.note({name: seen})
+        if name == "counted" and every_ns:
+            shares = [(each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)]
+            recorder.trail.note({"slow_operators": shares})
 
     return end
 

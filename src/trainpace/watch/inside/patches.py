@@ -110,6 +110,8 @@ class _Calls:
             if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part in _NOT_THE_MODELS:
                 return run(module, *args, **kwargs)
             self.inside, depth = True, -1
+            if recorder.calls_as is not None:
+                run = recorder.calls_as(run)
             try:
                 # no function of ours that can be left out, as each is far from the processor by now
                 usual = id(module) in self.usual and module.training and not recorder.spans_on

@@ -38,9 +38,9 @@ class Recorder:
     # what every step touches: with as many attributes as this has, Python finds others more slowly
     __slots__ = (
         "__dict__", "__weakref__", "_bears_backward", "_evaluation_start", "_flushed", "_mark", "_pending", "_settled", "_spent",
-        "_stack", "_step_start", "after_kept_step", "after_step", "allocator", "evaluating", "exchanges", "fetched_from",
-        "fetched_samples", "micro_steps", "optimizer", "part", "samples", "spans_on", "step_is_the_engines", "steps", "thread",
-        "trail", "training_loaders", "trial", "trials", "undecided",
+        "_stack", "_step_start", "after_kept_step", "after_step", "allocator", "calls_as", "evaluating", "exchanges",
+        "fetched_from", "fetched_samples", "micro_steps", "optimizer", "part", "samples", "spans_on", "step_is_the_engines",
+        "steps", "thread", "trail", "training_loaders", "trial", "trials", "undecided",
     )  # fmt: skip
 
     def __init__(self, trail: TrailWriter) -> None:
@@ -68,6 +68,8 @@ class Recorder:
         """GiB that a device's allocator holds, and how often it had to retry."""
         self._allocator_says: tuple[float, int] = (0.0, 0)
         self._allocator_asked = 0
+        self.calls_as: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+        """Under an intervention: a module's `__call__` as it is called instead."""
         self.after_step: list[Callable[[Step], None]] = []
         """Called after every step. Each costs more than it seems: after a step nothing of ours is in the processor's caches."""
         self.after_kept_step: list[Callable[[Step], None]] = []
@@ -77,6 +79,7 @@ class Recorder:
         """The loaders, by their id, of which a batch was trained on."""
         self.begins_again: Callable[[], None] | None = None
         """In a process that was forked before any step: called where it trains."""
+        self._evaluates_with_gradients = False
         self.thread_is_over = False
         """Whether the training thread has ended, so that another one may go on."""
         self.trains_in_thread: Callable[[], None] = lambda: None
@@ -227,6 +230,8 @@ class Recorder:
         """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
         if not self.undecided:
             return
+        if evaluates and self._bears_backward:
+            self._notes_gradients()
         self.undecided = self._bears_backward = False
         self.evaluating = evaluates
         if not evaluates:
@@ -234,6 +239,12 @@ class Recorder:
         since, self._pending = self._pending, self._held
         self._settle(self._held_until)
         self._held, self._pending = self._pending, since
+
+    def _notes_gradients(self) -> None:
+        """Once: an evaluation kept what a backward pass would need."""
+        if not self._evaluates_with_gradients:
+            self._evaluates_with_gradients = True
+            self.trail.note({"evaluates_with_gradients": True})
 
     def _takes_samples(self) -> None:
         """Count the fetched samples as trained on."""

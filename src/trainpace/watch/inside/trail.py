@@ -29,7 +29,9 @@ PARTS = (
 (OTHER, DATA, LOADER_START, HOST_TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION,
  SYNCHRONISATION, LOGGING, CHECKPOINT, EVALUATION, TRAINPACE) = range(len(PARTS))  # fmt: skip
 
-TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads")
+TRIALS = (
+    "plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads", "bf16",
+)  # fmt: skip
 """Trials that a step may run under; settling steps follow a change and are not counted."""
 FEW = 2
 """Samples of a batch under `few_samples`."""

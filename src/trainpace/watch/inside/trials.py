@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside import crowding, rounds
+from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FEW, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
 
-PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS = range(len(TRIALS))
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
@@ -31,6 +32,8 @@ COUNTING_SLOWS = 7
 """Times as long as usual that a step may take in which every operator is counted. Measured on one thread: 6.7 for an LSTM cell of
 999 calls a sequence with a batch of one and 3.8 with one of 97, 4.3 for 20 linear layers of 64, 2.0 for a small transformer, 1.4
 for convolutions. The smaller the operators, the more."""
+MOST_FOR_BF16 = 0.3
+"""Of the steps that there is time for."""
 LOOKING = 0.1
 """Of the time that is left, what the optimizer's variants may take: a slow one would use all of it up."""
 LEAST_LOGGING_NS = 100_000
@@ -67,6 +70,7 @@ class Trials:
         self.on_device: dict[int, Any] = {}
         self.checkpoints: set[str] = set()
         self.stock = self.threads = self.fewer_threads = 0
+        self.in_bf16 = InBf16(recorder)
         self.programme: list[tuple[int, int, int]] | None = None
         self.round: list[tuple[int, int, int]] = []
         self.last: list[tuple[int, int, int]] = []
@@ -151,19 +155,23 @@ class Trials:
         kinds += [FEWER_THREADS] if self.fewer_threads else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
         few = CACHED_BATCH in kinds and "few_samples" not in self.without
-        # last, since a script may not bear it
+        # last, since a script may not bear them
+        bf16 = "bf16" not in self.without and self.device is None and self.in_bf16.may_gain()
+        changed = [BF16, PLAIN] * PAIRS if bf16 else []
         last = [FEW_SAMPLES, CACHED_BATCH] * 2 if few and all(map(_may_be_few, self.remembered.values())) else []
         if self.budget_s is not None:
             affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns)
+            affordable -= min(len(changed) * (SETTLE_STEPS + rounds.LEAST_BLOCK), affordable * MOST_FOR_BF16)
             self.block, self.rounds = rounds.fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
-        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(last), self.rounds
+        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(changed) + self.blocks_of(last), self.rounds
 
     def blocks_of(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
         blocks: list[tuple[int, int, int]] = []
-        for kind in kinds:
-            settling = SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)
+        stocked = any(kind in REPLACING for kind in kinds)
+        for i, kind in enumerate(kinds):
+            settling = SETTLE_STEPS + (self.stock if kind not in REPLACING and (stocked or not i) else 0)
             blocks += [(kind, SETTLING, settling), (kind, kind, self.block)]
         return blocks
 
@@ -205,6 +213,9 @@ class Trials:
             return
         before = self.recorder.active_trial
         self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
+        self.recorder.calls_as = self.in_bf16.calls if self.recorder.active_trial == BF16 else None
+        if self.recorder.trial == BF16 and not self.in_bf16.applies:
+            self.recorder.trial = SETTLING
         if before != FEWER_THREADS == self.recorder.active_trial:
             self.threads = crowding.own_threads()
             crowding.computes_with(min(self.threads, self.fewer_threads))

@@ -1,0 +1,78 @@
+"""Steps with the model in bf16: an intervention that takes no cause away, and shows what a change saves.
+
+The outermost module is called under torch.autocast, and what it gives is made fp32 again, so that losses written for fp32 bear it
+(as accelerate does). A model that does not bear it is called again as it is, and none of these steps is counted.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.watch.inside.recorder import Recorder
+
+PAIRS = 3
+"""Blocks in bf16, each followed by one of plain steps."""
+LEAST_GAIN = 1.2
+"""Times the rate of fp32 that a large matrix product has to reach in bf16. A judgement: converting costs something, so that with
+less there is little to gain."""
+SIDE, REPEATS = 1024, 3
+
+
+class InBf16:
+    """Calls modules under autocast to bf16 while `recorder.calls_as` is `calls`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.seen = self.refused = False
+
+    @property
+    def applies(self) -> bool:
+        """Whether modules were called in bf16, and all of them bore it."""
+        return self.seen and not self.refused
+
+    def may_gain(self) -> bool:
+        """Whether the model computes in fp32 and this CPU multiplies faster in bf16. Compiled models would be compiled anew, and
+        engines have settings of their own."""
+        torch, recorder = sys.modules["torch"], self.recorder
+        if recorder.compiled or recorder.step_is_the_engines or recorder.product_dtype is not torch.float32:
+            return False
+        try:
+            return _product_s(torch.float32) >= LEAST_GAIN * _product_s(torch.bfloat16)
+        except Exception:  # a build of torch without such products
+            return False
+
+    def calls(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A module's `__call__` in bf16."""
+        torch: Any = sys.modules["torch"]
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.refused:
+                return plain(module, *args, **kwargs)
+            try:
+                with torch.autocast("cpu", torch.bfloat16):
+                    output = plain(module, *args, **kwargs)
+                self.seen = True
+                return torch.utils._pytree.tree_map_only(torch.Tensor, _in_fp32, output)
+            except Exception:  # whatever it is, either it is of bf16, or it is raised again
+                self.refused = True
+                return plain(module, *args, **kwargs)
+
+        return call
+
+
+def _in_fp32(tensor: Any) -> Any:
+    return tensor.float() if tensor.dtype is sys.modules["torch"].bfloat16 else tensor
+
+
+def _product_s(dtype: Any) -> float:
+    """The least time of a large matrix product."""
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        a = torch.ones(SIDE, SIDE, dtype=dtype)
+        took = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            a @ a
+            took.append(time.perf_counter() - start)
+    return min(took)
