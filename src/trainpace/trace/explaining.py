@@ -7,6 +7,8 @@ from torch import nn
 from trainpace.errors import UserCodeError
 from trainpace.process import explain, place_in_code
 
+LONGEST_REASON = 200
+"""Characters of torch's own reason that are kept."""
 _EXPERTS = re.compile(r"[Ee]xpert|MoE|Moe|MOE|\bmoe\b|(\b|_)moe_")
 """In the names of the modules of a mixture of experts, or of their classes."""
 
@@ -38,7 +40,11 @@ def in_short(error: Exception) -> str:
     if asks_for_values(error):
         return f"its code asks for values of tensors{where}, and a trace has their sizes alone"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"its code does not run on tensors without values{where} ({reason[:200].rstrip('.')})"
+    if "TensorOptions(" in reason:
+        reason = "it gives one to a constructor of CPU tensors, such as torch.LongTensor"
+    elif len(reason) > LONGEST_REASON:
+        reason = reason[:LONGEST_REASON].rpartition(" ")[0]
+    return f"its code does not run on tensors without values{where} ({reason.rstrip('.')})"
 
 
 def asks_for_values(error: Exception) -> bool:
