@@ -11,7 +11,7 @@ from made_trails import read_trail
 from trainpace import accelerator
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import BACKWARD, FORWARD, TrailWriter
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER, TrailWriter
 
 
 @pytest.mark.parametrize(("thread_us", "is_large"), [(5, False), (50, True)])
@@ -130,3 +130,19 @@ def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path)
     assert f"{Path(__file__).name}:" in line
     assert by_name["aten.mm", False][1] > share > 0.05  # two products in the backward pass
     assert sum(share for *_, share in slow) <= 1
+
+
+def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tmp_path):
+    """As of a model of plain functions; what prepares its batch is the script's own code, and so is reading the loss."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    weights = torch.rand(64, 64, requires_grad=True)
+    end = observers.count_one_step(recorder)
+    x = torch.rand(64, 64).add(1).sqrt()
+    assert recorder.part == OTHER
+    loss = (x @ weights).relu().sum()
+    loss.item()
+    end()
+    (counted,) = (note["counted"] for note in notes_of(recorder) if "counted" in note)
+    assert counted["operators"] == 3
+    assert counted["forward_flops"] == 2 * 64**3
+    assert counted["outside_ns"] > 0

@@ -11,6 +11,7 @@ import msgspec
 
 from trainpace.medians import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.records import Record
+from trainpace.watch.counted import Counted
 from trainpace.watch.exchanges import WARM_UP_STEPS
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Step
 from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
@@ -47,6 +48,8 @@ class Block(Record):
 
 class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
+
+    Where operators were counted, those that gradients flow through count as forward also outside of any module.
 
     `few_operators`: the operators of a step with two samples; 0 where that was not tried.
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
@@ -145,19 +148,20 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
     noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
     noted.pop("loader", None)  # one of several, and maybe not of those that fed the training
-    counted, few = notes.values("counted"), notes.values("counted_few")
-    slowed_by_counting = notes.by_step("counted")
+    counted = Counted(notes.by_step("counted"), steps)
+    few = Counted(notes.by_step("counted_few"), steps)
     plain = [s for s in steps if s.trial == 0]
     programme_starts = noted.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
     # steps that hold the end of one training, or of one stage, and what prepared the next one
     begins = {number + 1 for number in notes.by_step("begins_anew")}
-    left_out = set(slowed_by_counting) | (begins if STAGE_STEPS * len(begins) <= len(steps) else set())
+    left_out = set(counted.by_step) | (begins if STAGE_STEPS * len(begins) <= len(steps) else set())
     steady = [s for s in steady if s.number not in left_out] or steady
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
-    parts = _parts(steady) | _occasional(steps, steady, loader)
+    outside, on_cpu = counted.outside(), "accelerator" not in noted
+    parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader)
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
@@ -171,11 +175,11 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
-        lines=lines_of(notes), blocks=tuple(_blocks(steps)),
-        operators=_middle(counted, "operators"), few_operators=_middle(few, "operators"), flops=_middle(counted, "flops"),
-        forward_flops=_middle(counted, "forward_flops"), product_flops=_middle(counted, "product_flops"),
-        one_row_flops=_middle(counted, "one_row_flops"), products_ms=_middle(counted, "products_ns") / 1e6,
-        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "accelerator" not in noted else None,
+        lines=lines_of(notes), blocks=tuple(_blocks(steps, outside)),
+        operators=counted.typical("operators"), few_operators=few.typical("operators"), flops=counted.typical("flops"),
+        forward_flops=counted.typical("forward_flops"), product_flops=counted.typical("product_flops"),
+        one_row_flops=counted.typical("one_row_flops"), products_ms=counted.typical("products_ns") / 1e6,
+        large_operators_ms=counted.typical("large_operators_ns") / 1e6 if on_cpu and counted.by_step else None,
         carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
@@ -194,10 +198,6 @@ def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float)
     backward = max(1.0, micro_steps)
     batches = samples / size if size else 0.0
     return min(backward, max(1.0, float(round(batches)))) if batches >= 0.5 else backward
-
-
-def _middle(counted: Sequence[dict[str, Any]], name: str) -> Any:
-    return sorted(c.get(name, 0) for c in counted)[len(counted) // 2] if counted else 0
 
 
 def ms(step: Step) -> float:
@@ -244,13 +244,19 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
     return middle, min(low, middle), max(high, middle)
 
 
-def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
+def _inside(parts: dict[str, float], outside: float) -> dict[str, float]:
+    """The parts with this share of the script's own code in the forward pass: operators that gradients flow through."""
+    moved = parts["other"] * outside
+    return parts | {"forward": parts["forward"] + moved, "other": parts["other"] - moved}
+
+
+def _blocks(steps: Sequence[Step], outside: float) -> Iterable[Block]:
     settling = TRIALS.index("settling")
     under_trials = dropwhile(lambda step: step.trial != settling, steps)
     for trial, group in groupby(under_trials, key=lambda step: step.trial):
         if trial != settling:
             run = list(group)
-            parts = _parts(run)
+            parts = _inside(_parts(run), outside)
             total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
             yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
 

@@ -49,7 +49,7 @@ def loader(module: Any, recorder: Recorder) -> None:
                     seen.add(loader)
                     _note_loader(recorder, loader)
 
-    iterator._trainpace_begun, iterator._trainpace_loader = False, 0
+    iterator._trainpace_begun, iterator._trainpace_loader, iterator._trainpace_given = False, 0, 0
     iterator._trainpace_size = staticmethod(trials.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -62,7 +62,10 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
             return plain_iter(self)
         depth = recorder.enters_batch(LOADER_START if self.num_workers else DATA)
         try:
-            return plain_iter(self)
+            iterator = plain_iter(self)
+            with contextlib.suppress(AttributeError):  # which may be a generator
+                iterator._trainpace_given = 0  # an iterator with persistent workers begins again
+            return iterator
         finally:
             recorder.leave(depth, "start of the loader")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainpace.watch.inside.installed import is_installed
 from trainpace.watch.inside.recorder import SPANS_AGAIN_EVERY, SPANS_FOR_STEPS, Recorder, now_ns
-from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER, PARTS, Step
 
 LONGEST_LAUNCH_NS = 20_000
 """Operators that compute longer than this on their thread are large; shorter ones mostly wait for their launch. By the thread's
@@ -28,6 +28,8 @@ LARGEST_COPY_BYTES = 2**30
 LONGEST_NAME = 160
 """Characters of a kernel's name that are kept: enough to tell what kind it is."""
 VARIANTS = ("fused", "foreach")
+LONGEST_GAP_NS = 100_000
+"""Between two operators, which the host takes for calling the second one. A judgement: longer ones are other work."""
 KEPT_OPERATORS = 12
 """Of those that take longest in a step, each at a line of the script of its own."""
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
@@ -52,23 +54,33 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
     seen |= {"forward_flops": 0.0, "product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
+    seen |= {"outside_ns": 0.0}
     slow: Counter[tuple[str, str]] = Counter()
-    every_ns = 0
+    every_ns, outside_since = 0, 0
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             start, computed = now_ns(), time.thread_time_ns()
             result = function(*args, **(kwargs or {}))
-            took, computed = now_ns() - start, time.thread_time_ns() - computed
-            if recorder.part not in (FORWARD, BACKWARD) or function.namespace in ("c10d", "_c10d_functional"):
+            ended = now_ns()
+            took, computed = ended - start, time.thread_time_ns() - computed
+            nonlocal every_ns, outside_since
+            if outside_since:
+                seen["outside_ns"] += min(start - outside_since, LONGEST_GAP_NS)
+                outside_since = 0
+            if recorder.part == OTHER and str(function._overloadpacket) not in _NO_FORWARD and _has_gradients(args):
+                seen["outside_ns"] += took
+                outside_since = now_ns()
+            elif recorder.part not in (FORWARD, BACKWARD):
+                return result
+            if function.namespace in ("c10d", "_c10d_functional"):
                 return result
             seen["operators"] += not function.is_view
-            nonlocal every_ns
             every_ns += took
             if computed > LONGEST_LAUNCH_NS:
                 seen["large_operators_ns"] += took
                 # a backward pass is called at one line, whatever operator runs
-                line = _line_of(sys._getframe())[0] if recorder.part == FORWARD else ""
+                line = "" if recorder.part == BACKWARD else _line_of(sys._getframe())[0]
                 slow[str(function._overloadpacket), line] += took
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
@@ -78,7 +90,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
                     seen["flops"] += flops
                     rows = rows_of(function, args)
                     seen["products_ns"] += took if rows else 0
-                    if recorder.part == FORWARD:
+                    if recorder.part != BACKWARD:
                         seen["forward_flops"] += flops
                         seen["product_flops"] += flops if rows else 0
                         seen["one_row_flops"] += flops if rows == 1 else 0
@@ -95,6 +107,18 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             recorder.trail.note({"slow_operators": shares})
 
     return end
+
+
+_NO_FORWARD = ("aten.detach", "aten._local_scalar_dense")
+"""Operators that read what a forward pass gave, such as a loss for the log."""
+
+
+def _has_gradients(args: Any) -> bool:
+    """Whether gradients flow through one of an operator's tensors."""
+    return any(
+        getattr(one, "requires_grad", False)
+        for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,))
+    )  # fmt: skip
 
 
 _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}

@@ -27,7 +27,8 @@ from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FEW, LOADER_STA
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 SETTLE_STEPS = 2
-COUNTED_STEPS = 3
+COUNTED_STEPS = 4
+"""An even number, since every second step may update more than the others."""
 COUNTING_SLOWS = 7
 """Times as long as usual that a step may take in which every operator is counted. Measured on one thread: 6.7 for an LSTM cell of
 999 calls a sequence with a batch of one and 3.8 with one of 97, 4.3 for 20 linear layers of 64, 2.0 for a small transformer, 1.4
@@ -231,20 +232,14 @@ class Trials:
             self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
 
     def gives(self, iterator: Any) -> bool:
-        """Whether this iterator is to give a remembered batch. Raises StopIteration after as many as it has of its own,
-        so that an evaluation in such a block ends."""
-        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.remembered:
-            return False
-        left = iterator.__dict__.get("_trainpace_left")
-        if left is None:
-            try:
-                left = len(iterator)
-            except Exception:  # of unknown length
-                left = sys.maxsize
-        iterator._trainpace_left = left - 1 if left else None
-        if not left:
-            raise StopIteration
-        return True
+        """Whether this iterator is to give a remembered batch. Raises StopIteration where it has given as many batches as it has,
+        its own and remembered ones together, so that epochs are as long as ever, and evaluations as frequent."""
+        replaces = self.recorder.active_trial in REPLACING and id(iterator._dataset) in self.remembered
+        if replaces or iterator._trainpace_given:
+            if iterator._trainpace_given + iterator._num_yielded >= _length_of(iterator):
+                raise StopIteration
+            iterator._trainpace_given += replaces
+        return replaces
 
 
 def is_distributed() -> bool:
@@ -267,6 +262,13 @@ def agreed(about: str, answer: Any, patience_s: float) -> Any:
             store.wait([key], datetime.timedelta(seconds=patience_s))
             return json.loads(store.get(key))
     return answer
+
+
+def _length_of(iterator: Any) -> int:
+    try:
+        return len(iterator)
+    except Exception:  # of unknown length
+        return sys.maxsize
 
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:

@@ -1,0 +1,35 @@
+"""What a few counted steps say of all steps."""
+
+import pytest
+
+from trainpace.watch.counted import Counted
+from trainpace.watch.inside.trail import PARTS, Step
+
+
+def steps(*micro_steps, own_ns=100):
+    parts = tuple(own_ns if part == "other" else 0 for part in PARTS)
+    return [Step(0, micro, number, 0, 1, 0, 0.0, 0.0, parts) for number, micro in enumerate(micro_steps)]
+
+
+def test_where_steps_are_alike_one_that_was_disturbed_does_not_count():
+    counted = Counted({1: {"ns": 10}, 2: {"ns": 12}, 3: {"ns": 900}}, steps(1, 1, 1, 1, 1))
+    assert counted.typical("ns") == 12
+
+
+def test_where_every_third_step_updates_more_all_steps_count_by_their_backward_passes():
+    """Of ten operators a backward pass, in steps of 1, 1 and 4 of them: 20 a step, whichever steps were counted."""
+    every = steps(4, *[1, 1, 4] * 10)
+    for numbers in ((1, 2), (2, 3), (1, 2, 3), (3, 4, 5, 6)):
+        counted = Counted({n: {"operators": 10 * every[n].micro_steps} for n in numbers}, every)
+        assert counted.typical("operators") == pytest.approx(20, abs=1)
+
+
+def test_nothing_counted_is_nothing():
+    assert Counted({}, steps(1, 1)).typical("operators") == 0
+    assert Counted({}, steps(1, 1)).outside() == 0
+
+
+@pytest.mark.parametrize(("outside_ns", "share"), [(30, 0.3), (0, 0.0), (500, 1.0)])
+def test_the_share_of_own_code_that_gradients_flow_through(outside_ns, share):
+    counted = Counted({n: {"outside_ns": outside_ns} for n in (1, 2)}, steps(1, 1, 1))
+    assert counted.outside() == pytest.approx(share)
