@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import torch
 
 from made_trails import read_trail
+from trainpace.watch.inside.lines import Sampler
 from trainpace.watch.inside.loaders import timed_fetch
-from trainpace.watch.inside.observers import Sampler
 from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.start import when_imported

@@ -184,6 +184,8 @@ def _why(
         lines.append(operators)
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)
+    if verdict == "optimizer":  # the line of its step, which says nothing new
+        return lines
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]

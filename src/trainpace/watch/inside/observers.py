@@ -1,21 +1,17 @@
-"""What is recorded beside the parts of a step: its operators, the best rates of the device and the optimizer, its losses, and the
-script's own lines that run while no part accounts for the time."""
+"""What is recorded beside the parts of a step: its operators, the best rates of the device and the optimizer, and its losses."""
 
 import contextlib
 import functools
 import math
-import os
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
-from trainpace.watch.inside.installed import is_installed
-from trainpace.watch.inside.recorder import SPANS_AGAIN_EVERY, SPANS_FOR_STEPS, Recorder, now_ns
-from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER, PARTS, Step
+from trainpace.watch.inside.lines import line_of
+from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER
 
 LONGEST_LAUNCH_NS = 20_000
 """Operators that compute longer than this on their thread are large; shorter ones mostly wait for their launch. By the thread's
@@ -32,10 +28,6 @@ LONGEST_GAP_NS = 100_000
 """Between two operators, which the host takes for calling the second one. A judgement: longer ones are other work."""
 KEPT_OPERATORS = 12
 """Of those that take longest in a step, each at a line of the script of its own."""
-INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
-OFTEN_LOOKS, SELDOM = 200, 5
-"""After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 # ---- operators
@@ -80,7 +72,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             if computed > LONGEST_LAUNCH_NS:
                 seen["large_operators_ns"] += took
                 # a backward pass is called at one line, whatever operator runs
-                line = "" if recorder.part == BACKWARD else _line_of(sys._getframe())[0]
+                line = "" if recorder.part == BACKWARD else line_of(sys._getframe())[0]
                 slow[str(function._overloadpacket), line] += took
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
@@ -308,64 +300,3 @@ class Losses:
     def per_step(self) -> list[float]:
         """One loss per step; empty where any step's loss was not seen."""
         return [float(value) for value in self.steps] if self._whole else []
-
-
-# ---- lines of the script
-
-
-class Sampler:
-    """Counts (part, line of the script, function called) on the training thread, and writes what waits to be written. Begins
-    after the first step."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._counts: Counter[tuple[int, str, str]] = Counter()
-        self._stop = threading.Event()
-        self._looker: threading.Thread | None = None
-
-    def at_step(self, step: Step) -> None:
-        """Start at the second step, and write the counts to the trail periodically."""
-        if self._looker is None:
-            thread = (self._recorder.thread,)
-            self._looker = threading.Thread(target=self._run, args=thread, name="trainpace-sampler", daemon=True)
-            self._looker.start()
-        elif step.number in (25, SPANS_FOR_STEPS - 1) or step.number % SPANS_AGAIN_EVERY == 0:
-            self._recorder.trail.note({"samples": self.counts()})
-
-    def stop(self) -> None:
-        """Stop before the interpreter ends: a thread that it cuts off in C++ would abort the process."""
-        self._stop.set()
-        if self._looker is not None:
-            self._looker.join(1.0)
-
-    def counts(self) -> list[tuple[str, str, str, int]]:
-        """(part, file:line function, function called, count), the most frequent first."""
-        counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
-        return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
-
-    def _run(self, thread: int) -> None:
-        # each look takes the interpreter's lock from the script for a moment
-        interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
-        looks, often = 0, OFTEN_LOOKS if self._recorder.trials is None else sys.maxsize
-        while not self._stop.wait(interval_s if looks < often else SELDOM * interval_s):
-            looks += 1
-            # what waits to be written when no step comes any more, as where the process is killed after its last one
-            self._recorder.keeps_up()
-            part = self._recorder.part
-            frame = sys._current_frames().get(thread)
-            if frame is not None:
-                self._counts[(part, *_line_of(frame))] += 1
-            del frame  # it holds the function's tensors, which must go when the function ends
-
-
-def _line_of(frame: FrameType) -> tuple[str, str]:
-    below = ""
-    at: FrameType | None = frame
-    while at is not None:
-        name = at.f_code.co_filename
-        if not name.startswith(_OURS):
-            if not is_installed(name):
-                return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
-            below = f"{at.f_globals.get('__name__', '')}.{at.f_code.co_name}"
-        at = at.f_back
-    return "", below

@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
-from trainpace.watch.inside.observers import Losses, Sampler
+from trainpace.watch.inside.lines import Sampler
+from trainpace.watch.inside.observers import Losses
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import OF_TRIAL, TASK, TRIALS, TrailWriter, unused
 

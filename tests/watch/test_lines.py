@@ -1,0 +1,32 @@
+"""Which line a look at the stack names."""
+
+import sys
+from pathlib import Path
+
+from trainpace.watch.inside import lines
+
+
+def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(monkeypatch):
+    seen, loop = [], lines._Loop()
+    monkeypatch.setattr(lines, "is_installed", lambda name: name == "library.py")
+
+    def look(part):
+        frame = sys._getframe(1)
+        code = loop.seen_in(frame, part)
+        seen.append((code, *lines.line_of(frame, code)))
+
+    library = "def reads():\n    look(0)\ndef trains():\n    look(1)\ndef fit():\n    for _ in range(20):\n        reads()\n        trains()\n"
+    names = {"look": look, "__name__": "library"}
+    exec(compile(library, "library.py", "exec"), names)
+    names["fit"]()
+    first, last = seen[0], seen[-1]
+    assert first[0] is None
+    assert Path(__file__).name in first[1]
+    assert (last[0], *last[1:]) == (names["fit"].__code__, "library.py:8 fit", "library.trains")
+
+
+def test_a_loop_of_the_script_itself_changes_nothing(monkeypatch):
+    loop = lines._Loop()
+    monkeypatch.setattr(lines, "is_installed", lambda name: False)
+    codes = [loop.seen_in(sys._getframe(), part) for part in (0, 1) * 20]
+    assert codes == [None] * 40
