@@ -614,3 +614,14 @@ def test_an_evaluation_with_gradients_is_told():
     r = rank(forward=10, evaluation=5, evaluates_with_gradients=True)
     assert "torch.no_grad()" in diagnose(recording(r)).advice[0].how
     assert "no_grad" not in diagnose(recording(replace(r, evaluates_with_gradients=False))).advice[0].how
+
+
+def test_padding_is_computing_that_nobody_needs():
+    d = diagnose(recording(rank(forward=100, tokens=(40, 60, 100))))
+    assert saving(d, "padding to the longest sample of each batch") == pytest.approx(40)
+    assert saving(d, "batches of samples of similar lengths") == pytest.approx(60)
+    assert all("60% of the positions in a batch are padding" in a.how for a in d.advice)
+    dynamic = diagnose(recording(rank(forward=100, tokens=(60, 100, 100))))
+    assert [a.title for a in dynamic.advice] == ["batches of samples of similar lengths"]
+    assert not diagnose(recording(rank(forward=100, tokens=(95, 100, 100)))).advice
+    assert not diagnose(recording(rank(forward=100))).advice

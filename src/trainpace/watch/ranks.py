@@ -71,7 +71,8 @@ class Rank(Record):
     none. `one_row_flops`: of a forward pass's `forward_flops`, of which `product_flops` are matrix products, those by a single
     vector. `products_ms`: a step's time in matrix products. `slow_operators`: of those in forward and backward, each with the
     line of the script that calls it ("" in a backward pass) and its share of all operators' time, the longest first.
-    `evaluates_with_gradients`: an evaluation kept what a backward pass would need.
+    `evaluates_with_gradients`: an evaluation kept what a backward pass would need. `tokens`: of the first steps' inputs, those
+    that their mask lets count, those with each sample padded to the longest of its batch, and all positions; 0 without a mask.
     """
 
     rank: int
@@ -137,6 +138,7 @@ class Rank(Record):
     fewer_threads: int = 0
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
+    tokens: tuple[int, int, int] = (0, 0, 0)
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
@@ -168,6 +170,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     if "stated" in noted:
         noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
     noted["slow_operators"] = tuple(map(tuple, noted.get("slow_operators", ())))
+    noted["tokens"] = tuple(noted.get("tokens", (0, 0, 0)))
     as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},

@@ -16,6 +16,7 @@ from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.direct import DirectCalls
 from trainpace.watch.inside.optimizers import Optimizers
+from trainpace.watch.inside.padding import Padding
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
     BACKWARD,
@@ -95,7 +96,7 @@ class _Calls:
         self.classes: set[type] = set()
         self.models: dict[int, weakref.ref[Any]] = {}
         """Those that were called with gradients in the first two steps, by their ids."""
-        self.inside = False
+        self.inside, self.padding = False, Padding(recorder)
         self.plain = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
         recorder.after_step.append(self.narrow)
@@ -153,6 +154,7 @@ class _Calls:
             if module.training:
                 if recorder.spans_on:  # what is noted of them, in no other step
                     recorder.input_elements += among.elements(args, kwargs)
+                    self.padding.sees(kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
                     with contextlib.suppress(Exception):
