@@ -204,6 +204,35 @@ def test_a_validation_that_forgets_no_grad_is_an_evaluation(tmp_path):
     assert parts["evaluation"] > 2
 
 
+EVALUATES_A_PART = """
+import torch
+inner = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
+loss = torch.nn.Sequential(inner, torch.nn.Flatten())
+optimizer = torch.optim.SGD(loss.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.rand(320, 64))
+for epoch in range(4):
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=32):
+        loss(x).square().mean().backward()
+        optimizer.step(); optimizer.zero_grad()
+        with torch.no_grad():
+            inner(x[:2])  # within a step: no evaluation
+        loss(x).square().mean().backward()
+    inner.eval()
+    with torch.no_grad():
+        for _ in range(10):
+            inner(torch.rand(256, 64))
+    inner.train()
+"""
+
+
+def test_an_evaluation_of_a_part_of_the_trained_model_is_one(tmp_path):
+    """As of sentence-transformers, whose losses have the model inside and whose evaluators call it alone."""
+    _, recording = run(tmp_path, EVALUATES_A_PART)
+    (rank,) = recording.ranks
+    assert rank.parts_ms["evaluation"] > 0
+    assert rank.occasions["evaluation"] == pytest.approx(1 / 10, abs=0.05)
+
+
 STAGES = """
 import torch
 layers = [torch.nn.Linear(16, 16) for _ in range(2)]

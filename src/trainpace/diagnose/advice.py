@@ -101,6 +101,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
     why = f"a sample takes {wall} ms, {cpu} of them on a core"
+    if cost.collate_ms > cost.sample_wall_ms * cost.batch_size:
+        why = f"collating a batch takes {format_number(cost.collate_ms)} ms, more than its samples"
     if limited and best > 1.05 * compute * micro:
         why += f"; then the {cores:g} core{'s' if cores != 1 else ''} of a rank are the limit"
     yield Advice(

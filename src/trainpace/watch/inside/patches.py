@@ -91,6 +91,8 @@ class _Calls:
         self.torch, self.recorder, self.updates = torch, recorder, updates
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
+        self.parts: set[int] = set()
+        """Modules inside of those that train: of such a one, called on its own without gradients, it has to turn out what it is."""
         self.usual: set[int] = set()
         """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
@@ -157,6 +159,7 @@ class _Calls:
                     self.padding.sees(kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
+                    self.parts.update(map(id, model.modules()))
                     with contextlib.suppress(Exception):
                         _note_model(recorder, module, model)
                 if not self.updates.watches:
@@ -171,6 +174,8 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
+        elif id(core(module)) in self.parts:
+            recorder.begins_undecided(with_gradients=False)
         return False
 
     def models_called(self) -> list[Any]:
