@@ -92,7 +92,7 @@ class _Calls:
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
-        """Modules inside of those that train: of such a one, called on its own without gradients, it has to turn out what it is."""
+        """Modules inside of those that train. One that is called alone and without gradients may be evaluated, or not."""
         self.usual: set[int] = set()
         """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
