@@ -206,7 +206,9 @@ def test_a_validation_that_forgets_no_grad_is_an_evaluation(tmp_path):
 
 EVALUATES_A_PART = """
 import torch
-inner = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
+class Inner(torch.nn.Sequential):
+    pass
+inner = Inner(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
 loss = torch.nn.Sequential(inner, torch.nn.Flatten())
 optimizer = torch.optim.SGD(loss.parameters(), 0.01)
 data = torch.utils.data.TensorDataset(torch.rand(320, 64))

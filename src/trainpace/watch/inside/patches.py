@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainpace import accelerator
@@ -220,10 +220,25 @@ class _Calls:
         every: Any = self.torch.nn.Module
         if every.__call__ is self.watching:  # else it is the script's own by now
             every.__call__ = self.plain
+        with contextlib.suppress(Exception):
+            self.classes.update(kind for model in self.models_called() for kind in _cores_of(model))
         for kind in self.classes:
             own = kind.__call__
             setattr(kind, "__call__", self.charged(None if own is every.__call__ else own))  # noqa: B010
         self.recorder.after_step.remove(self.narrow)
+
+
+def _cores_of(model: Any) -> Iterator[type]:
+    """The classes of the modules, one inside the other, that hold more than half of a model's parameters: an evaluation may call
+    one of them alone, as where a loss has the model inside. torch's own classes have too many others."""
+    held = sum(p.numel() for p in model.parameters())
+    while True:
+        sizes = [(sum(p.numel() for p in child.parameters()), child) for child in model.children()]
+        size, model = max(sizes, key=lambda one: one[0], default=(0, None))
+        if 2 * size <= held:
+            return
+        if not type(model).__module__.startswith("torch.nn."):
+            yield type(model)
 
 
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
