@@ -11,9 +11,14 @@ def steps(*micro_steps, own_ns=100):
     return [Step(0, micro, number, 0, 1, 0, 0.0, 0.0, parts) for number, micro in enumerate(micro_steps)]
 
 
-def test_where_steps_are_alike_one_that_was_disturbed_does_not_count():
-    counted = Counted({1: {"ns": 10}, 2: {"ns": 12}, 3: {"ns": 900}}, steps(1, 1, 1, 1, 1))
-    assert counted.typical("ns") == 12
+def test_where_steps_are_alike_those_that_were_disturbed_do_not_count():
+    notes = {
+        1: {"operators": 10, "large_ns": 12},
+        2: {"operators": 10, "large_ns": 800},
+        3: {"operators": 99, "large_ns": 900},
+    }
+    counted = Counted(notes, steps(1, 1, 1, 1, 1))
+    assert (counted.typical("operators"), counted.typical("large_ns")) == (10, 12)
 
 
 def test_where_every_third_step_updates_more_all_steps_count_by_their_backward_passes():

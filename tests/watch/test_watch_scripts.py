@@ -368,13 +368,17 @@ for i in range(12):
 
 
 def test_trials_end_the_script_and_leave_its_checkpoints_alone(tmp_path, monkeypatch):
-    extra = "torch.save({'step': len(losses)}, os.environ['LOSSES'] + '.pt')"
+    extra = (
+        "torch.save({'step': len(losses)}, os.environ['LOSSES'] + '.pt')\n"
+        "folder = os.environ['LOSSES'] + f'-checkpoints/{len(losses)}'; os.makedirs(folder); torch.save({}, folder + '/a.pt')\n"
+        "kept = os.environ['LOSSES'] + '-kept-log'; os.makedirs(kept, exist_ok=True); open(kept + '/log', 'w').close()"
+    )
     path = script(tmp_path, sleep_s=0.001, epochs=50, extra=extra)
     trials = {"block_steps": 4, "rounds": 2, "warm_up_steps": 6, "limit_s": 60}
     code, recording, watched_losses = watched(path, monkeypatch, trials=trials)
     assert code == 0
     assert watched_losses is None  # it ended before its end
-    assert not list(tmp_path.glob("losses-watched*"))
+    assert [path.name for path in tmp_path.glob("losses-watched*")] == ["losses-watched-kept-log"]
     (rank,) = recording.ranks
     assert [b.trial for b in rank.blocks[:4]] == ["plain", "cached_batch"] * 2
     plain, *cached = rank.blocks[0], rank.blocks[1], rank.blocks[3]

@@ -203,11 +203,13 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
             basis="forward and backward without their large operators", settings={"batched": "yes"},
         )  # fmt: skip
+    elif one_at_a_time(rank):  # which is worth more together
+        return
     elif not _makes_batches(rank):
         yield Advice(
             cause="launch", title="torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile",
             how=f"{_small_operators(rank)}: {_compiled(rank)} fewer."
-            + ("" if one_at_a_time(rank) else " No DataLoader was seen, so that nothing is said about batches."),
+            " No DataLoader was seen, so that nothing is said about batches.",
             saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
         )  # fmt: skip

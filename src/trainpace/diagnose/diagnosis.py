@@ -119,7 +119,8 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         not_worth=tuple(a for a in changes if a.saves_ms < worth),
         steps_per_epoch=each, job_steps=job_steps, job_by="" if stated is None else stated.words,
         epochs=job_steps / each if job_steps is not None and each else epochs if stated is None else stated.epochs,
-        share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
+        # a product that other programs disturbed is no roof
+        share_of_roof=None if _is_crowded(recording) else _share_of_roof(first, parts.by_cause["compute"]),
     )  # fmt: skip
 
 

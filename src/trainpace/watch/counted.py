@@ -15,15 +15,16 @@ class Counted(NamedTuple):
     steps: Sequence[Step]
 
     def typical(self, name: str) -> Any:
-        """The middle one. Where some steps have more backward passes than others, as in actor-critic trainings, the mean,
-        in proportion to the backward passes of all steps."""
+        """The middle one, of times the least. Where some steps have more backward passes than others, as in actor-critic trainings,
+        the mean, in proportion to the backward passes of all steps."""
         if not self.by_step:
             return 0
         counts = sorted(c.get(name, 0) for c in self.by_step.values())
         passes = {s.number: s.micro_steps for s in self.steps}
         here = [passes.get(number, 0) for number in self.by_step]
         if len(set(passes.values())) == 1 or not sum(here):
-            return counts[len(counts) // 2]
+            # other programs only make times longer
+            return counts[0 if name.endswith("_ns") else len(counts) // 2]
         every = fmean(s.micro_steps for s in self.steps[1:] or self.steps)
         return type(counts[0])(fmean(counts) * every / fmean(here))
 

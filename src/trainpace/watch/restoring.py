@@ -54,10 +54,15 @@ def put_back(folder: Path, notes: Notes, whole: bool, accounts: Notes | None = N
 
 
 def remove_trial_checkpoints(notes: Notes) -> None:
-    """Remove checkpoints that were written under trials, beside the script's own."""
-    for place in map(str, notes.values("trial_checkpoint")):
-        if place.endswith(OF_TRIAL):
-            Path(place).unlink(missing_ok=True)
+    """Remove checkpoints that were written under trials, beside the script's own, and the folders made for them that are empty
+    then: a script that resumes from its newest folder would find nothing there."""
+    written = [place for place in map(str, notes.values("trial_checkpoint")) if place.endswith(OF_TRIAL)]
+    for place in written:
+        Path(place).unlink(missing_ok=True)
+    for folder in sorted(map(str, notes.values("made_folder")), key=len, reverse=True):
+        if any(place.startswith(folder + os.sep) for place in written):
+            with contextlib.suppress(OSError):  # which holds something else, or is gone
+                os.rmdir(folder)
 
 
 def _is_anothers(place: str, saved: Collection[tuple[str, tuple[int, ...]]]) -> bool:

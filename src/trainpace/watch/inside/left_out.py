@@ -86,6 +86,20 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
     return maybe
 
 
+def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
+    """An audit hook that notes which folders are made under trials: those for checkpoints are empty once these are removed."""
+    process = os.getpid()
+
+    def hook(event: str, args: Any) -> None:
+        if event == "os.mkdir" and args[2] == -1 and os.getpid() == process:
+            with contextlib.suppress(Exception):
+                place = os.path.abspath(os.fsdecode(args[0]))
+                if not os.path.lexists(place):
+                    recorder.trail.note({"made_folder": place})
+
+    return hook
+
+
 def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
     """Under trials, write a checkpoint beside its place, the argument `file`, so that the user's own stays. It is kept until the
     end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it. Of a script that is

@@ -17,7 +17,7 @@ from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, cores, engines, lengths, patches, stopping, trials
+from trainpace.watch.inside import among, cores, engines, left_out, lengths, patches, stopping, trials
 from trainpace.watch.inside.lines import Sampler
 from trainpace.watch.inside.observers import Losses
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
@@ -81,6 +81,7 @@ def on_torch(torch: ModuleType) -> None:
             copies = Copies(recorder, set())
             recorder.note_written = copies.note
             sys.addaudithook(copies.opened)
+        sys.addaudithook(left_out.made_folders(recorder))
     if (seconds := stopping.seconds_of(os.environ)) is not None:
         from trainpace.watch.inside.earlier import Earlier
 
