@@ -15,8 +15,8 @@ class Counted(NamedTuple):
     steps: Sequence[Step]
 
     def typical(self, name: str) -> Any:
-        """The middle one, of times the least. Where some steps have more backward passes than others, as in actor-critic trainings,
-        the mean, in proportion to the backward passes of all steps."""
+        """The middle one, of times the least. Where some steps have more backward passes than others, as in actor-critic
+        trainings, the mean, in proportion to the backward passes of all steps."""
         if not self.by_step:
             return 0
         counts = sorted(c.get(name, 0) for c in self.by_step.values())
