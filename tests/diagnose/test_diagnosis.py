@@ -625,3 +625,17 @@ def test_padding_is_computing_that_nobody_needs():
     assert [a.title for a in dynamic.advice] == ["batches of samples of similar lengths"]
     assert not diagnose(recording(rank(forward=100, tokens=(95, 100, 100)))).advice
     assert not diagnose(recording(rank(forward=100))).advice
+
+
+def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():
+    """As of graphs of which an epoch takes 11 steps of 12 ms: there a worker made it longer."""
+    r = rank(forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2)
+    assert saving(diagnose(recording(r)), "1 loader worker instead of 0") < 0.5
+    long = diagnose(recording(replace(r, loader=loader(batches=1100))))
+    assert saving(long, "1 loader worker instead of 0") > 4
+
+
+def test_more_workers_than_cores_may_wait_for_a_core():
+    r = rank(data=30, forward=5, loader=loader(workers=10), fetch=fetch(30, 3, in_workers=True), cpus=2)
+    assert any("mostly waiting, for storage or for one of 2 cores" in line for line in diagnose(recording(r)).why)
+    assert any("mostly waiting;" in line for line in diagnose(recording(replace(r, cpus=16))).why)

@@ -155,3 +155,16 @@ def test_a_step_in_which_operators_were_counted_is_none_of_a_few(tmp_path):
     (rank,) = read_recording(tmp_path).ranks
     assert (rank.steps, rank.warm_up, rank.operators) == (1, 1, 9)
     assert rank.step_ms == 20
+
+
+def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tmp_path):
+    """Of 50 ms from iter() to the first batch, its samples take 40; what is left is the worker's start."""
+    first = Fetch(0, 16, 13 * 10 * MS + 5 * MS, 13 * 10 * MS + 45 * MS, 24 * MS, 0)
+    steps = (
+        [("plain", {FORWARD: 10})] * 12 + [("plain", {FORWARD: 10, LOADER_START: 50})] + [("plain", {FORWARD: 10})] * 7
+    )
+    write(tmp_path, steps, [first])
+    (rank,) = read_recording(tmp_path).ranks
+    counted = rank.steps
+    assert rank.parts_ms["data"] == pytest.approx(40 / counted)
+    assert rank.parts_ms["loader_start"] == pytest.approx(10 / counted)

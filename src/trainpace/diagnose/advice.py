@@ -30,6 +30,9 @@ LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Fewer times an epoch than this is once."""
 LEAST_LAUNCH = 0.1
+WORKER_START_MS, SHORT_EPOCH = 50.0, 10
+"""From a loader's iter() to the first sample in a worker, for each of them, and how many times as long an epoch is at least where
+that can be left out. Judgements: ten workers took 200 ms to start beside PointNet, one took longer beside a graph network."""
 ONE_LINE = 0.3
 """Of the script's own code, what is seen at one line, from which on that line is worth a word."""
 LOOPED = 0.5
@@ -98,6 +101,9 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     # what the wait is longer than samples and workers explain, another worker does not shorten
     measured = min(measured, by_workers[now] if now else with_workers_ms(ranks, split, 0))
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
+    start, batches = WORKER_START_MS * fewest, rank.loader.batches
+    if not now and batches and batches / micro * rank.step_ms < SHORT_EPOCH * start:
+        saves = max(0.0, saves - start * micro / batches)
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
     why = f"a sample takes {wall} ms, {cpu} of them on a core"
@@ -241,7 +247,7 @@ def _makes_batches(rank: Rank) -> bool:
 
 def _small_operators(rank: Rank) -> str:
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
-    return f"{count}, most too small to fill the device"
+    return f"{count}, most too small {'to fill the device' if rank.accelerator else 'for what it takes to call them'}"
 
 
 def _compiled(rank: Rank) -> str:
@@ -378,8 +384,8 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     place, calls = os.path.basename(line.line), f", in {line.called}" if line.called else ""
     yield Advice(
         cause="own_code", title=f"less of {place}",
-        how=f"{line.share:.0%} of the script's own code between loading, model and optimizer was seen at {line.line}{calls}. Done"
-        " less often, in a thread or process beside the training, or once before it, it holds a step up less.",
+        how=f"{line.share:.0%} of the script's own code between loading, model and optimizer was seen at {line.line}{calls}. If"
+        " it can be done less often, in a thread or process beside the training, or once before it, a step waits for it less.",
         saves_ms=spent * line.share, ceiling_ms=spent * line.share, basis="the share of samples of the stack at that line",
     )  # fmt: skip
 

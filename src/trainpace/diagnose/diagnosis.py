@@ -172,7 +172,9 @@ def _why(
             f"{format_number(evidence.saved_ms)} less ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."
         )
     if verdict == "data" and first.fetch is not None:
-        kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
+        shared = bool(first.loader and first.loader.workers > first.cpus)
+        waits = f"waiting, for storage or for one of {first.cpus} cores" if shared else "waiting"
+        kind = waits if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
         workers = first.loader.workers if first.loader else 0
         where = f"in {workers} worker{'s' if workers > 1 else ''}" if workers else "in the training process"
         lines.append(

@@ -1,6 +1,7 @@
 """One process's trail summarised: the time of each part of its steps, and what else is known of its training."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile, groupby
 from pathlib import Path
@@ -145,6 +146,7 @@ class Rank(Record):
 def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
+    steps = _without_first_fetches(steps, in_workers)
     notes = Notes(records)
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
@@ -175,7 +177,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     return Rank(
         **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
         steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
-        step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
+        step_ms_low=min(step_ms, max(min(map(ms, steady)), step_ms - half)), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=lines_of(notes), blocks=tuple(_blocks(steps, outside)),
@@ -245,6 +247,25 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
     low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
     middle = median(times)
     return middle, min(low, middle), max(high, middle)
+
+
+def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch]) -> list[Step]:
+    """The steps with the time in which a worker made the first batch as waiting for data: what is left of the loader's start is
+    that of its workers."""
+    starting, data = PARTS.index("loader_start"), PARTS.index("data")
+    begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
+
+    def moved(step: Step) -> Step:
+        at = bisect_left(begun, (step.start_ns, 0))
+        if not step.parts_ns[starting] or at == len(begun) or begun[at][0] > step.end_ns:
+            return step
+        ns = min(step.parts_ns[starting], begun[at][1])
+        parts = list(step.parts_ns)
+        parts[starting] -= ns
+        parts[data] += ns
+        return step._replace(parts_ns=tuple(parts))
+
+    return [moved(step) for step in steps]
 
 
 def _inside(parts: dict[str, float], outside: float) -> dict[str, float]:

@@ -33,6 +33,7 @@ COUNTING_SLOWS = 7
 """Times as long as usual that a step may take in which every operator is counted. Measured on one thread: 6.7 for an LSTM cell of
 999 calls a sequence with a batch of one and 3.8 with one of 97, 4.3 for 20 linear layers of 64, 2.0 for a small transformer, 1.4
 for convolutions. The smaller the operators, the more."""
+MOST_SETTLING = 0.5
 MOST_FOR_BF16 = 0.3
 """Of the steps that there is time for."""
 LOOKING = 0.1
@@ -155,18 +156,24 @@ class Trials:
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds += [FEWER_THREADS] if self.fewer_threads else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
+        affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns) if self.budget_s is not None else math.inf
+        if self.settling_of([PLAIN, *kinds]) * rounds.LEAST_ROUNDS > MOST_SETTLING * affordable:
+            # a loader's workers have prepared more than there is time to train on: its wait is seen, and not proved
+            kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
         few = CACHED_BATCH in kinds and "few_samples" not in self.without
         # last, since a script may not bear them
         bf16 = "bf16" not in self.without and self.device is None and self.in_bf16.may_gain()
         changed = [BF16, PLAIN] * PAIRS if bf16 else []
         last = [FEW_SAMPLES, CACHED_BATCH] * 2 if few and all(map(_may_be_few, self.remembered.values())) else []
         if self.budget_s is not None:
-            affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns)
             affordable -= min(len(changed) * (SETTLE_STEPS + rounds.LEAST_BLOCK), affordable * MOST_FOR_BF16)
             self.block, self.rounds = rounds.fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
         return self.blocks_of([PLAIN, *kinds]), self.blocks_of(changed) + self.blocks_of(last), self.rounds
+
+    def settling_of(self, kinds: Sequence[int]) -> int:
+        return sum(steps for _, counted_as, steps in self.blocks_of(kinds) if counted_as == SETTLING)
 
     def blocks_of(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
         blocks: list[tuple[int, int, int]] = []
