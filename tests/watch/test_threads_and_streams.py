@@ -10,9 +10,9 @@ import torch
 
 from trainpace.watch import read_recording, watch
 from trainpace.watch.inside import installed, lengths, loaders, start, streams
+from trainpace.watch.inside.batches import size_of_uncollated
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import DATA, TrailWriter
-from trainpace.watch.inside.trials import size_of_uncollated
 
 STEPS = """
 import os, signal, threading, time, torch

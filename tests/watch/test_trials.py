@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainpace.watch.inside import trials as module
+from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.left_out import collective
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
@@ -22,7 +23,7 @@ class Batches:
     """Stands for a DataLoader's iterator."""
 
     _num_workers = _num_yielded = _trainpace_given = 0
-    _trainpace_size = staticmethod(module.size_of)
+    _trainpace_size = staticmethod(size_of)
 
     def __init__(self, dataset, sizes, make=torch.zeros):
         self._dataset, self._all = dataset, [make(n) for n in sizes]

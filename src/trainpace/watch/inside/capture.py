@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.calls import MOST_CALLS, Call, Derived, Outputs, described, tensors_of
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
-from trainpace.watch.inside.trials import size_of
 
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside import trials
+from trainpace.watch.inside import batches, trials
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import DATA, LOADER_START, Fetch, TrailWriter, unused
 
@@ -41,7 +41,7 @@ def loader(module: Any, recorder: Recorder) -> None:
     def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         plain_init(self, loader, *args, **kwargs)
         if not self._auto_collation:
-            self._trainpace_size = trials.size_of_uncollated
+            self._trainpace_size = batches.size_of_uncollated
         if get_ident() == recorder.thread:
             with contextlib.suppress(Exception):
                 self._trainpace_loader = id(loader)
@@ -50,7 +50,7 @@ def loader(module: Any, recorder: Recorder) -> None:
                     _note_loader(recorder, loader)
 
     iterator._trainpace_begun, iterator._trainpace_loader, iterator._trainpace_given = False, 0, 0
-    iterator._trainpace_size = staticmethod(trials.size_of)
+    iterator._trainpace_size = staticmethod(batches.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
 
@@ -155,7 +155,7 @@ def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
     """How many samples were fetched: as many as were asked for, or as many as a dataset gave that makes batches itself."""
     if isinstance(indices, list | tuple) and getattr(fetcher, "auto_collation", True):
         return len(indices)
-    return trials.size_of_uncollated(batch) or 1
+    return batches.size_of_uncollated(batch) or 1
 
 
 def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:

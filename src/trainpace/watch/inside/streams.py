@@ -4,9 +4,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import DATA
-from trainpace.watch.inside.trials import size_of
 
 
 def ray_data(module: Any, recorder: Recorder) -> None:

@@ -5,7 +5,6 @@ with the last block. All ranks change at the same step, because they count the s
 """
 
 import contextlib
-import copy
 import datetime
 import json
 import math
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside import crowding, rounds
+from trainpace.watch.inside.batches import copy_of, size_of
 from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, now_ns
@@ -234,7 +234,7 @@ class Trials:
         key, size = id(iterator._dataset), iterator._trainpace_size(batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
-            self.remembered[key] = _RememberedBatch(iterator._dataset, _copy(batch, -1, -1), size)
+            self.remembered[key] = _RememberedBatch(iterator._dataset, copy_of(batch, -1, -1), size)
         if iterator._num_workers:
             self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
 
@@ -280,7 +280,7 @@ def _length_of(iterator: Any) -> int:
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
     with contextlib.suppress(Exception):
-        return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
+        return remembered.size >= 4 * FEW and size_of(copy_of(remembered.batch, remembered.size, FEW)) == FEW
     return False
 
 
@@ -323,85 +323,11 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
         _, remembered, size = trials.remembered[key]
         if recorder.active_trial == BATCH_ON_DEVICE:
             if key not in trials.on_device:
-                trials.on_device[key] = _copy(remembered, size, size, trials.device)
+                trials.on_device[key] = copy_of(remembered, size, size, trials.device)
             remembered = trials.on_device[key]
-        return _copy(remembered, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
+        return copy_of(remembered, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
     fetched = fetch(iterator)
     if trials.programme is None:
         with contextlib.suppress(Exception):  # a batch of the user's own kind may not bear being copied
             trials.keep(fetched, iterator)
     return fetched
-
-
-def size_of(batch: Any, deep: int = 3) -> int:
-    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
-    try:
-        first: Any = batch[0] if type(batch) is list else None  # the most usual first: this is asked in every step
-        if type(first) is sys.modules["torch"].Tensor and first.ndim:
-            return int(first.shape[0])
-        return _size_of(batch, deep)
-    except Exception:  # a batch of the user's own kind, whose attributes may be anything
-        return 0
-
-
-def _size_of(batch: Any, deep: int) -> int:
-    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if deep and isinstance(batch, dict):
-        batch = list(batch.values())
-    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
-        batch = list(batch.data.values())
-    if deep and isinstance(batch, list | tuple):
-        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
-    return 0
-
-
-def size_of_uncollated(item: Any) -> int:
-    """Samples in what came of a loader that makes no batches itself (`batch_size=None`), whose dataset may make them: all parts
-    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample."""
-    try:
-        sizes, dimensions = _sizes_of(item, 3)
-    except Exception:
-        return 0
-    return sizes.pop() if len(sizes) == 1 and dimensions > 1 else int(bool(sizes))
-
-
-def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
-    """The lengths of the parts, 0 for a single number, and the most dimensions that one has."""
-    shape = getattr(item, "shape", None)
-    if shape is not None:
-        return {int(shape[0]) if len(shape) else 0}, len(shape)
-    if isinstance(item, int | float):
-        return {0}, 0
-    if hasattr(item, "data") and isinstance(item.data, dict):  # a BatchEncoding of transformers
-        item = item.data
-    if not deep or not isinstance(item, dict | list | tuple):
-        return set(), 0
-    if isinstance(item, list | tuple) and all(isinstance(each, int | float) for each in item):  # such as labels
-        return {len(item)}, 1
-    parts = [_sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)]
-    return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
-
-
-def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
-    """Copies of the tensors in new containers, which scripts may empty; `keep` of `size` samples; on a device."""
-    if isinstance(value, dict):
-        copied = copy.copy(value)
-        for k, v in value.items():
-            copied[k] = _copy(v, size, keep, device)
-        return copied
-    if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
-        return type(value)({k: _copy(v, size, keep, device) for k, v in value.data.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copy(v, size, keep, device) for v in value))
-    if isinstance(value, list | tuple):
-        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
-            value = value[:keep]
-        return type(value)(_copy(v, size, keep, device) for v in value)
-    if device is not None and hasattr(value, "is_floating_point"):
-        value = value.to(device)
-    shape = getattr(value, "shape", None)
-    if keep != size and shape is not None and len(shape) and shape[0] == size:
-        return value[:keep]
-    return value

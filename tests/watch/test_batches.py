@@ -5,7 +5,8 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from trainpace.watch.inside.trials import FEW, _copy
+from trainpace.watch.inside.batches import copy_of
+from trainpace.watch.inside.trail import FEW
 
 Pair = namedtuple("Pair", "image label")
 BATCHES = [
@@ -27,7 +28,7 @@ def leaves(value):
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
 def test_few_samples_of_every_kind_of_batch(batch):
-    few = _copy(batch, 8, FEW)
+    few = copy_of(batch, 8, FEW)
     assert type(few) is type(batch)
     sizes = {len(leaf) for leaf in leaves(few) if isinstance(leaf, torch.Tensor) and leaf.dim()}
     assert sizes == {FEW}
@@ -38,7 +39,7 @@ def test_few_samples_of_every_kind_of_batch(batch):
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
 def test_a_batch_is_handed_out_in_new_containers_with_the_same_tensors(batch):
-    again = _copy(batch, 8, 8)
+    again = copy_of(batch, 8, 8)
     assert all(a is b for a, b in zip(leaves(batch), leaves(again), strict=True))
     if isinstance(batch, dict):
         again.popitem()
@@ -46,6 +47,6 @@ def test_a_batch_is_handed_out_in_new_containers_with_the_same_tensors(batch):
 
 
 def test_tensors_are_moved_and_nothing_else():
-    moved = _copy(BATCHES[2], 8, 8, "meta")
+    moved = copy_of(BATCHES[2], 8, 8, "meta")
     assert moved["input_ids"].device.type == "meta"
     assert moved["text"] == BATCHES[2]["text"]
