@@ -31,10 +31,24 @@ def test_where_every_third_step_updates_more_all_steps_count_by_their_backward_p
 
 def test_nothing_counted_is_nothing():
     assert Counted({}, steps(1, 1)).typical("operators") == 0
-    assert Counted({}, steps(1, 1)).outside() == 0
+    assert Counted({}, steps(1, 1)).outside(steps(1)) == 0
 
 
-@pytest.mark.parametrize(("outside_ns", "share"), [(30, 0.3), (0, 0.0), (500, 1.0)])
-def test_the_share_of_own_code_that_gradients_flow_through(outside_ns, share):
-    counted = Counted({n: {"outside_ns": outside_ns} for n in (1, 2)}, steps(1, 1, 1))
-    assert counted.outside() == pytest.approx(share)
+@pytest.mark.parametrize(
+    ("counted_own", "outside_ns", "share"), [(100, 0, 0.0), (700, 600, 0.0), (660, 600, 0.4), (60, 30, 0.3)]
+)
+def test_the_share_of_own_code_that_gradients_flow_through(counted_own, outside_ns, share):
+    """Of 100 ns as long as nobody counts, which makes operators several times as long and the rest not."""
+    every = steps(1, 1, 1, own_ns=counted_own)
+    counted = Counted({n: {"outside_ns": outside_ns} for n in (1, 2)}, every)
+    assert counted.outside(steps(1, 1, own_ns=100)) == pytest.approx(share)
+
+
+def test_steps_of_different_sizes_count_with_the_middle_one():
+    notes = {n: {"flops": 1e6 * n, "large_ns": 10 * n} for n in (1, 2, 3)}
+    assert Counted(notes, steps(1, 1, 1, 1)).typical("large_ns") == 20
+
+
+def test_one_short_accumulation_at_an_epochs_end_changes_nothing():
+    counted = Counted({1: {"large_ns": 10}, 2: {"large_ns": 900}}, steps(4, 4, 4, 4, 1, 4, 4, 4))
+    assert counted.typical("large_ns") == 10

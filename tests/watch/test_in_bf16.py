@@ -1,7 +1,5 @@
 """Steps with the model in bf16: what is called so, what bears it, and which blocks are made."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -107,7 +105,7 @@ def test_blocks_in_bf16_come_after_all_rounds_and_beside_plain_ones(recorder, mo
         before = recorder.trial
         if recorder.calls_as is not None:
             assert recorder.active_trial == BF16
-            recorder.calls_as(net)(SimpleNamespace())
+            recorder.calls_as(net)(torch.nn.Linear(1, 1))
         trials.at_step(Step(recorder.trial, 1, number, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
         if number >= SETTINGS["warm_up_steps"] and before != SETTLING:
             counted.append(before)
@@ -118,3 +116,30 @@ def test_blocks_in_bf16_come_after_all_rounds_and_beside_plain_ones(recorder, mo
     assert blocks == [PLAIN] * SETTINGS["rounds"] + in_turns * PAIRS
     assert TRIALS[BF16] == "bf16"
     assert recorder.calls_as is None
+
+
+def test_a_loss_alone_is_no_model(recorder):
+    in_bf16 = InBf16(recorder)
+    in_bf16.calls(torch.nn.Module.__call__)(torch.nn.MSELoss(), torch.ones(2), torch.ones(2))
+    assert not in_bf16.applies
+
+
+def test_where_time_is_short_bf16_and_a_loaders_stock_get_a_share_of_it(recorder, fast_bf16):
+    """Of 60 steps that there is time for, eight workers with two batches each would take 18 before every block."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter])
+    recorder.optimizer = lambda: optimizer
+
+    def planned(stock):
+        trials = recorder.trials = Trials(recorder, SETTINGS | {"budget_s": 60.0, "rounds": 4, "block_steps": 8})
+        trials.deadline_ns, trials.step_ns, trials.stock = trials_module.now_ns() + 60 * 10**9, 10**9, stock
+        trials.remembered = {1: trials_module._RememberedBatch(None, torch.ones(8), 8)}
+        trials._steps_fed.update([1])
+        a_round, _, rounds = trials.planned(4)
+        kinds = [TRIALS[kind] for kind, counted_as, _ in a_round if counted_as != SETTLING]
+        return kinds, sum(steps for *_, steps in a_round) * rounds
+
+    kinds, steps = planned(0)
+    assert kinds == ["plain", "cached_batch"]
+    assert steps <= 60 * (1 - trials_module.MOST_FOR_BF16) + 1
+    assert planned(16)[0] == ["plain"]

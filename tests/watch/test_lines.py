@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from trainpace.watch.inside import lines
+from trainpace.watch.inside.trail import DATA, FORWARD
 
 
 def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(monkeypatch):
@@ -15,8 +16,8 @@ def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(mon
         code = loop.seen_in(frame, part)
         seen.append((code, *lines.line_of(frame, code)))
 
-    library = "def reads():\n    look(0)\ndef trains():\n    look(1)\ndef fit():\n    for _ in range(20):\n        reads()\n        trains()\n"
-    names = {"look": look, "__name__": "library"}
+    library = "def reads():\n    look(DATA)\ndef trains():\n    look(FORWARD)\ndef fit():\n    for _ in range(20):\n        reads()\n        trains()\n"
+    names = {"look": look, "__name__": "library", "DATA": DATA, "FORWARD": FORWARD}
     exec(compile(library, "library.py", "exec"), names)
     names["fit"]()
     first, last = seen[0], seen[-1]
@@ -25,8 +26,15 @@ def test_lines_of_a_librarys_loop_are_its_own_where_the_script_only_calls_it(mon
     assert (last[0], *last[1:]) == (names["fit"].__code__, "library.py:8 fit", "library.trains")
 
 
+def test_a_loader_alone_is_no_loop(monkeypatch):
+    loop = lines._Loop()
+    monkeypatch.setattr(lines, "is_installed", lambda name: True)
+    assert [loop.seen_in(sys._getframe(), DATA) for _ in range(40)] == [None] * 40
+    assert loop.seen_in(sys._getframe(), FORWARD) is sys._getframe().f_code
+
+
 def test_a_loop_of_the_script_itself_changes_nothing(monkeypatch):
     loop = lines._Loop()
     monkeypatch.setattr(lines, "is_installed", lambda name: False)
-    codes = [loop.seen_in(sys._getframe(), part) for part in (0, 1) * 20]
+    codes = [loop.seen_in(sys._getframe(), part) for part in (DATA, FORWARD) * 20]
     assert codes == [None] * 40

@@ -141,6 +141,9 @@ def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tm
     assert recorder.part == OTHER
     loss = (x @ weights).relu().sum()
     loss.item()
+    with torch.no_grad():  # an average of weights by hand, a change of them
+        average = x.mul(0.9).add(weights, alpha=0.1)
+        weights.sub_(average)
     end()
     (counted,) = (note["counted"] for note in notes_of(recorder) if "counted" in note)
     assert counted["operators"] == 3

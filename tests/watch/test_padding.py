@@ -28,7 +28,9 @@ for _ in range(STEPS):
     [
         ("torch.tensor([[1] * 2 + [0] * 6, [1] * 4 + [0] * 4])", (6, 8, 16)),
         ("torch.tensor([[0] * 7 + [1], [1] * 8]).bool()", (9, 16, 16)),  # padded on the left
-        ("torch.ones(2, 1, 8, 8)", (0, 0, 0)),  # a mask of another kind
+        ("torch.ones(2, 1, 8, 8)", (0, 0, 0)),  # masks of other kinds
+        ("torch.ones(8, 8).tril().bool()", (0, 0, 0)),
+        ("torch.zeros(2, 8)", (0, 0, 0)),
     ],
 )
 @pytest.mark.parametrize(("steps", "seen"), [(3, 0), (8, 5), (40, 20)])

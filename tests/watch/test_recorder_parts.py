@@ -173,7 +173,7 @@ def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backwa
     assert (step.parts_ns[OTHER], step.parts_ns[LOGGING]) == (5, 0 if follows == "a batch" else 7)
     spans = [s for s in records_of(r) if isinstance(s, Span) and s.part == EVALUATION]
     assert sum(s.end_ns - s.start_ns for s in spans) == step.parts_ns[EVALUATION]
-    assert ({"evaluates_with_gradients": True} in records_of(r)) is (follows != "backward")
+    assert ({"evaluates_with_gradients": True} in records_of(r)) is (follows == "a batch")
 
 
 def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_path, clock):

@@ -26,7 +26,7 @@ LOADER = {
 }  # fmt: skip
 
 
-def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None):
+def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None, waits_ns=None):
     """steps: (trial, {part: ms}). counted: what was counted in the last one."""
     trail = TrailWriter(
         str(folder / "process-7-here.trail"),
@@ -39,6 +39,8 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None)
         parts = [0] * len(PARTS)
         for part, ms in spent.items():
             parts[part] = int(ms * MS)
+        if number in (waits_ns or {}):
+            trail.note({"first_wait_ns": waits_ns[number]})
         trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts)))
         at += sum(parts)
     if counted is not None:
@@ -163,7 +165,7 @@ def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tm
     steps = (
         [("plain", {FORWARD: 10})] * 12 + [("plain", {FORWARD: 10, LOADER_START: 50})] + [("plain", {FORWARD: 10})] * 7
     )
-    write(tmp_path, steps, [first])
+    write(tmp_path, steps, [first], waits_ns={12: 45 * MS})
     (rank,) = read_recording(tmp_path).ranks
     counted = rank.steps
     assert rank.parts_ms["data"] == pytest.approx(40 / counted)

@@ -23,6 +23,7 @@ class Batches:
     """Stands for a DataLoader's iterator."""
 
     _num_workers = _num_yielded = _trainpace_given = 0
+    _trainpace_length = None
     _trainpace_size = staticmethod(size_of)
 
     def __init__(self, dataset, sizes, make=torch.zeros):

@@ -113,7 +113,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         why += f"; then the {cores:g} core{'s' if cores != 1 else ''} of a rank are the limit"
     yield Advice(
         cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
-        how=f"DataLoader(num_workers={fewest}{'' if now else ', persistent_workers=True'}): {why}.",
+        how=f"DataLoader(num_workers={fewest}): {why}.",
         saves_ms=saves, ceiling_ms=ceiling,
         basis="the slower of data and compute, from the times of samples and of steps with a cached batch",
         settings={"num_workers": fewest},

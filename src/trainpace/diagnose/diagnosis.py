@@ -183,7 +183,8 @@ def _why(
         )
     if verdict in ("compute", "launch", "optimizer"):
         lines += device_in_words(ranks, step)
-    if verdict == "compute" and (operators := slow_operators_in_words(first)):
+    # beside a device, the host's times of operators say nothing of what they take
+    if verdict == "compute" and not first.accelerator and (operators := slow_operators_in_words(first)):
         lines.append(operators)
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)
@@ -239,6 +240,9 @@ def _warnings(recording: Recording) -> list[str]:
             f"{ended} when it was given batches of {FEW} samples, the last intervention. All earlier steps are counted;"
             f" --without {FEW_SAMPLES} leaves that intervention out."
             if ranks[0].ended_in == FEW_SAMPLES
+            else f"{ended} while its model ran in bf16, one of the last interventions. All earlier steps are counted;"
+            " --without bf16 leaves it out."
+            if ranks[0].ended_in == "bf16"
             else f"{ended}; what it did before is counted."
         )
     if not all(r.complete for r in ranks):

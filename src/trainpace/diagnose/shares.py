@@ -63,7 +63,7 @@ def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     compared with the same batch on the host, and bf16, which comes after all rounds, with the plain blocks between its own."""
     against = "cached_batch" if trial == "batch_on_device" else "plain"
     rounds = min(min(len(of_trial(r, against)), len(of_trial(r, trial))) for r in ranks)
-    if rounds < 1:
+    if rounds < 1 or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
         return None
     from_the_end = trial == "bf16"
     plain, without = (

@@ -1,11 +1,17 @@
 """What was counted in a few steps, and what it is in all of them."""
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside.trail import PARTS, Step
+
+ALIKE = 1.05
+"""Times the FLOPs of the smallest of several steps that the largest has at most, where they count as equally large."""
+USUAL = 0.8
+"""Of all steps, those with the usual number of backward passes from which on the others count as an epoch's last ones."""
+_OTHER = PARTS.index("other")
 
 
 class Counted(NamedTuple):
@@ -15,21 +21,35 @@ class Counted(NamedTuple):
     steps: Sequence[Step]
 
     def typical(self, name: str) -> Any:
-        """The middle one, of times the least. Where some steps have more backward passes than others, as in actor-critic
-        trainings, the mean, in proportion to the backward passes of all steps."""
+        """The middle one; of the times of equally large steps the least, since other programs only make them longer.
+
+        Where a step has more backward passes than another, as in actor-critic trainings, the mean, in proportion to the backward
+        passes of all steps.
+        """
         if not self.by_step:
             return 0
         counts = sorted(c.get(name, 0) for c in self.by_step.values())
         passes = {s.number: s.micro_steps for s in self.steps}
         here = [passes.get(number, 0) for number in self.by_step]
-        if len(set(passes.values())) == 1 or not sum(here):
-            # other programs only make times longer
-            return counts[0 if name.endswith("_ns") else len(counts) // 2]
+        usual, often = Counter(passes.values()).most_common(1)[0]
+        is_regular = set(here) == {usual} and often >= USUAL * len(passes)
+        if is_regular or not sum(here):
+            return counts[0 if name.endswith("_ns") and self._are_alike() else len(counts) // 2]
         every = fmean(s.micro_steps for s in self.steps[1:] or self.steps)
         return type(counts[0])(fmean(counts) * every / fmean(here))
 
-    def outside(self) -> float:
-        """The share of the script's own code in which operators ran that gradients flow through, outside of any module."""
-        own = {s.number: s.parts_ns[PARTS.index("other")] for s in self.steps}
+    def _are_alike(self) -> bool:
+        flops = [c.get("flops", 0.0) for c in self.by_step.values()]
+        return max(flops) <= ALIKE * min(flops)
+
+    def outside(self, steady: Sequence[Step]) -> float:
+        """The share of the script's own code, in steps that were not counted, in which operators ran that gradients flow through,
+        outside of any module: what remains without the rest of a counted step's own code, which counting does not lengthen."""
+        own = {s.number: s.parts_ns[_OTHER] for s in self.steps}
         among = [(c.get("outside_ns", 0), own[n]) for n, c in self.by_step.items() if own.get(n)]
-        return min(1.0, math.fsum(ns for ns, _ in among) / sum(whole for _, whole in among)) if among else 0.0
+        usual = fmean(s.parts_ns[_OTHER] for s in steady) if steady else 0.0
+        if not among or not usual:
+            return 0.0
+        outside = fmean(ns for ns, _ in among)
+        rest = fmean(whole for _, whole in among) - outside
+        return min(outside, max(0.0, usual - max(0.0, rest))) / usual

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import dropwhile, groupby
 from pathlib import Path
 from statistics import fmean
@@ -74,6 +74,7 @@ class Rank(Record):
     line of the script that calls it ("" in a backward pass) and its share of all operators' time, the longest first.
     `evaluates_with_gradients`: an evaluation kept what a backward pass would need. `tokens`: of the first steps' inputs, those
     that their mask lets count, those with each sample padded to the longest of its batch, and all positions; 0 without a mask.
+    `refuses_bf16`: its model did not bear the intervention.
     """
 
     rank: int
@@ -139,6 +140,7 @@ class Rank(Record):
     fewer_threads: int = 0
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
+    refuses_bf16: bool = False
     tokens: tuple[int, int, int] = (0, 0, 0)
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -146,8 +148,11 @@ class Rank(Record):
 def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
-    steps = _without_first_fetches(steps, in_workers)
     notes = Notes(records)
+    starts = {s.number for s in steps if s.parts_ns[PARTS.index("loader_start")]}
+    # where an intervention ended an epoch, its start waits for batches that nobody asked for
+    starts -= {number + 1 for number in notes.by_step("ends_early")}
+    steps = _without_first_fetches(steps, in_workers, notes.by_step("first_wait_ns"))
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
     noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
@@ -164,8 +169,8 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
-    outside, on_cpu = counted.outside(), "accelerator" not in noted
-    parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader)
+    outside, on_cpu = counted.outside(steady), "accelerator" not in noted
+    parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
@@ -217,8 +222,11 @@ def _share_with(steps: Sequence[Step], part: str) -> float:
     return fmean(s.parts_ns[PARTS.index(part)] > 0 for s in steps)
 
 
-def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None) -> dict[str, float]:
-    """Means of the occasional parts over all steps after the warm-up, under trials or not.
+def _occasional(
+    steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None, with_start: Collection[int]
+) -> dict[str, float]:
+    """Means of the occasional parts over all steps after the warm-up, under trials or not. `with_start`: the numbers of the steps
+    in which a loader started.
 
     Under trials not every step uses the loader, so its starts count once per epoch, and evaluations take as long as they do
     where their batches are their own, as often as they come in all steps.
@@ -228,7 +236,7 @@ def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | 
     with_loader = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
     if own := [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("evaluation")])]:
         means["evaluation"] = fmean(own) / 1e6 * _share_with(after, "evaluation")
-    starts = [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("loader_start")])]
+    starts = [s.parts_ns[PARTS.index("loader_start")] for s in with_loader if s.number in with_start]
     if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
         batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
         means["loader_start"] = fmean(starts) / 1e6 * batches / loader.batches
@@ -249,9 +257,9 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
     return middle, min(low, middle), max(high, middle)
 
 
-def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch]) -> list[Step]:
+def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int]) -> list[Step]:
     """The steps with the time in which a worker made the first batch as waiting for data: what is left of the loader's start is
-    that of its workers."""
+    that of its workers. `waits_ns`: how long the first batch was waited for, by the number of the step before."""
     starting, data = PARTS.index("loader_start"), PARTS.index("data")
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
 
@@ -259,7 +267,7 @@ def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch]) -> l
         at = bisect_left(begun, (step.start_ns, 0))
         if not step.parts_ns[starting] or at == len(begun) or begun[at][0] > step.end_ns:
             return step
-        ns = min(step.parts_ns[starting], begun[at][1])
+        ns = min(step.parts_ns[starting], begun[at][1], waits_ns.get(step.number - 1, 0))
         parts = list(step.parts_ns)
         parts[starting] -= ns
         parts[data] += ns

@@ -34,8 +34,16 @@ class InBf16:
     def may_gain(self) -> bool:
         """Whether the model computes in fp32 and this CPU multiplies faster in bf16. Compiled models would be compiled anew, and
         engines have settings of their own."""
+        from trainpace.accelerator import in_use
+
         torch, recorder = sys.modules["torch"], self.recorder
-        if recorder.compiled or recorder.step_is_the_engines or recorder.product_dtype is not torch.float32:
+        if (
+            in_use() != "cpu"
+            or _is_sharded()
+            or recorder.compiled
+            or recorder.step_is_the_engines
+            or recorder.product_dtype is not torch.float32
+        ):
             return False
         try:
             return _product_s(torch.float32) >= LEAST_GAIN * _product_s(torch.bfloat16)
@@ -52,13 +60,22 @@ class InBf16:
             try:
                 with torch.autocast("cpu", torch.bfloat16):
                     output = plain(module, *args, **kwargs)
-                self.seen = True
+                self.seen = self.seen or any(p.requires_grad for p in module.parameters())
                 return torch.utils._pytree.tree_map_only(torch.Tensor, _in_fp32, output)
             except Exception:  # whatever it is, either it is of bf16, or it is raised again
                 self.refused = True
+                self.recorder.trail.note({"refuses_bf16": True})
                 return plain(module, *args, **kwargs)
 
         return call
+
+
+def _is_sharded() -> bool:
+    """Whether FSDP may be in use, whose modules cannot be called again in the middle of a step."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return any(name.startswith("torch.distributed.fsdp") for name in sys.modules)
 
 
 def _in_fp32(tensor: Any) -> Any:

@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 
 from trainpace.watch.inside.installed import is_installed
 from trainpace.watch.inside.recorder import SPANS_AGAIN_EVERY, SPANS_FOR_STEPS, Recorder
-from trainpace.watch.inside.trail import PARTS, Step
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 LOOKS_FOR_LOOP = 20
@@ -16,6 +16,8 @@ LOOKS_FOR_LOOP = 20
 OFTEN_LOOKS, SELDOM = 200, 5
 """After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = f"{os.sep}torch{os.sep}"
+"""In the names of files of torch itself, whose functions have no training\'s loop."""
 
 
 class Sampler:
@@ -27,7 +29,8 @@ class Sampler:
         self._counts: Counter[tuple[int, str, str]] = Counter()
         self._stop = threading.Event()
         self._looker: threading.Thread | None = None
-        self._loop, self._in_a_library = _Loop(), False
+        self._loop = _Loop()
+        self._told_by: CodeType | None = None
 
     def at_step(self, step: Step) -> None:
         """Start at the second step, and write the counts to the trail periodically."""
@@ -61,8 +64,8 @@ class Sampler:
             frame = sys._current_frames().get(thread)
             if frame is not None:
                 loop = self._loop.seen_in(frame, part)
-                if loop is not None and not self._in_a_library:
-                    self._in_a_library = True
+                if loop is not None and loop is not self._told_by:
+                    self._told_by = loop
                     self._counts.clear()  # until now all was seen at the line that calls the library
                 self._counts[(part, *line_of(frame, loop))] += 1
             del frame  # it holds the function's tensors, which must go when the function ends
@@ -89,11 +92,12 @@ class _Loop:
         self._common = common[:same]
         self._parts.add(part)
         self._looks += 1
-        if self._looks < LOOKS_FOR_LOOP or len(self._parts) < 2 or not self._common:
+        trains = self._parts & {FORWARD, BACKWARD}
+        if self._looks < LOOKS_FOR_LOOP or not trains or self._parts == trains or not self._common:
             return None
-        self.is_new = self._looks == LOOKS_FOR_LOOP
         loop = self._common[-1]
-        return loop if is_installed(loop.co_filename) and not loop.co_filename.startswith(_OURS) else None
+        name = loop.co_filename
+        return loop if is_installed(name) and not (name.startswith(_OURS) or _TORCH in name) else None
 
 
 def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:

@@ -29,6 +29,7 @@ def loader(module: Any, recorder: Recorder) -> None:
         if first:
             self._trainpace_begun = True
         depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
+        began_ns = now_ns() if first else 0
         try:
             batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
             recorder.fetched_samples += self._trainpace_size(batch)
@@ -36,6 +37,8 @@ def loader(module: Any, recorder: Recorder) -> None:
             return batch
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
+            if first and self._num_workers:
+                recorder.trail.note({"first_wait_ns": now_ns() - began_ns})
 
     @functools.wraps(plain_init)
     def init(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +52,8 @@ def loader(module: Any, recorder: Recorder) -> None:
                     seen.add(loader)
                     _note_loader(recorder, loader)
 
-    iterator._trainpace_begun, iterator._trainpace_loader, iterator._trainpace_given = False, 0, 0
+    iterator._trainpace_begun, iterator._trainpace_loader = False, 0
+    iterator._trainpace_given, iterator._trainpace_length = 0, None
     iterator._trainpace_size = staticmethod(batches.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -64,7 +68,8 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
         try:
             iterator = plain_iter(self)
             with contextlib.suppress(AttributeError):  # which may be a generator
-                iterator._trainpace_given = 0  # an iterator with persistent workers begins again
+                # an iterator with persistent workers begins again
+                iterator._trainpace_given, iterator._trainpace_length = 0, None
             return iterator
         finally:
             recorder.leave(depth, "start of the loader")

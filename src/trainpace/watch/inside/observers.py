@@ -60,7 +60,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             if outside_since:
                 seen["outside_ns"] += min(start - outside_since, LONGEST_GAP_NS)
                 outside_since = 0
-            if recorder.part == OTHER and str(function._overloadpacket) not in _NO_FORWARD and _has_gradients(args):
+            if recorder.part == OTHER and str(function._overloadpacket) not in _NO_FORWARD and flows(args):
                 seen["outside_ns"] += took
                 outside_since = now_ns()
             elif recorder.part not in (FORWARD, BACKWARD):
@@ -105,9 +105,9 @@ _NO_FORWARD = ("aten.detach", "aten._local_scalar_dense")
 """Operators that read what a forward pass gave, such as a loss for the log."""
 
 
-def _has_gradients(args: Any) -> bool:
-    """Whether gradients flow through one of an operator's tensors."""
-    return any(
+def flows(args: Any) -> bool:
+    """Whether gradients flow through one of an operator's tensors: not so where a script changes parameters by hand."""
+    return sys.modules["torch"].is_grad_enabled() and any(
         getattr(one, "requires_grad", False)
         for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,))
     )  # fmt: skip

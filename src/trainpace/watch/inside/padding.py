@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trainpace import accelerator
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import Step
 
@@ -20,14 +21,20 @@ class Padding:
 
     def sees(self, inputs: dict[str, Any]) -> None:
         """Take the keyword arguments of a model's call into account."""
-        mask = inputs.get("attention_mask")
-        if mask is None or getattr(mask, "ndim", 0) != 2 or self.recorder.steps > NOTED_AFTER[-1]:
+        mask, recorder = inputs.get("attention_mask"), self.recorder
+        if mask is None or recorder.steps > NOTED_AFTER[-1] or recorder.active_trial:
+            return
+        given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None), None)
+        # else it says something else, as which positions see which, or what is added to their scores
+        if given is None or mask.ndim != 2 or mask.shape != given.shape[:2] or mask.is_floating_point():
+            return
+        if accelerator.is_capturing(mask.device.type):
             return
         lengths = (mask.detach() != 0).sum(1)
         self.sums.append((lengths.sum(), lengths.max() * mask.shape[0], mask.numel()))
 
     def at_step(self, step: Step) -> None:
-        if step.number in NOTED_AFTER and self.sums:
+        if step.number in NOTED_AFTER and self.sums and not accelerator.is_capturing(self.sums[0][0].device.type):
             tokens, to_longest, positions = (sum(int(sums[i]) for sums in self.sums) for i in range(3))
             self.recorder.trail.note({"tokens": [tokens, to_longest, positions]})
         if step.number >= NOTED_AFTER[-1]:

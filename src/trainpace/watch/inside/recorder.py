@@ -182,6 +182,8 @@ class Recorder:
         depth = self.enter(part)
         if self.undecided:
             self.fetched_samples = 0
+            if self._bears_backward:
+                self._notes_gradients()
             self.decides(True)
         self._settle()
         return depth
@@ -230,8 +232,6 @@ class Recorder:
         """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
         if not self.undecided:
             return
-        if evaluates and self._bears_backward:
-            self._notes_gradients()
         self.undecided = self._bears_backward = False
         self.evaluating = evaluates
         if not evaluates:

@@ -104,7 +104,8 @@ class Trials:
                 with contextlib.suppress(Exception):
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
-            self.step_ns = took_ns
+            if step.number:  # the first step does more, and steps that are counted take longer
+                self.step_ns = min(self.step_ns or took_ns, took_ns)
             if step.number + 1 >= self.warm_up:
                 a_round, last, self.rounds = agreed("plan", self.planned(step.number), self.limit_s)
                 self.round, self.last = [tuple(block) for block in a_round], [tuple(block) for block in last]
@@ -243,7 +244,11 @@ class Trials:
         its own and remembered ones together, so that epochs are as long as ever, and evaluations as frequent."""
         replaces = self.recorder.active_trial in REPLACING and id(iterator._dataset) in self.remembered
         if replaces or iterator._trainpace_given:
-            if iterator._trainpace_given + iterator._num_yielded >= _length_of(iterator):
+            if iterator._trainpace_length is None:
+                iterator._trainpace_length = _length_of(iterator)
+            if iterator._trainpace_given + iterator._num_yielded >= iterator._trainpace_length:
+                if iterator._trainpace_given:
+                    self.recorder.trail.note({"ends_early": True})
                 raise StopIteration
             iterator._trainpace_given += replaces
         return replaces
