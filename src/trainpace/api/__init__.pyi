@@ -396,8 +396,8 @@ def diagnose(
     block: int | str = ...,
     warm_up: int | str = ...,
     budget: float | str = ...,
-    without: Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]
-    | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads"]] = ...,
+    without: Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
+    | Iterable[Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Diagnosis | ProfiledTraining:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
