@@ -247,7 +247,12 @@ def _makes_batches(rank: Rank) -> bool:
 
 def _small_operators(rank: Rank) -> str:
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
-    return f"{count}, most too small {'to fill the device' if rank.accelerator else 'for what it takes to call them'}"
+    small = (
+        "too small to fill the device"
+        if rank.accelerator
+        else "so small that calling them takes longer than computing them"
+    )
+    return f"{count}, most {small}"
 
 
 def _compiled(rank: Rank) -> str:

@@ -21,8 +21,8 @@ def less_padding(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if to_longest <= (1 - LEAST_PADDING) * positions:
         yield Advice(
             cause="compute", title="padding to the longest sample of each batch",
-            how=f"{told}; without those behind a batch's longest sample there were {to_longest / positions:.0%} as many. Tokenize"
-            " without padding=\"max_length\", and let a data collator pad, as transformers' DataCollatorWithPadding does.",
+            how=f"{told}; padded only to the longest sample of each batch, there would be {to_longest / positions:.0%} as many."
+            " Tokenize without padding=\"max_length\" and let a collator pad (transformers: DataCollatorWithPadding).",
             saves_ms=computing * (1 - to_longest / positions), ceiling_ms=computing,
             basis="the time of computing, if it grows with the number of positions", settings={"padding": "longest"},
         )  # fmt: skip
