@@ -28,7 +28,8 @@ def train(tmp_path, monkeypatch):
 
 def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
     options = ("--rounds", "2", "--block", "4", "--warm-up", "6", "--epochs", "40")
-    done = trainpace("diagnose", *options, "--", sys.executable, train)
+    wide = {"env": os.environ | {"COLUMNS": "100"}}
+    done = trainpace("diagnose", *options, "--", sys.executable, train, **wide)
     assert done.returncode == 0, done.stderr
     assert re.match(r"(?s).*\nVerdict: waiting for data, \d+ % of the step.\n", done.stdout)
     assert "With the same batch again and again a step took" in done.stdout

@@ -90,7 +90,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     cores = _cores(ranks)
     compute, micro = compute_ms(rank, split), batches_per_step(rank)
     now = rank.loader.workers
-    by_workers = {w: with_workers_ms(ranks, split, w) for w in range(1, max(MANY_WORKERS, now + 1) + 1)}
+    start = _worker_start_ms(rank) if not now else 0.0
+    by_workers = {w: with_workers_ms(ranks, split, w) + w * start for w in range(1, max(MANY_WORKERS, now + 1) + 1)}
     waiting = rank.parts_ms["data"]
     measured = compute * micro + waiting
     best = min(by_workers.values())
@@ -101,9 +102,6 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     # what the wait is longer than samples and workers explain, another worker does not shorten
     measured = min(measured, by_workers[now] if now else with_workers_ms(ranks, split, 0))
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
-    start, batches = WORKER_START_MS * fewest, rank.loader.batches
-    if not now and batches and batches / micro * rank.step_ms < SHORT_EPOCH * start:
-        saves = max(0.0, saves - start * micro / batches)
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
     why = f"a sample takes {wall} ms, {cpu} of them on a core"
@@ -136,6 +134,13 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             " augmentation remain as well",
             settings={"precompute": "yes"}, at_most=True,
         )  # fmt: skip
+
+
+def _worker_start_ms(rank: Rank) -> float:
+    """What starting a worker in each epoch adds to a step; 0 where epochs are long or nobody knows."""
+    batches = rank.loader.batches if rank.loader is not None else None
+    steps = batches / batches_per_step(rank) if batches else math.inf
+    return WORKER_START_MS / steps if steps * rank.step_ms < SHORT_EPOCH * WORKER_START_MS else 0.0
 
 
 def _slowed_by_workers(ranks: Sequence[Rank], split: Split) -> float:

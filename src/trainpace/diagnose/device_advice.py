@@ -46,18 +46,20 @@ def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 def in_bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """On a CPU: what steps with the model in bf16 took; nothing where noise leaves open whether they took less."""
     tried = proof(ranks, "bf16")
-    if tried is None or not tried.settles:
+    # threads that wait for cores hide what computing takes, and bf16 may only use fewer of them
+    if tried is None or not tried.settles or split.by_cause["threads"]:
         return
     title, how = _INSTEAD["amp_bf16"]
     how = how.replace("device.type", '"cpu"')
-    saves = max(0.0, tried.saved_ms) if tried.low_ms > 0 else 0.0
+    computing = split.by_cause["compute"]
+    saves = min(tried.saved_ms, computing) if tried.low_ms > 0 else 0.0
     yield Advice(
         cause="compute", title=title,
         how=f"{how} With the model in bf16 a step took {format_number(tried.without_ms)} ms in"
         f" place of {format_number(tried.plain_ms)}: {format_number(tried.saved_ms)} less ({format_number(tried.low_ms)} to"
         f" {format_number(tried.high_ms)}). Compare the losses of some epochs. Hugging Face Trainer: bf16=True; Lightning:"
         ' precision="bf16-mixed".',
-        saves_ms=saves, ceiling_ms=max(saves, split.by_cause["compute"]), basis="steps with the model in bf16",
+        saves_ms=saves, ceiling_ms=computing, basis="steps with the model in bf16",
         settings={"precision": "amp_bf16"},
     )  # fmt: skip
 
