@@ -264,10 +264,12 @@ def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch], wait
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
 
     def moved(step: Step) -> Step:
-        at = bisect_left(begun, (step.start_ns, 0))
-        if not step.parts_ns[starting] or at == len(begun) or begun[at][0] > step.end_ns:
+        wait_ns = min(step.parts_ns[starting], waits_ns.get(step.number - 1, 0))
+        if not wait_ns:
             return step
-        ns = min(step.parts_ns[starting], begun[at][1], waits_ns.get(step.number - 1, 0))
+        at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
+        # the longest: those before it may be an evaluation's
+        ns = min(wait_ns, max((took for _, took in begun[at:end]), default=0))
         parts = list(step.parts_ns)
         parts[starting] -= ns
         parts[data] += ns
