@@ -12,6 +12,7 @@ from trainpace.watch.inside.trail import (
     EVALUATION,
     FORWARD,
     LOADER_START,
+    OTHER,
     PARTS,
     TRIALS,
     Fetch,
@@ -170,3 +171,17 @@ def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tm
     counted = rank.steps
     assert rank.parts_ms["data"] == pytest.approx(40 / counted)
     assert rank.parts_ms["loader_start"] == pytest.approx(10 / counted)
+
+
+def test_large_operators_outside_of_modules_count_as_far_as_their_time_counts_as_forward(tmp_path):
+    """Of 30 ms of own code, 20 are operators that gradients flow through, 15 of them in large ones; and where nothing can be told
+    from what surrounds them, none."""
+    for i, (counted_other, large_ms) in enumerate([(30, 4 + 15), (60, 4.0)]):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        steps = [("plain", {FORWARD: 10, OTHER: 30})] * 12 + [("plain", {FORWARD: 10, OTHER: counted_other})]
+        counted = {"large_operators_ns": 4 * MS, "outside_ns": 20 * MS, "large_outside_ns": 15 * MS}
+        write(folder, steps, counted=counted)
+        (rank,) = read_recording(folder).ranks
+        assert rank.large_operators_ms == pytest.approx(large_ms)
+        assert rank.parts_ms["forward"] == pytest.approx(10 + (20 if i == 0 else 0))

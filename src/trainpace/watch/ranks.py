@@ -189,7 +189,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         operators=counted.typical("operators"), few_operators=few.typical("operators"), flops=counted.typical("flops"),
         forward_flops=counted.typical("forward_flops"), product_flops=counted.typical("product_flops"),
         one_row_flops=counted.typical("one_row_flops"), products_ms=counted.typical("products_ns") / 1e6,
-        large_operators_ms=counted.typical("large_operators_ns") / 1e6 if on_cpu and counted.by_step else None,
+        large_operators_ms=_large_operators_ms(counted, outside, steady) if on_cpu and counted.by_step else None,
         carried_out=noted.get("trials") == "complete",
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
@@ -276,6 +276,12 @@ def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch], wait
         return step._replace(parts_ns=tuple(parts))
 
     return [moved(step) for step in steps]
+
+
+def _large_operators_ms(counted: Counted, outside: float, steady: Sequence[Step]) -> float:
+    """Of forward and backward, and of as much of the script's own code as counts as forward."""
+    moved_ms = outside * _parts(steady)["other"]
+    return float(counted.typical("large_operators_ns") / 1e6 + min(moved_ms, counted.typical("large_outside_ns") / 1e6))
 
 
 def _inside(parts: dict[str, float], outside: float) -> dict[str, float]:

@@ -46,7 +46,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
     seen |= {"forward_flops": 0.0, "product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
-    seen |= {"outside_ns": 0.0}
+    seen |= {"outside_ns": 0.0, "large_outside_ns": 0.0}
     slow: Counter[tuple[str, str]] = Counter()
     every_ns, outside_since = 0, 0
 
@@ -70,7 +70,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             seen["operators"] += not function.is_view
             every_ns += took
             if computed > LONGEST_LAUNCH_NS:
-                seen["large_operators_ns"] += took
+                seen["large_outside_ns" if recorder.part == OTHER else "large_operators_ns"] += took
                 # a backward pass is called at one line, whatever operator runs
                 line = "" if recorder.part == BACKWARD else line_of(sys._getframe())[0]
                 slow[str(function._overloadpacket), line] += took
