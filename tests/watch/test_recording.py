@@ -185,3 +185,18 @@ def test_large_operators_outside_of_modules_count_as_far_as_their_time_counts_as
         (rank,) = read_recording(folder).ranks
         assert rank.large_operators_ms == pytest.approx(large_ms)
         assert rank.parts_ms["forward"] == pytest.approx(10 + (20 if i == 0 else 0))
+
+
+def test_a_first_wait_in_a_settling_step_counts_as_other_starts_do(tmp_path):
+    """Once in ten batches, although no counted step has one."""
+    steps = (
+        [("plain", {FORWARD: 10})] * 8
+        + [("settling", {FORWARD: 10, LOADER_START: 50})]
+        + [("plain", {FORWARD: 10})] * 9
+    )
+    first = Fetch(0, 16, 85 * MS, 125 * MS, 24 * MS, 0)
+    write(tmp_path, steps, [first], notes=(LOADER, {"warm_up_steps": 7}), waits_ns={8: 45 * MS})
+    (rank,) = read_recording(tmp_path).ranks
+    after = 11  # steps from the first counted one on
+    assert rank.parts_ms["data"] == pytest.approx(40 / after)
+    assert rank.parts_ms["loader_start"] == pytest.approx(10 / after)

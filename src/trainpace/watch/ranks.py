@@ -19,6 +19,9 @@ from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.stated import StatedLength
 from trainpace.watch.trails import fetches_of
 
+_START = PARTS.index("loader_start")
+WITH_LOADER = ("plain", "no_sync", "muted")
+"""Trials in which each batch comes from the script's own loader."""
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
 """Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
 
@@ -152,7 +155,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     starts = {s.number for s in steps if s.parts_ns[PARTS.index("loader_start")]}
     # where an intervention ended an epoch, its start waits for batches that nobody asked for
     starts -= {number + 1 for number in notes.by_step("ends_early")}
-    steps = _without_first_fetches(steps, in_workers, notes.by_step("first_wait_ns"))
+    first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"))
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
     noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
@@ -171,6 +174,9 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
     outside, on_cpu = counted.outside(steady), "accelerator" not in noted
     parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
+    # the time in which a worker makes the first batch is waiting for data; what is left is the workers' start
+    first_ms = min(parts["loader_start"], _once_an_epoch(steps, steady, loader, starts, first_fetches))
+    parts |= {"loader_start": parts["loader_start"] - first_ms, "data": parts["data"] + first_ms}
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
@@ -233,14 +239,29 @@ def _occasional(
     """
     after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
-    with_loader = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
+    with_loader = [s for s in after if TRIALS[s.trial] in WITH_LOADER]
     if own := [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("evaluation")])]:
         means["evaluation"] = fmean(own) / 1e6 * _share_with(after, "evaluation")
-    starts = [s.parts_ns[PARTS.index("loader_start")] for s in with_loader if s.number in with_start]
-    if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
-        batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
-        means["loader_start"] = fmean(starts) / 1e6 * batches / loader.batches
+    starts_ns = {s.number: s.parts_ns[_START] for s in after}
+    means["loader_start"] = _once_an_epoch(steps, steady, loader, with_start, starts_ns)
     return {part: means[part] for part in OCCASIONAL}
+
+
+def _once_an_epoch(
+    steps: Sequence[Step],
+    steady: Sequence[Step],
+    loader: Loader | None,
+    with_start: Collection[int],
+    spent: Mapping[int, int],
+) -> float:
+    """The mean over steps, in ms, of what a loader's start takes in some of them (ns by step). Under trials not
+    every step uses the loader, so that it counts once per epoch, with the mean of the starts that nothing disturbed."""
+    after = [s for s in steps if s.number >= steady[0].number]
+    undisturbed = [s.number for s in after if TRIALS[s.trial] in WITH_LOADER and s.number in with_start]
+    if not (any(s.trial for s in steps) and undisturbed and loader is not None and loader.batches):
+        return fmean(spent.get(s.number, 0) for s in after) / 1e6
+    batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
+    return fmean(spent.get(number, 0) for number in undisturbed) / 1e6 * batches / loader.batches
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
@@ -257,25 +278,17 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
     return middle, min(low, middle), max(high, middle)
 
 
-def _without_first_fetches(steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int]) -> list[Step]:
-    """The steps with the time in which a worker made the first batch as waiting for data: what is left of the loader's start is
-    that of its workers. `waits_ns`: how long the first batch was waited for, by the number of the step before."""
-    starting, data = PARTS.index("loader_start"), PARTS.index("data")
+def _first_fetches_ns(steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int]) -> dict[int, int]:
+    """Of a loader's start, the time in which a worker made the first batch, by the step's number. `waits_ns`: how long the first
+    batch was waited for, by the number of the step before."""
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
-
-    def moved(step: Step) -> Step:
-        wait_ns = min(step.parts_ns[starting], waits_ns.get(step.number - 1, 0))
-        if not wait_ns:
-            return step
-        at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
-        # the longest: those before it may be an evaluation's
-        ns = min(wait_ns, max((took for _, took in begun[at:end]), default=0))
-        parts = list(step.parts_ns)
-        parts[starting] -= ns
-        parts[data] += ns
-        return step._replace(parts_ns=tuple(parts))
-
-    return [moved(step) for step in steps]
+    found = {}
+    for step in steps:
+        if wait_ns := min(step.parts_ns[_START], waits_ns.get(step.number - 1, 0)):
+            at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
+            # the longest: those before it may be an evaluation's
+            found[step.number] = min(wait_ns, max((took for _, took in begun[at:end]), default=0))
+    return found
 
 
 def _large_operators_ms(counted: Counted, outside: float, steady: Sequence[Step]) -> float:
