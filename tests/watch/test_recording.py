@@ -92,18 +92,20 @@ def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
     assert rank.step_ms == pytest.approx(15)
 
 
-def test_under_trials_an_evaluation_takes_what_it_takes_with_its_own_batches(tmp_path):
-    """Two in nine steps; where the loaders give the same batch again and again, they are short."""
-    steps = [("plain", {FORWARD: 10})] * 8 + [("settling", {FORWARD: 10})] * 2
-    for trial, evaluation_ms in (("plain", 40), ("cached_batch", 4)):
+def test_under_trials_an_evaluation_counts_as_in_steps_that_read_their_batches(tmp_path):
+    """One in eleven of them takes 40 ms; steps with the same batch again and again bring none, or short ones."""
+    steps = [("plain", {FORWARD: 10})] * 8
+    for _ in range(2):
         steps += (
-            [("settling", {FORWARD: 10})]
-            + [(trial, {FORWARD: 10})] * 3
-            + [(trial, {FORWARD: 10, EVALUATION: evaluation_ms})]
+            [("settling", {FORWARD: 10})] * 2
+            + [("plain", {FORWARD: 10})] * 8
+            + [("plain", {FORWARD: 10, EVALUATION: 40})]
         )
-    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 8}))
+        steps += [("settling", {FORWARD: 10})] * 2 + [("cached_batch", {FORWARD: 10})] * 8
+        steps += [("cached_batch", {FORWARD: 10, EVALUATION: 4})]
+    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 10}))
     (rank,) = read_recording(tmp_path).ranks
-    assert rank.parts_ms["evaluation"] == pytest.approx(2 * 40 / 9)
+    assert rank.parts_ms["evaluation"] == pytest.approx(2 * 40 / 20)
 
 
 def test_samples_cost_what_their_workers_say(tmp_path):

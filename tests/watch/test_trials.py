@@ -1,6 +1,5 @@
 """The programme of interventions: what each gives the script, and that ranks agree."""
 
-import contextlib
 import json
 from collections import defaultdict
 from types import SimpleNamespace
@@ -83,16 +82,6 @@ def test_an_evaluation_in_a_block_without_data_ends(trials):
     trials.recorder.active_trial = CACHED_BATCH
     assert [len(b) for b in all_of(trials, evaluation)] == [5] * 3
     assert [len(b) for b in all_of(trials, Batches(TRAINING, [16] * 2))] == [16] * 2  # so would one on the same dataset
-
-
-def test_an_epoch_is_as_long_as_ever_whoever_gives_its_batches(trials):
-    warm_up(trials, Batches(TRAINING, [16] * 4))
-    epoch = Batches(TRAINING, [16] * 6)
-    with contextlib.suppress(StopIteration):
-        for given in range(99):
-            trials.recorder.active_trial = CACHED_BATCH if given % 3 else PLAIN
-            batch(trials.recorder, epoch, fetch)
-    assert (given, epoch._num_yielded) == (6, 2)
 
 
 def test_two_loaders_of_a_step_each_give_their_own_again(trials):

@@ -20,6 +20,8 @@ from trainpace.watch.stated import StatedLength
 from trainpace.watch.trails import fetches_of
 
 _START = PARTS.index("loader_start")
+REPLACED = ("cached_batch", "batch_on_device", "few_samples")
+"""Trials in which one batch comes again and again."""
 WITH_LOADER = ("plain", "no_sync", "muted")
 """Trials in which each batch comes from the script's own loader."""
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -153,8 +155,6 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
     notes = Notes(records)
     starts = {s.number for s in steps if s.parts_ns[PARTS.index("loader_start")]}
-    # where an intervention ended an epoch, its start waits for batches that nobody asked for
-    starts -= {number + 1 for number in notes.by_step("ends_early")}
     first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"))
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
@@ -234,17 +234,27 @@ def _occasional(
     """Means of the occasional parts over all steps after the warm-up, under trials or not. `with_start`: the numbers of the steps
     in which a loader started.
 
-    Under trials not every step uses the loader, so its starts count once per epoch, and evaluations take as long as they do
-    where their batches are their own, as often as they come in all steps.
+    Under trials not every step uses the loader, so its starts count once per epoch, and evaluations as in steps that do.
     """
     after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
-    with_loader = [s for s in after if TRIALS[s.trial] in WITH_LOADER]
-    if own := [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("evaluation")])]:
-        means["evaluation"] = fmean(own) / 1e6 * _share_with(after, "evaluation")
+    # repeated batches use none of an epoch up, and an evaluation may get them too
+    if own := _on_own_batches(after):
+        means["evaluation"] = _parts(own)["evaluation"]
     starts_ns = {s.number: s.parts_ns[_START] for s in after}
     means["loader_start"] = _once_an_epoch(steps, steady, loader, with_start, starts_ns)
     return {part: means[part] for part in OCCASIONAL}
+
+
+def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
+    """The steps for which the loader read, with those that settle before such ones."""
+    found, replaced = [], False
+    for step in reversed(steps):
+        if TRIALS[step.trial] != "settling":
+            replaced = TRIALS[step.trial] in REPLACED
+        if not replaced:
+            found.append(step)
+    return found
 
 
 def _once_an_epoch(

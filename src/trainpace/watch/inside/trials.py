@@ -171,7 +171,7 @@ class Trials:
             self.block, self.rounds = rounds.fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
-        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(changed) + self.blocks_of(last), self.rounds
+        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(last) + self.blocks_of(changed), self.rounds
 
     def settling_of(self, kinds: Sequence[int]) -> int:
         return sum(steps for _, counted_as, steps in self.blocks_of(kinds) if counted_as == SETTLING)
@@ -240,18 +240,17 @@ class Trials:
             self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
 
     def gives(self, iterator: Any) -> bool:
-        """Whether this iterator is to give a remembered batch. Raises StopIteration where it has given as many batches as it has,
-        its own and remembered ones together, so that epochs are as long as ever, and evaluations as frequent."""
-        replaces = self.recorder.active_trial in REPLACING and id(iterator._dataset) in self.remembered
-        if replaces or iterator._trainpace_given:
-            if iterator._trainpace_length is None:
-                iterator._trainpace_length = _length_of(iterator)
-            if iterator._trainpace_given + iterator._num_yielded >= iterator._trainpace_length:
-                if iterator._trainpace_given:
-                    self.recorder.trail.note({"ends_early": True})
-                raise StopIteration
-            iterator._trainpace_given += replaces
-        return replaces
+        """Whether this iterator is to give a remembered batch. Raises StopIteration after as many as it has of its own, so that
+        an evaluation in such a block ends. Its own are not used up by that: a short script has steps for all interventions."""
+        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.remembered:
+            return False
+        if iterator._trainpace_length is None:
+            iterator._trainpace_length = _length_of(iterator)
+        if iterator._trainpace_given >= iterator._trainpace_length:
+            iterator._trainpace_given = 0
+            raise StopIteration
+        iterator._trainpace_given += 1
+        return True
 
 
 def is_distributed() -> bool:
