@@ -23,7 +23,7 @@ def recorder(tmp_path):
 @pytest.fixture
 def fast_bf16(monkeypatch):
     """A CPU that multiplies twice as fast in bf16."""
-    monkeypatch.setattr(module, "_product_s", lambda dtype: 1.0 if dtype is torch.bfloat16 else 2.0)
+    monkeypatch.setattr(module, "product_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0)
 
 
 def test_a_module_computes_in_bf16_and_gives_fp32(recorder):
@@ -84,7 +84,7 @@ def test_it_is_tried_where_it_may_gain(recorder, fast_bf16, changes, expected):
 
 
 def test_it_is_not_tried_where_bf16_is_no_faster(recorder, monkeypatch):
-    monkeypatch.setattr(module, "_product_s", lambda dtype: 1.0)
+    monkeypatch.setattr(module, "product_gflops", lambda dtype: 1.0)
     assert not InBf16(recorder).may_gain()
 
 

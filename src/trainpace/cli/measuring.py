@@ -410,7 +410,7 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
         return report.diagnosis_page(diagnosis, words, timeline)
 
     stopped = watched.exit_code > 128
-    ours = any(r.ended_in in ("few_samples", "bf16") for r in watched.recording.ranks)
+    ours = any(r.ended_among_the_last for r in watched.recording.ranks)
     code = watched.exit_code if stopped or not (diagnosis.proofs or ours) else 0
     with ending_with(code or TrainpaceError.exit_code):
         save_shared(view, diagnosis)

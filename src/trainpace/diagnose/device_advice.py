@@ -15,7 +15,7 @@ ResNet-50's (benchmarks/results/diagnose_gpu.md); on an H100 0.35 to 0.7 in thre
 _INSTEAD = {
     "amp_bf16": (
         "autocast to bf16",
-        "Run the forward pass and the loss under torch.autocast(device.type, torch.bfloat16).",
+        "Run the forward pass and the loss under torch.autocast({device}, torch.bfloat16).",
     ),
     "tf32": (
         "TF32 in products of fp32 numbers",
@@ -34,6 +34,7 @@ def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     now = max(rank.matmul_gflops, rank.flops / (products * 1e6))
     for name, gflops in rank.other_gflops.items():
         title, how = _INSTEAD[name]
+        how = how.format(device="device.type")
         rates = f"A large product reaches {gflops / 1e3:,.0f} TFLOP/s so, and {rank.matmul_gflops / 1e3:,.0f} as it is."
         yield Advice(
             cause="compute", title=title, how=f"{how} {rates}",
@@ -50,7 +51,7 @@ def in_bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if tried is None or not tried.settles or split.by_cause["threads"]:
         return
     title, how = _INSTEAD["amp_bf16"]
-    how = how.replace("device.type", '"cpu"')
+    how = how.format(device='"cpu"')
     computing = split.by_cause["compute"]
     saves = min(tried.saved_ms, computing) if tried.low_ms > 0 else 0.0
     yield Advice(

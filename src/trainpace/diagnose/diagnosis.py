@@ -235,14 +235,12 @@ def _warnings(recording: Recording) -> list[str]:
             " reports as a failure. The diagnosis is complete."
         )
     elif recording.exit_code not in (0, None):
-        ended = f"the command {ending_of(recording.exit_code)}"
+        ended, trial = f"the command {ending_of(recording.exit_code)}", ranks[0].ended_in
+        under = f"when it was given batches of {FEW} samples" if trial == FEW_SAMPLES else "while its model ran in bf16"
         warnings.append(
-            f"{ended} when it was given batches of {FEW} samples, the last intervention. All earlier steps are counted;"
-            f" --without {FEW_SAMPLES} leaves that intervention out."
-            if ranks[0].ended_in == FEW_SAMPLES
-            else f"{ended} while its model ran in bf16, one of the last interventions. All earlier steps are counted;"
-            " --without bf16 leaves it out."
-            if ranks[0].ended_in == "bf16"
+            f"{ended} {under}, one of the last interventions. All earlier steps are counted; --without {trial} leaves that"
+            " intervention out."
+            if ranks[0].ended_among_the_last
             else f"{ended}; what it did before is counted."
         )
     if not all(r.complete for r in ranks):

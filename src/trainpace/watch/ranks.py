@@ -14,14 +14,12 @@ from trainpace.medians import consecutive_blocks, mean_and_half_width, median, m
 from trainpace.records import Record
 from trainpace.watch.counted import Counted
 from trainpace.watch.exchanges import WARM_UP_STEPS
-from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Step
+from trainpace.watch.inside.trail import LAST, PARTS, REPLACING, TRIALS, Fetch, Step
 from trainpace.watch.notes import Line, Loader, Notes, lines_of, training_loader
 from trainpace.watch.stated import StatedLength
 from trainpace.watch.trails import fetches_of
 
 _START = PARTS.index("loader_start")
-REPLACED = ("cached_batch", "batch_on_device", "few_samples")
-"""Trials in which one batch comes again and again."""
 WITH_LOADER = ("plain", "no_sync", "muted")
 """Trials in which each batch comes from the script's own loader."""
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -149,12 +147,17 @@ class Rank(Record):
     tokens: tuple[int, int, int] = (0, 0, 0)
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
+    @property
+    def ended_among_the_last(self) -> bool:
+        """Whether it ended in one of the last interventions, which not every script bears."""
+        return self.ended_in in LAST
+
 
 def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
     notes = Notes(records)
-    starts = {s.number for s in steps if s.parts_ns[PARTS.index("loader_start")]}
+    starts = {s.number for s in steps if s.parts_ns[_START]}
     first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"))
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
@@ -251,7 +254,7 @@ def _on_own_batches(steps: Sequence[Step]) -> list[Step]:
     found, replaced = [], False
     for step in reversed(steps):
         if TRIALS[step.trial] != "settling":
-            replaced = TRIALS[step.trial] in REPLACED
+            replaced = TRIALS[step.trial] in REPLACING
         if not replaced:
             found.append(step)
     return found

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainpace.watch.inside.recorder import Recorder, get_ident
+from trainpace.watch.inside.together import is_distributed
 from trainpace.watch.inside.trail import COMMUNICATION, Step
-from trainpace.watch.inside.trials import is_distributed
 
 GRADIENTS = "gradients"
 """The name of the stretch of a backward pass in which only the exchange of gradients is left."""

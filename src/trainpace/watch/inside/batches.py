@@ -5,6 +5,14 @@ import sys
 from typing import Any
 
 
+def length_of(what: Any) -> int | None:
+    """The length that a loader, a dataset or an iterator says it has; None where it says none."""
+    try:
+        return len(what)
+    except Exception:
+        return None
+
+
 def size_of(batch: Any, deep: int = 3) -> int:
     """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
     try:

@@ -5,18 +5,18 @@ The outermost module is called under torch.autocast, and what it gives is made f
 """
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+from trainpace.watch.inside.observers import product_gflops
 from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.together import process_group
 
 PAIRS = 3
 """Blocks in bf16, each followed by one of plain steps."""
 LEAST_GAIN = 1.2
 """Times the rate of fp32 that a large matrix product has to reach in bf16. A judgement: converting costs something, so that with
 less there is little to gain."""
-SIDE, REPEATS = 1024, 3
 
 
 class InBf16:
@@ -46,7 +46,7 @@ class InBf16:
         ):
             return False
         try:
-            return _product_s(torch.float32) >= LEAST_GAIN * _product_s(torch.bfloat16)
+            return product_gflops(torch.bfloat16) >= LEAST_GAIN * product_gflops(torch.float32)
         except Exception:  # a build of torch without such products
             return False
 
@@ -72,24 +72,8 @@ class InBf16:
 
 def _is_sharded() -> bool:
     """Whether FSDP may be in use, whose modules cannot be called again in the middle of a step."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return any(name.startswith("torch.distributed.fsdp") for name in sys.modules)
+    return process_group() is not None and any(name.startswith("torch.distributed.fsdp") for name in sys.modules)
 
 
 def _in_fp32(tensor: Any) -> Any:
     return tensor.float() if tensor.dtype is sys.modules["torch"].bfloat16 else tensor
-
-
-def _product_s(dtype: Any) -> float:
-    """The least time of a large matrix product."""
-    torch: Any = sys.modules["torch"]
-    with torch.no_grad():
-        a = torch.ones(SIDE, SIDE, dtype=dtype)
-        took = []
-        for _ in range(REPEATS):
-            start = time.perf_counter()
-            a @ a
-            took.append(time.perf_counter() - start)
-    return min(took)

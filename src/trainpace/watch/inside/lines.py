@@ -17,7 +17,7 @@ OFTEN_LOOKS, SELDOM = 200, 5
 """After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = f"{os.sep}torch{os.sep}"
-"""In the names of files of torch itself, whose functions have no training\'s loop."""
+"""In the names of files of torch itself, whose functions have no training's loop."""
 
 
 class Sampler:

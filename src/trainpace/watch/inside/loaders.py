@@ -84,15 +84,9 @@ def stateful_loader(module: Any, recorder: Recorder) -> None:
 
 
 def _note_loader(recorder: Recorder, loader: Any) -> None:
-    def length(of: Any) -> int | None:
-        try:
-            return len(of)
-        except Exception:
-            return None
-
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     asked_before = loader._IterableDataset_len_called
-    batches = length(loader)
+    per_epoch = batches.length_of(loader)
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     dataset = loader.dataset
@@ -100,7 +94,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
         dataset = dataset.dataset
     recorder.trail.note({
         "loader": id(loader), "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-        "samples_in_dataset": length(loader.dataset), "batches": batches,
+        "samples_in_dataset": batches.length_of(loader.dataset), "batches": per_epoch,
         "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
         "persistent_workers": bool(loader.persistent_workers),

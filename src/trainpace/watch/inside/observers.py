@@ -149,26 +149,32 @@ def note_rate(recorder: Recorder) -> None:
 
     from trainpace.accelerator import in_use
 
-    device, own = in_use(), recorder.product_dtype or torch.float32
-    side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
-
-    def gflops(dtype: Any) -> float:
-        with torch.no_grad():
-            a = torch.rand(side, side, device=device).to(dtype)
-            times = [_time_ns(lambda: a @ a) for _ in range(REPEATS)]
-        return 2 * side**3 / min(times)
-
-    recorder.trail.note({"matmul_gflops": gflops(own)})
-    if device == "cpu" or own != torch.float32:
+    own = recorder.product_dtype or torch.float32
+    recorder.trail.note({"matmul_gflops": product_gflops(own)})
+    if in_use() == "cpu" or own != torch.float32:
         return
-    others = {"amp_bf16": gflops(torch.bfloat16)}
+    others = {"amp_bf16": product_gflops(torch.bfloat16)}
     chosen = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        others["tf32"] = gflops(own)
+        others["tf32"] = product_gflops(own)
     finally:
         torch.set_float32_matmul_precision(chosen)
     recorder.trail.note({"other_gflops": others})
+
+
+def product_gflops(dtype: Any) -> float:
+    """The best rate of a large matrix product of this number format on the device in use."""
+    import torch
+
+    from trainpace.accelerator import in_use
+
+    device = in_use()
+    side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
+    with torch.no_grad():
+        a = torch.rand(side, side, device=device).to(dtype)
+        times = [_time_ns(lambda: a @ a) for _ in range(REPEATS)]
+    return 2 * side**3 / min(times)
 
 
 def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.together import agreed, is_distributed
 from trainpace.watch.inside.trail import STOP_AFTER, Step
-from trainpace.watch.inside.trials import agreed, end, is_distributed
+from trainpace.watch.inside.trials import end
 
 SETTLED_STEPS = 3
 """Steps after which the pace is known; the first ones compile, allocate and open files."""

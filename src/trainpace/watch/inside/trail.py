@@ -33,6 +33,10 @@ TRIALS = (
     "plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads", "bf16",
 )  # fmt: skip
 """Trials that a step may run under; settling steps follow a change and are not counted."""
+REPLACING = ("cached_batch", "batch_on_device", "few_samples")
+"""Trials with a remembered batch in place of the loader's."""
+LAST = ("few_samples", "bf16")
+"""Trials that come last, since a script may end itself in them: not every one bears such batches, or its model in bf16."""
 FEW = 2
 """Samples of a batch under `few_samples`."""
 

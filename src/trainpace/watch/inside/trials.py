@@ -5,7 +5,6 @@ with the last block. All ranks change at the same step, because they count the s
 """
 
 import contextlib
-import datetime
 import json
 import math
 import multiprocessing
@@ -17,15 +16,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside import crowding, rounds
-from trainpace.watch.inside.batches import copy_of, size_of
+from trainpace.watch.inside import crowding, rounds, trail
+from trainpace.watch.inside.batches import copy_of, length_of, size_of
 from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.together import agreed, is_distributed
 from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FEW, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
 
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = range(len(TRIALS))
-REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
+REPLACING = tuple(map(TRIALS.index, trail.REPLACING))
 SETTLE_STEPS = 2
 COUNTED_STEPS = 4
 """An even number, since every second step may update more than the others."""
@@ -245,41 +245,13 @@ class Trials:
         if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.remembered:
             return False
         if iterator._trainpace_length is None:
-            iterator._trainpace_length = _length_of(iterator)
+            length = length_of(iterator)
+            iterator._trainpace_length = sys.maxsize if length is None else length
         if iterator._trainpace_given >= iterator._trainpace_length:
             iterator._trainpace_given = 0
             raise StopIteration
         iterator._trainpace_given += 1
         return True
-
-
-def is_distributed() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return int(distributed.get_world_size()) > 1
-
-
-def agreed(about: str, answer: Any, patience_s: float) -> Any:
-    """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
-    if not is_distributed():
-        return answer
-    with contextlib.suppress(Exception):
-        distributed: Any = sys.modules["torch.distributed"]
-        store, key = distributed.distributed_c10d._get_default_store(), f"trainpace-trials-{about}"
-        if distributed.get_rank() == 0:
-            store.set(key, json.dumps(answer))
-        else:
-            store.wait([key], datetime.timedelta(seconds=patience_s))
-            return json.loads(store.get(key))
-    return answer
-
-
-def _length_of(iterator: Any) -> int:
-    try:
-        return len(iterator)
-    except Exception:  # of unknown length
-        return sys.maxsize
 
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
