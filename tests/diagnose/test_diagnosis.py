@@ -627,6 +627,16 @@ def test_padding_is_computing_that_nobody_needs():
     assert not diagnose(recording(rank(forward=100))).advice
 
 
+def test_random_numbers_of_dropout_are_an_eighth_where_each_element_takes_a_byte():
+    slow = (("aten.bernoulli_", "/a/train.py:42 forward", 0.3), ("aten.bernoulli_", "/a/train.py:50 forward", 0.1))
+    r = rank(forward=100, slow_operators=slow)
+    assert saving(diagnose(recording(r)), "dropout masks from random bytes") == pytest.approx(40 * 7 / 8)
+    few = replace(r, slow_operators=(("aten.bernoulli_", "/a/train.py:42 forward", 0.05),))
+    on_a_device = replace(r, accelerator="cuda")
+    for other in (few, on_a_device):
+        assert not any("dropout" in a.title for a in diagnose(recording(other)).advice)
+
+
 def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():
     """As of graphs of which an epoch takes 11 steps of 12 ms: there a worker made it longer."""
     r = rank(forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2)

@@ -42,3 +42,27 @@ def test_a_step_of_the_characters_sees_the_same_sequences_however_it_is_divided(
     assert sorted(int(p) for rank in parts for part in rank for p in part) == sorted(map(int, places))
     x, target = data[int(places[0])]
     assert torch.equal(x[1:], target[:-1])
+
+
+def test_dropout_by_bytes_keeps_as_many_elements_and_their_mean():
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(EXAMPLES / "characters"))
+    import train
+
+    torch.manual_seed(0)
+    dropout, x = train.DropoutByBytes(), torch.ones(300, 333)
+    dropped = dropout(x)
+    assert (dropped != 0).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert dropped.mean().item() == pytest.approx(1, abs=0.01)
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_attention_by_bytes_is_torchs_own_without_dropout():
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(EXAMPLES / "characters"))
+    import train
+
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, train.HEADS, train.CONTEXT, 8)
+    own = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    torch.testing.assert_close(train.Attention().eval()(queries, keys, values), own)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
+from trainpace.diagnose.dropout_advice import dropout_by_bytes
 from trainpace.diagnose.padding_advice import less_padding
 from trainpace.diagnose.shares import Split, part_ms, proof
 from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time, together
@@ -402,5 +403,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 ADVISORS = (
     _workers, _worker_start, _transfers, _launching, together, _larger_batch, _optimizer, _exchange, _straggler, _less_often,
-    _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding,
+    _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding, dropout_by_bytes,
 )  # fmt: skip
