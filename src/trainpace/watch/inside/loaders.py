@@ -28,13 +28,20 @@ def loader(module: Any, recorder: Recorder) -> None:
         first = not self._trainpace_begun
         if first:
             self._trainpace_begun = True
-        depth = recorder.enters_batch(LOADER_START if first and self._num_workers else DATA)
+        part = LOADER_START if first and self._num_workers else DATA
+        # after an evaluation the start counts as what its first batch is for
+        follows_start = first and self._trainpace_settled_ns == recorder.settled_ns
+        depth = recorder.enter(part) if follows_start else recorder.enters_batch(part)
         began_ns = now_ns() if first else 0
         try:
             batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
             recorder.fetched_samples += self._trainpace_size(batch)
             recorder.fetched_from = self._trainpace_loader
             return batch
+        except StopIteration:
+            if self._num_workers and not self._persistent_workers:
+                recorder.part = LOADER_START  # its workers end, which start again for the next epoch
+            raise
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
             if first and self._num_workers:
@@ -53,7 +60,7 @@ def loader(module: Any, recorder: Recorder) -> None:
                     _note_loader(recorder, loader)
 
     iterator._trainpace_begun, iterator._trainpace_loader = False, 0
-    iterator._trainpace_given, iterator._trainpace_length = 0, None
+    iterator._trainpace_given, iterator._trainpace_length, iterator._trainpace_settled_ns = 0, None, -1
     iterator._trainpace_size = staticmethod(batches.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -70,6 +77,7 @@ def _starting(recorder: Recorder, plain_iter: Callable[[Any], Any]) -> Callable[
             with contextlib.suppress(AttributeError):  # which may be a generator
                 # an iterator with persistent workers begins again
                 iterator._trainpace_given, iterator._trainpace_length = 0, None
+                iterator._trainpace_settled_ns = recorder.settled_ns
             return iterator
         finally:
             recorder.leave(depth, "start of the loader")

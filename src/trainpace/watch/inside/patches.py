@@ -118,7 +118,7 @@ class _Calls:
             try:
                 # no function of ours that can be left out, as each is far from the processor by now
                 usual = id(module) in self.usual and module.training and not recorder.spans_on
-                usual = usual and self.torch.is_grad_enabled()
+                usual = usual and self.torch.is_grad_enabled() and not (recorder.undecided or recorder.evaluating)
                 depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
                 output = run(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
@@ -153,6 +153,8 @@ class _Calls:
                 self.updates.called(model)
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
+            if (recorder.undecided or recorder.evaluating) and next(model.parameters(), None) is None:
+                return False  # a loss, which an evaluation may compute as well
             if module.training:
                 if recorder.spans_on:  # what is noted of them, in no other step
                     recorder.input_elements += among.elements(args, kwargs)

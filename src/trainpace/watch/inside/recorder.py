@@ -37,10 +37,10 @@ class Recorder:
 
     # what every step touches: with as many attributes as this has, Python finds others more slowly
     __slots__ = (
-        "__dict__", "__weakref__", "_bears_backward", "_evaluation_start", "_flushed", "_mark", "_pending", "_settled", "_spent",
+        "__dict__", "__weakref__", "_bears_backward", "_evaluation_start", "_flushed", "_mark", "_pending", "_spent",
         "_stack", "_step_start", "after_kept_step", "after_step", "allocator", "calls_as", "evaluating", "exchanges",
-        "fetched_from", "fetched_samples", "micro_steps", "optimizer", "part", "samples", "spans_on", "step_is_the_engines",
-        "steps", "thread", "trail", "training_loaders", "trial", "trials", "undecided",
+        "fetched_from", "fetched_samples", "micro_steps", "optimizer", "part", "samples", "settled_ns", "spans_on",
+        "step_is_the_engines", "steps", "thread", "trail", "training_loaders", "trial", "trials", "undecided",
     )  # fmt: skip
 
     def __init__(self, trail: TrailWriter) -> None:
@@ -97,7 +97,7 @@ class Recorder:
         self.evaluating = self._evaluating_before = False
         self.undecided = self._bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
-        self._settled = self._held_until = self._mark
+        self.settled_ns = self._held_until = self._mark
         self._evaluation_start: int | None = None
 
     def _charge(self) -> int:
@@ -225,7 +225,7 @@ class Recorder:
         if not self.undecided:
             if not self.fetched_samples:
                 self._settle()
-            self._held_until = self._settled
+            self._held_until = self.settled_ns
         self.undecided, self._bears_backward = True, with_gradients
 
     def decides(self, evaluates: bool) -> None:
@@ -268,12 +268,12 @@ class Recorder:
         """Count the time up to the last mark, or up to then, as an evaluation's or as its own parts'. A span covers every
         evaluation."""
         if self.evaluating and self._evaluation_start is None:
-            self._evaluation_start = self._settled
+            self._evaluation_start = self.settled_ns
         elif not self.evaluating and self._evaluation_start is not None:
             if self.spans_on:
-                self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
+                self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self.settled_ns)
             self._evaluation_start = None
-        self._settled = self._mark if until_ns is None else until_ns
+        self.settled_ns = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
         if self.evaluating:
             for part, ns in pending.items():
@@ -294,7 +294,7 @@ class Recorder:
 
     def leave_out(self) -> None:
         """Begin the next step here, in what is called at the end of one: what was done there is no part of any."""
-        self._mark = self._settled = self._step_start = now_ns()
+        self._mark = self.settled_ns = self._step_start = now_ns()
         self._pending.clear()
 
     def ends_step(self) -> None:
@@ -327,7 +327,7 @@ class Recorder:
             self._calls(self.after_step, Step._make(step))
         if now - self._flushed > FLUSH_NS:
             self.keeps_up()
-        self._settled = ended = now_ns()
+        self.settled_ns = ended = now_ns()
         self._pending[TRAINPACE] += ended - self._mark
         self._mark = ended
         self.part = part
