@@ -149,3 +149,32 @@ def test_operators_outside_of_modules_count_where_gradients_flow_through_them(tm
     assert counted["operators"] == 3
     assert counted["forward_flops"] == 2 * 64**3
     assert counted["outside_ns"] > 0
+
+
+def test_what_runs_between_two_operators_outside_of_modules_is_theirs(tmp_path):
+    """As where a loop takes an index out of each maximum; a metric after the last one is the script's own."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder.part = OTHER
+    x = torch.rand(4, requires_grad=True)
+    outside = observers._OutsideModules()
+    for start, ended, flows in (
+        (1_000_000, 1_010_000, True),
+        (1_015_000, 1_018_000, False),
+        (1_020_000, 1_030_000, True),
+    ):
+        outside.sees(start, ended, True, flows)
+    assert outside.ns == 30_000
+    outside.sees(1_035_000, 1_040_000, True, False)
+    outside.sees(9_000_000, 9_500_000, True, False)
+    assert outside.ns <= 30_000 + observers.LONGEST_GAP_NS
+    end = observers.count_one_step(recorder)
+    y = x * 2
+    for _ in range(3):
+        y = y * y.max().item()
+    recorder.part = BACKWARD
+    y.sum().backward()
+    recorder.part = OTHER
+    float(y.detach().sum())
+    end()
+    (counted,) = (note["counted"] for note in notes_of(recorder) if "counted" in note)
+    assert counted["values_read"] == 3

@@ -204,6 +204,51 @@ def test_a_validation_that_forgets_no_grad_is_an_evaluation(tmp_path):
     assert parts["evaluation"] > 2
 
 
+STAYS_IN_EVALUATION_MODE = """
+import torch
+model, criterion = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)), torch.nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(1280, 256)), batch_size=64)
+model.train()
+for epoch in range(3):
+    for (x,) in data:
+        loss = criterion(model(x), x)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(x[:1])
+"""
+
+
+def test_a_training_that_stays_in_evaluation_mode_trains(tmp_path):
+    """As of a U-Net whose validation leaves it so: the loss, a module in training mode, tells nothing."""
+    _, recording = run(tmp_path, STAYS_IN_EVALUATION_MODE)
+    parts = recording.ranks[0].parts_ms
+    assert parts["evaluation"] < parts["forward"]
+
+
+STARTS_WORKERS = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.rand(640, 64))
+training = torch.utils.data.DataLoader(data, batch_size=64, num_workers=2)
+for epoch in range(4):
+    model.train()
+    for (x,) in training:
+        model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+"""
+
+
+def test_workers_that_start_after_an_evaluation_are_no_part_of_it(tmp_path):
+    _, recording = run(tmp_path, STARTS_WORKERS)
+    parts = recording.ranks[0].parts_ms
+    assert parts["loader_start"] > parts["evaluation"]
+
+
 EVALUATES_A_PART = """
 import torch
 class Inner(torch.nn.Sequential):

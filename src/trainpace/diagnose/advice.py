@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
 from trainpace.diagnose.dropout_advice import dropout_by_bytes
+from trainpace.diagnose.launch_advice import fewer_launches, larger_batch
 from trainpace.diagnose.padding_advice import less_padding
 from trainpace.diagnose.shares import Split, part_ms, proof
-from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time, together
+from trainpace.diagnose.single_samples import together
 from trainpace.diagnose.thread_advice import fewer_threads
 from trainpace.loader import LoaderCost, step_ms
 from trainpace.units import format_number
@@ -30,14 +31,11 @@ LEAST_CORES = 0.2
 LESS_OFTEN = 10
 ONCE_AN_EPOCH = 1.5
 """Fewer times an epoch than this is once."""
-LEAST_LAUNCH = 0.1
 WORKER_START_MS, SHORT_EPOCH = 50.0, 10
 """From a loader's iter() to the first sample in a worker, for each of them, and how many times as long an epoch is at least where
 that can be left out. Judgements: ten workers took 200 ms to start beside PointNet, one took longer beside a graph network."""
-ONE_LINE = 0.3
-"""Of the script's own code, what is seen at one line, from which on that line is worth a word."""
-LOOPED = 0.5
-"""A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
+ONE_LINE, MOST_LINES = 0.2, 2
+"""Of the script's own code, what is seen at one line, from which on that line is worth a word; and of how many lines."""
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
@@ -201,99 +199,6 @@ def _transfers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """Fewer operators, or the same for more samples at once, with the batch as it is; `_larger_batch` has the rest."""
-    launch, rank = split.by_cause["launch"], ranks[0]
-    if not _launches_much(split):
-        return
-    if _loops_over_samples(rank, split):
-        samples = rank.samples_per_step / batches_per_step(rank)
-        yield Advice(
-            cause="launch", title="compute all samples of a batch at once",
-            how=f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something loops over samples. Batched"
-            " operators (or torch.vmap, torch.compile) launch one where there are many now.",
-            saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
-            basis="forward and backward without their large operators", settings={"batched": "yes"},
-        )  # fmt: skip
-    elif one_at_a_time(rank):  # which is worth more together
-        return
-    elif not _makes_batches(rank):
-        yield Advice(
-            cause="launch", title="torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile",
-            how=f"{_small_operators(rank)}: {_compiled(rank)} fewer."
-            " No DataLoader was seen, so that nothing is said about batches.",
-            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
-            settings={"compile": "yes"},
-        )  # fmt: skip
-    elif (micro := round(batches_per_step(rank))) > 1:
-        yield Advice(
-            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro} micro-batches",
-            how=f"{_small_operators(rank)}: where memory holds the {micro} micro-batches of a step as one, they are launched"
-            " once. The update is the same, unless samples of a batch depend on each other: batch normalisation, contrastive"
-            " losses, a mean over tokens of which micro-batches have different numbers.",
-            saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
-            basis="the line through steps with a full batch and with two samples",
-            settings={"accumulation": 1},
-        )  # fmt: skip
-
-
-def _launches_much(split: Split) -> bool:
-    return split.by_cause["launch"] >= LEAST_LAUNCH * math.fsum(split.by_cause.values())
-
-
-def _loops_over_samples(rank: Rank, split: Split) -> bool:
-    """Whether what launches is a loop over the samples of a batch, which a larger batch makes longer."""
-    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators and rank.samples_per_step > batches_per_step(rank)
-    return loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * split.by_cause["launch"]
-
-
-def _makes_batches(rank: Rank) -> bool:
-    return rank.loader is not None or rank.samples_per_step > 0
-
-
-def _small_operators(rank: Rank) -> str:
-    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
-    small = (
-        "too small to fill the device"
-        if rank.accelerator
-        else "so small that calling them takes longer than computing them"
-    )
-    return f"{count}, most {small}"
-
-
-def _compiled(rank: Rank) -> str:
-    return "torch.compile or CUDA graphs launch" if rank.accelerator else "torch.compile launches"
-
-
-def _larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """The same samples in fewer steps: per step of today's size, what does not grow with the batch is shared. Where launching is
-    much of that, all of it; else the optimizer alone, as fast as it can be."""
-    rank, updates = ranks[0], split.by_cause["optimizer"]
-    step = math.fsum(split.by_cause.values())
-    if not _makes_batches(rank) or round(batches_per_step(rank)) > 1 or _loops_over_samples(rank, split):
-        return
-    if one_at_a_time(rank):
-        return
-    if _launches_much(split):
-        cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
-        what, instead = _small_operators(rank), f" With the batch as it is, {_compiled(rank)} fewer operators."
-        basis = "the line through steps with a full batch and with two samples"
-    else:
-        now = rank.optimizer_variants_ms.get("as it is", 0.0)
-        fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
-        cause, shared = "optimizer", updates * fastest if rank.samples_per_step else 0.0
-        what, instead = "The optimizer updates all parameters once a batch, of whatever size", ""
-        basis = "the time of its fastest implementation"
-    if shared >= LEAST_LAUNCH * step:
-        yield Advice(
-            cause=cause, title=f"a batch {LARGER_BATCH} times as large",
-            how=f"{what}: larger batches share that among more samples (mind the learning rate). The saving is that of as many"
-            f" samples in fewer steps.{instead}",
-            saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared, basis=f"{basis}; a step's worth of samples",
-            settings={"batch_factor": LARGER_BATCH},
-        )  # fmt: skip
-
-
 def _optimizer(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, spent = ranks[0], split.by_cause["optimizer"]
     variants = dict(rank.optimizer_variants_ms)
@@ -385,23 +290,22 @@ def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """For the one line that most of the script's own time is seen at, unless it calls what trains: all parts are seen at that."""
+    """For the lines that most of the script's own time is seen at, unless it calls what trains: all parts are seen at that."""
     rank, spent = ranks[0], split.by_cause["own_code"]
     whole = {line.line for line in rank.lines if line.part in ("forward", "backward", "optimizer")}
     lines = [line for line in rank.lines if line.part == "other" and line.line not in whole]
-    line = max(lines, key=lambda line: line.share, default=None)
-    if line is None or line.share < ONE_LINE:
-        return
-    place, calls = os.path.basename(line.line), f", in {line.called}" if line.called else ""
-    yield Advice(
-        cause="own_code", title=f"less of {place}",
-        how=f"{line.share:.0%} of the script's own code between loading, model and optimizer was seen at {line.line}{calls}. If"
-        " it can be done less often, in a thread or process beside the training, or once before it, a step waits for it less.",
-        saves_ms=spent * line.share, ceiling_ms=spent * line.share, basis="the share of samples of the stack at that line",
-    )  # fmt: skip
+    for line in sorted((line for line in lines if line.share >= ONE_LINE), key=lambda line: -line.share)[:MOST_LINES]:
+        place, calls = os.path.basename(line.line), f", in {line.called}" if line.called else ""
+        yield Advice(
+            cause="own_code", title=f"less of {place}",
+            how=f"{line.share:.0%} of the script's own code between loading, model and optimizer was seen at {line.line}{calls}."
+            " If it can be done less often, in a thread or process beside the training, or once before it, a step waits less for"
+            " it.",
+            saves_ms=spent * line.share, ceiling_ms=spent * line.share, basis="the share of samples of the stack at that line",
+        )  # fmt: skip
 
 
 ADVISORS = (
-    _workers, _worker_start, _transfers, _launching, together, _larger_batch, _optimizer, _exchange, _straggler, _less_often,
+    _workers, _worker_start, _transfers, fewer_launches, together, larger_batch, _optimizer, _exchange, _straggler, _less_often,
     _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding, dropout_by_bytes,
 )  # fmt: skip

@@ -65,8 +65,10 @@ class Diagnosis(Record):
     together: Together | None = None
 
     def seconds_an_epoch(self, ms: float) -> float | None:
-        """Milliseconds per step as seconds per epoch; None where the epoch's length is unknown."""
-        return None if self.steps_per_epoch is None else ms * self.steps_per_epoch / 1000
+        """Milliseconds per step as seconds per epoch; None where the epoch's length is unknown, or the job is shorter."""
+        if self.steps_per_epoch is None or self.steps_per_epoch > (self.job_steps or math.inf):
+            return None
+        return ms * self.steps_per_epoch / 1000
 
     def seconds_a_job(self, ms: float) -> float | None:
         """Milliseconds per step as seconds of the whole training; None where its length is unknown."""

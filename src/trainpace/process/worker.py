@@ -112,9 +112,14 @@ def place_in_code(error: BaseException) -> str:
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
         if not any(part in file for part in _NOT_THE_USERS):
-            place = f"{Path(file).name} line {trace_back.tb_lineno}"
+            place = f"{_short(file)} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
     return place
+
+
+def _short(file: str) -> str:
+    """A file's name; of an installed package, the path that tells which."""
+    return file.rpartition(f"{os.sep}site-packages{os.sep}")[2] if "site-packages" in file else os.path.basename(file)
 
 
 def explain(error: BaseException, who: str = "the model's code") -> str:

@@ -55,7 +55,8 @@ class Rank(Record):
 
     Where operators were counted, those that gradients flow through count as forward also outside of any module.
 
-    `few_operators`: the operators of a step with two samples; 0 where that was not tried.
+    `few_operators`: the operators of a step with two samples; 0 where that was not tried. `values_read`: numbers that a forward
+    pass takes out of tensors (.item(), if on a tensor).
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
     nobody looked. `device_copies_ms`: of that, when it only took copies from the host. `device_kernels_ms`: by kernel's name.
@@ -110,6 +111,7 @@ class Rank(Record):
     skips_sync: bool = False
     operators: int = 0
     few_operators: int = 0
+    values_read: int = 0
     large_operators_ms: float | None = None
     device_busy_ms: float | None = None
     device_copies_ms: float = 0.0
@@ -195,7 +197,8 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         lines=lines_of(notes), blocks=tuple(_blocks(steps, outside)),
-        operators=counted.typical("operators"), few_operators=few.typical("operators"), flops=counted.typical("flops"),
+        operators=counted.typical("operators"), few_operators=few.typical("operators"),
+        values_read=counted.typical("values_read"), flops=counted.typical("flops"),
         forward_flops=counted.typical("forward_flops"), product_flops=counted.typical("product_flops"),
         one_row_flops=counted.typical("one_row_flops"), products_ms=counted.typical("products_ns") / 1e6,
         large_operators_ms=_large_operators_ms(counted, outside, steady) if on_cpu and counted.by_step else None,

@@ -33,8 +33,8 @@ KEPT_OPERATORS = 12
 # ---- operators
 
 
-def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
-    """Count the operators of forward and backward; call the result at the step's end, which notes them under `name`.
+def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
+    """Count the operators of forward and backward; call the result at the step's end, which notes them under `note`.
 
     Does nothing for compiled models, which a dispatch mode would break. Times are the host's: where a device works
     asynchronously, all operators look short.
@@ -46,9 +46,9 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
     seen |= {"forward_flops": 0.0, "product_flops": 0.0, "one_row_flops": 0.0, "products_ns": 0}
-    seen |= {"outside_ns": 0.0, "large_outside_ns": 0.0}
+    seen |= {"large_outside_ns": 0.0, "values_read": 0}
     slow: Counter[tuple[str, str]] = Counter()
-    every_ns, outside_since = 0, 0
+    every_ns, outside = 0, _OutsideModules()
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,24 +56,24 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
             result = function(*args, **(kwargs or {}))
             ended = now_ns()
             took, computed = ended - start, time.thread_time_ns() - computed
-            nonlocal every_ns, outside_since
-            if outside_since:
-                seen["outside_ns"] += min(start - outside_since, LONGEST_GAP_NS)
-                outside_since = 0
-            if recorder.part == OTHER and str(function._overloadpacket) not in _NO_FORWARD and flows(args):
-                seen["outside_ns"] += took
-                outside_since = now_ns()
-            elif recorder.part not in (FORWARD, BACKWARD):
+            nonlocal every_ns
+            name, part = str(function._overloadpacket), recorder.part
+            seen["values_read"] += name == _READS and (
+                part == FORWARD or (part == OTHER and outside.is_followed_at(start))
+            )
+            is_models = part == OTHER and name not in _NO_FORWARD and flows(args)
+            outside.sees(start, ended, part == OTHER, is_models)
+            if part not in (FORWARD, BACKWARD) and not is_models:
                 return result
             if function.namespace in ("c10d", "_c10d_functional"):
                 return result
             seen["operators"] += not function.is_view
             every_ns += took
             if computed > LONGEST_LAUNCH_NS:
-                seen["large_outside_ns" if recorder.part == OTHER else "large_operators_ns"] += took
+                seen["large_outside_ns" if is_models else "large_operators_ns"] += took
                 # a backward pass is called at one line, whatever operator runs
-                line = "" if recorder.part == BACKWARD else line_of(sys._getframe())[0]
-                slow[str(function._overloadpacket), line] += took
+                line = "" if part == BACKWARD else line_of(sys._getframe())[0]
+                slow[name, line] += took
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
                 with contextlib.suppress(Exception):
@@ -82,7 +82,7 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
                     seen["flops"] += flops
                     rows = rows_of(function, args)
                     seen["products_ns"] += took if rows else 0
-                    if recorder.part != BACKWARD:
+                    if part != BACKWARD:
                         seen["forward_flops"] += flops
                         seen["product_flops"] += flops if rows else 0
                         seen["one_row_flops"] += flops if rows == 1 else 0
@@ -93,15 +93,42 @@ def count_one_step(recorder: Recorder, name: str = "counted") -> Any:
 
     def end() -> None:
         mode.__exit__(None, None, None)
-        recorder.trail.note({name: seen})
-        if name == "counted" and every_ns:
+        recorder.trail.note({note: seen | {"outside_ns": float(outside.ns)}})
+        if note == "counted" and every_ns:
             shares = [(each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)]
             recorder.trail.note({"slow_operators": shares})
 
     return end
 
 
-_NO_FORWARD = ("aten.detach", "aten._local_scalar_dense")
+class _OutsideModules:
+    """The time of operators outside of modules that gradients flow through, with what runs between two of them: calling the next
+    one, and operators on what gave them values, such as an index."""
+
+    def __init__(self) -> None:
+        self.ns = self._held_ns = self._since_ns = 0
+
+    def is_followed_at(self, start_ns: int) -> bool:
+        """Whether what starts then follows at once."""
+        return start_ns - self._since_ns < LONGEST_GAP_NS
+
+    def sees(self, start_ns: int, ended_ns: int, is_outside: bool, flows: bool) -> None:
+        """Take an operator into account. `flows`: whether it is one of them."""
+        follows = self.is_followed_at(start_ns)
+        self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0
+        if flows:
+            self.ns += self._held_ns + ended_ns - start_ns
+            self._held_ns, self._since_ns = 0, ended_ns
+        elif is_outside and follows:
+            self._held_ns += ended_ns - start_ns
+            self._since_ns = ended_ns
+        else:
+            self.ns += min(self._held_ns, LONGEST_GAP_NS)
+            self._held_ns = self._since_ns = 0
+
+
+_READS = "aten._local_scalar_dense"
+_NO_FORWARD = ("aten.detach", _READS)
 """Operators that read what a forward pass gave, such as a loss for the log."""
 
 

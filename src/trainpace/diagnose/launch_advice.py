@@ -1,0 +1,121 @@
+"""Fewer operators to launch, and more samples for each of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from trainpace.diagnose.changes import Advice
+from trainpace.diagnose.shares import Split
+from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time
+from trainpace.watch import Rank, batches_per_step
+
+LEAST_LAUNCH = 0.1
+LEAST_READ = 2
+"""Values that a forward pass may read, such as its loss, before it counts as one that torch.compile cannot take as a whole."""
+LOOPED = 0.5
+"""A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
+
+
+def fewer_launches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """Fewer operators, or the same for more samples at once, with the batch as it is; `larger_batch` has the rest."""
+    launch, rank = split.by_cause["launch"], ranks[0]
+    if not _launches_much(split):
+        return
+    if _loops_over_samples(rank, split):
+        samples = rank.samples_per_step / batches_per_step(rank)
+        yield Advice(
+            cause="launch", title="compute all samples of a batch at once",
+            how=f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something loops over samples. Batched"
+            " operators (or torch.vmap, torch.compile) launch one where there are many now.",
+            saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
+            basis="forward and backward without their large operators", settings={"batched": "yes"},
+        )  # fmt: skip
+    elif one_at_a_time(rank):  # which is worth more together
+        return
+    elif not _makes_batches(rank):
+        compiled = "torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile"
+        yield Advice(
+            cause="launch", title="operators on whole tensors in place of loops" if _reads_values(rank) else compiled,
+            how=f"{_small_operators(rank)}. {_compiled(rank)}."
+            " No DataLoader was seen, so that nothing is said about batches.",
+            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
+            settings={"compile": "yes"},
+        )  # fmt: skip
+    elif (micro := round(batches_per_step(rank))) > 1:
+        yield Advice(
+            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro} micro-batches",
+            how=f"{_small_operators(rank)}: where memory holds the {micro} micro-batches of a step as one, they are launched"
+            " once. The update is the same, unless samples of a batch depend on each other: batch normalisation, contrastive"
+            " losses, a mean over tokens of which micro-batches have different numbers.",
+            saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
+            basis="the line through steps with a full batch and with two samples",
+            settings={"accumulation": 1},
+        )  # fmt: skip
+
+
+def _launches_much(split: Split) -> bool:
+    return split.by_cause["launch"] >= LEAST_LAUNCH * math.fsum(split.by_cause.values())
+
+
+def _loops_over_samples(rank: Rank, split: Split) -> bool:
+    """Whether what launches is a loop over the samples of a batch, which a larger batch makes longer."""
+    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators and rank.samples_per_step > batches_per_step(rank)
+    return loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * split.by_cause["launch"]
+
+
+def _makes_batches(rank: Rank) -> bool:
+    return rank.loader is not None or rank.samples_per_step > 0
+
+
+def _small_operators(rank: Rank) -> str:
+    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
+    small = (
+        "too small to fill the device"
+        if rank.accelerator
+        else "so small that calling them takes longer than computing them"
+    )
+    return f"{count}, most {small}"
+
+
+def _reads_values(rank: Rank) -> bool:
+    """Whether a forward pass reads values at which torch.compile would break, beside a loss for the log."""
+    return rank.values_read > LEAST_READ * batches_per_step(rank)
+
+
+def _compiled(rank: Rank) -> str:
+    """What torch.compile does about small operators, as a sentence without its full stop."""
+    if _reads_values(rank):
+        return (
+            f"A step's forward pass reads {rank.values_read:,} values of tensors (.item(), if on a tensor), at each of which"
+            " torch.compile breaks off: it helps once they stay tensors (torch.where, indices that are tensors)"
+        )
+    return f"{'torch.compile or CUDA graphs launch' if rank.accelerator else 'torch.compile launches'} fewer operators"
+
+
+def larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    """The same samples in fewer steps: per step of today's size, what does not grow with the batch is shared. Where launching is
+    much of that, all of it; else the optimizer alone, as fast as it can be."""
+    rank, updates = ranks[0], split.by_cause["optimizer"]
+    step = math.fsum(split.by_cause.values())
+    if not _makes_batches(rank) or round(batches_per_step(rank)) > 1 or _loops_over_samples(rank, split):
+        return
+    if one_at_a_time(rank):
+        return
+    if _launches_much(split):
+        cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
+        what = _small_operators(rank)
+        instead = f" {_compiled(rank)}{'' if _reads_values(rank) else ', with the batch as it is'}."
+        basis = "the line through steps with a full batch and with two samples"
+    else:
+        now = rank.optimizer_variants_ms.get("as it is", 0.0)
+        fastest = min(rank.optimizer_variants_ms.values(), default=0.0) / now if now else 1.0
+        cause, shared = "optimizer", updates * fastest if rank.samples_per_step else 0.0
+        what, instead = "The optimizer updates all parameters once a batch, of whatever size", ""
+        basis = "the time of its fastest implementation"
+    if shared >= LEAST_LAUNCH * step:
+        yield Advice(
+            cause=cause, title=f"a batch {LARGER_BATCH} times as large",
+            how=f"{what}: larger batches share that among more samples (mind the learning rate). The saving is that of as many"
+            f" samples in fewer steps.{instead}",
+            saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared, basis=f"{basis}; a step's worth of samples",
+            settings={"batch_factor": LARGER_BATCH},
+        )  # fmt: skip
