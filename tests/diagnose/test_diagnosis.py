@@ -43,7 +43,7 @@ def test_waiting_samples_gain_by_more_workers_than_cores():
     blocks = [block("plain", data=60, forward=5), block("cached_batch", forward=5)] * 3
     r = rank(data=60, forward=5, blocks=blocks, loader=loader(workers=1), fetch=fetch(4, 0.1, in_workers=True), cpus=2)
     d = diagnose(recording(r))
-    assert saving(d, "instead of 1") > 55
+    assert max(a.saves_ms for a in d.advice if a.title.endswith("workers instead of 1") and a.title[0] != "n") > 55
 
 
 def test_it_says_no_where_workers_gain_nothing():
@@ -676,3 +676,46 @@ def test_two_lines_of_the_scripts_own_code_are_named():
     )
     d = diagnose(recording(rank(forward=10, other=90, lines=seen)))
     assert [a.title for a in d.advice] == ["less of ppo.py:3 act", "less of ppo.py:2 act"]
+
+
+def cached(plain, without, **more):
+    """A rank whose steps with a cached batch take less."""
+    blocks = [block("plain", **plain), block("cached_batch", **without)] * 3
+    return diagnose(recording(rank(**plain, blocks=blocks, **more)))
+
+
+def test_workers_that_cost_more_than_they_load_are_left_out():
+    """As of batches of four pictures: 2.6 ms with two workers, 1.4 with none."""
+    cheap = fetch(0.1, 0.1, in_workers=True)
+    few = {"samples": 4.0, "loader": loader(workers=2, batch_size=4), "fetch": cheap, "cpus": 2}
+    d = cached({"data": 1.0, "forward": 1.5}, {"forward": 1.0}, **few)
+    assert saving(d, "no loader workers instead of 2") == pytest.approx(2.5 - 1.4, abs=0.2)
+    dear = few | {"fetch": fetch(0.6, 0.6, in_workers=True)}
+    assert (
+        saving(cached({"data": 1.0, "forward": 1.5}, {"forward": 1.0}, **dear), "no loader workers instead of 2") == 0
+    )
+    untried = diagnose(recording(rank(forward=1, **few)))
+    assert not any("no loader workers" in a.title for a in (*untried.advice, *untried.not_worth))
+
+
+def test_rows_in_memory_are_taken_by_one_index_and_not_prepared():
+    """As of ratings in three tensors, where shards are slower."""
+    rows = {
+        "samples": 1024.0,
+        "loader": loader(batch_size=1024, one_by_one=True),
+        "fetch": fetch(0.003, 0.003, collate=5.0),
+    }
+    d = cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **rows)
+    assert saving(d, "a whole batch with one index") == pytest.approx(8)
+    assert not any("offline" in a.title for a in (*d.advice, *d.not_worth))
+    own = rows | {"loader": loader(batch_size=1024)}
+    assert not any(
+        "one index" in a.title for a in cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **own).advice
+    )
+
+
+def test_no_worker_helps_where_threads_wait_for_cores():
+    blocks = [block("plain", data=16, forward=30), block("fewer_threads", data=16, forward=10)] * 3
+    r = rank(data=16, forward=30, blocks=blocks, loader=loader(), fetch=fetch(), fewer_threads=1, threads=2)
+    d = diagnose(recording(r))
+    assert not any("worker" in a.title for a in (*d.advice, *d.not_worth))

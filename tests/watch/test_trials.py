@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trainpace.watch.inside import left_out, together
 from trainpace.watch.inside import trials as module
 from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.left_out import collective
@@ -139,7 +140,8 @@ def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
 def test_all_ranks_do_as_the_first(trials, monkeypatch):
     store = torch.distributed.HashStore()
     rank = SimpleNamespace(now=0)
-    monkeypatch.setattr(module, "is_distributed", lambda: True)
+    monkeypatch.setattr(together, "process_group", lambda: torch.distributed)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank.now)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
     second = Trials(trials.recorder, SETTINGS)
@@ -223,3 +225,33 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
     assert t.rounds_made >= 1
     assert took_s <= 4 + 100 + 2  # the step before the budget begins, and half of one beyond it
     assert {PLAIN, CACHED_BATCH} <= set(counted)
+
+
+def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
+    written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
+    recorder = SimpleNamespace(trials=trials, earlier=None, trail=TrailWriter(str(tmp_path / "a.trail"), {}))
+    left_out.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
+    assert not (tmp_path / "best.pt").exists()
+    assert left_out.loads(recorder, torch.load)(written) == {"weight": 1}
+    torch.save({"weight": 2}, tmp_path / "pretrained.pt")
+    assert left_out.loads(recorder, torch.load)(tmp_path / "pretrained.pt") == {"weight": 2}
+
+
+@pytest.mark.parametrize("under_trials", [True, False])
+def test_a_schedule_of_so_many_steps_bears_more_of_them_under_trials_alone(under_trials):
+    class Schedule(torch.optim.lr_scheduler.OneCycleLR):
+        pass
+
+    recorder = SimpleNamespace(trials=object() if under_trials else None)
+    left_out.steps_beyond(Schedule, recorder)
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+    schedule = Schedule(optimizer, 0.1, total_steps=10)
+    for _ in range(10):
+        optimizer.step()
+        schedule.step()
+    if under_trials:
+        schedule.step()
+        assert schedule.last_epoch == 10
+    else:
+        with pytest.raises(ValueError, match="total steps is 10"):
+            schedule.step()

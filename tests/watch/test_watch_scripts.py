@@ -249,6 +249,84 @@ def test_workers_that_start_after_an_evaluation_are_no_part_of_it(tmp_path):
     assert parts["loader_start"] > parts["evaluation"]
 
 
+SAMPLES_FROM_A_COPY = """
+import copy, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+average = copy.deepcopy(model).eval()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(640, 64)), batch_size=64)
+for epoch in range(4):
+    for (x,) in data:
+        with torch.no_grad():
+            average(x[:2])  # within a step, as a teacher's: no evaluation
+        model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    with torch.no_grad():
+        for _ in range(100):
+            x = average(torch.rand(256, 64))
+"""
+
+
+def test_samples_from_a_moving_average_are_an_evaluation(tmp_path):
+    """As of diffusion models, which draw pictures with a copy of the model after each epoch."""
+    _, recording = run(tmp_path, SAMPLES_FROM_A_COPY)
+    (rank,) = recording.ranks
+    assert rank.parts_ms["evaluation"] > rank.parts_ms["other"]
+    assert rank.occasions["evaluation"] == pytest.approx(1 / 10, abs=0.05)
+
+
+TRAINS_IN_A_CLOSURE = """
+import time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(30):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        time.sleep(0.005)
+        return loss
+    optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+"""
+
+
+def test_what_a_closure_does_is_no_work_of_the_optimizer(tmp_path):
+    """As of Lightning, which trains in one."""
+    _, recording = run(tmp_path, TRAINS_IN_A_CLOSURE)
+    parts = recording.ranks[0].parts_ms
+    assert parts["other"] > 4.5 > parts["optimizer"]
+    assert parts["backward"] > 0
+
+
+IMPORTS_IN_WORKERS = """
+import time, torch
+class Data(torch.utils.data.Dataset):
+    opened = False
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        if not self.opened:
+            time.sleep(0.2)
+            self.opened = True
+        return torch.ones(8)
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1)
+    for epoch in range(4):
+        for x in loader:
+            model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_what_the_first_sample_of_each_worker_takes_longer_is_the_start_of_workers(tmp_path):
+    """As of 20 workers which import librosa anew in each epoch, where samples take 0.4 ms."""
+    _, recording = run(tmp_path, IMPORTS_IN_WORKERS)
+    (rank,) = recording.ranks
+    assert rank.parts_ms["loader_start"] > 200 / 16 * 0.7
+    assert rank.parts_ms["data"] < 5
+    assert rank.fetch.sample_wall_ms < 5
+
+
 EVALUATES_A_PART = """
 import torch
 class Inner(torch.nn.Sequential):

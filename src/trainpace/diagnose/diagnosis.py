@@ -4,9 +4,10 @@ import math
 import os
 from collections.abc import Sequence
 
-from trainpace.diagnose.advice import WORTH, Advice, advise, crowding_cores
+from trainpace.diagnose.advice import WORTH, Advice, advise
 from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
+from trainpace.diagnose.loader_advice import crowding_cores
 from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
@@ -193,10 +194,14 @@ def _why(
     if verdict == "optimizer":  # the line of its step, which says nothing new
         return lines
     part = {"own_code": "other"}.get(verdict, verdict)
-    seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
+    seen = [line for line in first.lines if line.part == part and line.share >= 0.1 and _WAITS not in line.called][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
     named = [f"{line.share:.0%} of this time was spent at" for line in seen]
     return lines + [f"{name} {place}." for name, place in zip(named, places, strict=True)]
+
+
+_WAITS = "torch.utils.data.dataloader"
+"""What a line calls that waits for a batch, which says nothing new of waiting for data."""
 
 
 def slow_operators_in_words(rank: Rank) -> str:

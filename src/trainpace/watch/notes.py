@@ -58,7 +58,8 @@ def inputs_of(notes: Notes) -> dict[int, int]:
 
 
 class Loader(Record):
-    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length."""
+    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length. `one_by_one`: samples are
+    asked for one by one, and joined as torch joins them."""
 
     dataset: str
     samples_in_dataset: int | None
@@ -68,6 +69,7 @@ class Loader(Record):
     prefetch_factor: int | None
     pin_memory: bool
     persistent_workers: bool
+    one_by_one: bool = False
 
 
 def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
@@ -77,7 +79,7 @@ def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
         return None
     loaders = [found for found in loaders if found["loader"] in feeds] or loaders
     fits = next((found for found in loaders if found["batch_size"] in taken), loaders[0])
-    return Loader(**{name: fits[name] for name in Loader.__struct_fields__})
+    return Loader(**{name: fits[name] for name in Loader.__struct_fields__ if name in fits})
 
 
 class Line(Record):

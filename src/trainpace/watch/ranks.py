@@ -157,10 +157,13 @@ class Rank(Record):
 
 def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
-    in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
+    by_worker = [list(fetches_of(path)) for path, _ in workers]
+    in_workers = [fetch for fetches in by_worker for fetch in fetches]
+    usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
     notes = Notes(records)
     starts = {s.number for s in steps if s.parts_ns[_START]}
-    first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"))
+    usual_ns = median([f.end_ns - f.start_ns for f in usual]) if usual else 0
+    first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"), usual_ns)
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
     noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
@@ -184,7 +187,6 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     parts |= {"loader_start": parts["loader_start"] - first_ms, "data": parts["data"] + first_ms}
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
-    fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
     if "stated" in noted:
         noted["stated"] = msgspec.convert(noted["stated"], StatedLength)
     noted["slow_operators"] = tuple(map(tuple, noted.get("slow_operators", ())))
@@ -195,7 +197,7 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
         steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
         step_ms_low=min(step_ms, max(min(map(ms, steady)), step_ms - half)), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
-        loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
+        loader=loader, fetch=_fetch_cost(usual, bool(in_workers)),
         lines=lines_of(notes), blocks=tuple(_blocks(steps, outside)),
         operators=counted.typical("operators"), few_operators=few.typical("operators"),
         values_read=counted.typical("values_read"), flops=counted.typical("flops"),
@@ -294,16 +296,24 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
     return middle, min(low, middle), max(high, middle)
 
 
-def _first_fetches_ns(steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int]) -> dict[int, int]:
-    """Of a loader's start, the time in which a worker made the first batch, by the step's number. `waits_ns`: how long the first
-    batch was waited for, by the number of the step before."""
+def _usual(by_process: Sequence[Sequence[Fetch]]) -> list[Fetch]:
+    """The fetches without the first one of each process, which opens files and imports; all where few others are left."""
+    later = [fetch for fetches in by_process for fetch in fetches[1:]]
+    return later if len(later) >= 4 else [fetch for fetches in by_process for fetch in fetches]
+
+
+def _first_fetches_ns(
+    steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int], usual_ns: float
+) -> dict[int, int]:
+    """Of a loader's start, the time that a worker usually takes for a batch, by the step's number: what the first batch takes
+    longer is of a new process. `waits_ns`: how long the first batch was waited for, by the number of the step before."""
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
     found = {}
     for step in steps:
         if wait_ns := min(step.parts_ns[_START], waits_ns.get(step.number - 1, 0)):
             at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
             # the longest: those before it may be an evaluation's
-            found[step.number] = min(wait_ns, max((took for _, took in begun[at:end]), default=0))
+            found[step.number] = round(min(wait_ns, usual_ns, max((took for _, took in begun[at:end]), default=0)))
     return found
 
 
@@ -331,7 +341,6 @@ def _blocks(steps: Sequence[Step], outside: float) -> Iterable[Block]:
 
 
 def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
-    fetches = fetches[1:] if len(fetches) > 4 else fetches  # the first opens files and imports
     samples = sum(f.samples for f in fetches)
     if not samples:
         return None

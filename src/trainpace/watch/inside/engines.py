@@ -215,6 +215,7 @@ def _functions(part: int, *names: str, of: str | None = None) -> Callable[[Modul
 
 
 HOOKS: dict[str, Callable[..., None]] = {
+    "torch.optim.lr_scheduler": lambda module, recorder: left_out.steps_beyond(module.OneCycleLR, recorder),
     "torch.utils.data.dataloader": loaders.loader,
     "torch.utils.data._utils.fetch": loaders.fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": loaders.stateful_loader,

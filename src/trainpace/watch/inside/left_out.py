@@ -100,6 +100,32 @@ def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
     return hook
 
 
+def loads(recorder: Recorder, load: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.load, which under trials reads what the script has written there beside its place, as its best checkpoint."""
+
+    @functools.wraps(load)
+    def maybe(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.trials is not None and isinstance(f, str | os.PathLike):
+            beside = os.path.abspath(os.fspath(f)) + OF_TRIAL
+            f = beside if beside in recorder.trials.checkpoints else f
+        return load(f, *args, **kwargs)
+
+    return maybe
+
+
+def steps_beyond(scheduler: Any, recorder: Recorder) -> None:
+    """Under trials, let OneCycleLR stay where it ends: repeated batches make more steps than the script has planned, and it
+    refuses any beyond these."""
+    plain = scheduler.step
+
+    @functools.wraps(plain)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_over = recorder.trials is not None and self.last_epoch >= self.total_steps
+        return None if is_over else plain(self, *args, **kwargs)
+
+    scheduler.step = step
+
+
 def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
     """Under trials, write a checkpoint beside its place, the argument `file`, so that the user's own stays. It is kept until the
     end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it. Of a script that is

@@ -105,8 +105,13 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
         "samples_in_dataset": batches.length_of(loader.dataset), "batches": per_epoch,
         "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
-        "persistent_workers": bool(loader.persistent_workers),
+        "persistent_workers": bool(loader.persistent_workers), "one_by_one": _asks_one_by_one(loader),
     })  # fmt: skip
+
+
+def _asks_one_by_one(loader: Any) -> bool:
+    whole = sys.modules["torch.utils.data"].default_collate
+    return loader.collate_fn is whole and not hasattr(loader.dataset, "__getitems__")
 
 
 def fetchers(module: Any, recorder: Recorder) -> None:

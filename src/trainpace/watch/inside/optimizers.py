@@ -8,7 +8,7 @@ from typing import Any
 
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP
 from trainpace.watch.inside.recorder import Recorder, get_ident
-from trainpace.watch.inside.trail import OPTIMIZER
+from trainpace.watch.inside.trail import OPTIMIZER, OTHER
 
 ANOTHER_STAGE = 20
 """Steps of an optimizer without one of the first. A judgement, nothing measured: more than critics make for a generator in most
@@ -30,7 +30,18 @@ class Optimizers:
         self.were_first: dict[int, weakref.ref[Any]] = {}
         """Optimizers that ended steps, by their ids: one that does so again begins no other training."""
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Returns the arguments of `step` with a closure that is none of the optimizer's own time, as where Lightning trains in
+        it; None where there is no closure."""
+        self.begins(optimizer)
+        if len(args) == 1 and not kwargs:
+            return None
+        given = [self.recorder.wraps(one, OTHER, "closure") if callable(one) else one for one in args[1:]]
+        named = {k: self.recorder.wraps(v, OTHER, "closure") if callable(v) else v for k, v in kwargs.items()}
+        return (*args[:1], *given), named
+
+    def begins(self, optimizer: Any) -> None:
+        """Begin to charge a step of this optimizer."""
         recorder = self.recorder
         if get_ident() != recorder.thread:
             if recorder.begins_again is not None:

@@ -55,6 +55,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
+    torch.load = torch.serialization.load = left_out.loads(recorder, torch.load)
     _outputs(recorder)
 
     def once(step: Step) -> None:
@@ -92,7 +93,9 @@ class _Calls:
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
-        """Modules inside of those that train. One that is called alone and without gradients may be evaluated, or not."""
+        self.kinds: set[type] = set()
+        """Modules inside of those that train, and the classes of these: a module inside, or a copy such as a moving average,
+        may be evaluated where it is called without gradients, or help to train."""
         self.usual: set[int] = set()
         """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
@@ -161,6 +164,8 @@ class _Calls:
                     self.padding.sees(kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
+                    if next(model.parameters(), None) is not None:
+                        self.kinds.add(type(model))
                     self.parts.update(map(id, model.modules()))
                     with contextlib.suppress(Exception):
                         _note_model(recorder, module, model)
@@ -176,7 +181,7 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
-        elif id(core(module)) in self.parts:
+        elif id(core(module)) in self.parts or type(core(module)) in self.kinds:
             recorder.begins_undecided(with_gradients=False)
         return False
 
