@@ -9,8 +9,9 @@ from trainpace.diagnose.single_samples import LARGER_BATCH, one_at_a_time
 from trainpace.watch import Rank, batches_per_step
 
 LEAST_LAUNCH = 0.1
-LEAST_READ = 2
-"""Values that a forward pass may read, such as its loss, before it counts as one that torch.compile cannot take as a whole."""
+LEAST_READ = 8
+"""Values that a step may read, such as its loss and other figures for the log, before its forward pass counts as one that
+torch.compile cannot take as a whole. A judgement."""
 LOOPED = 0.5
 """A script that loops over the samples of a batch launches at least this share of its operators for those beyond two of them."""
 

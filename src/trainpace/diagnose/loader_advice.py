@@ -133,7 +133,9 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     slowed = _slowed_by_workers(ranks, split)
     dataset = rank.loader.dataset.rpartition(".")[2]
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
-    if batch <= max(LEAST_BATCH_MS, 0.05 * compute) or batch <= READ_BACK_MS * cost.batch_size:
+    # torch joins rows of shards no faster than any others
+    cheap = cost.sample_wall_ms <= READ_BACK_MS and (rank.loader.one_by_one or not _joins_longer(cost))
+    if batch <= max(LEAST_BATCH_MS, 0.05 * compute) or cheap:
         return
     yield Advice(
         cause="data", title="prepare samples once, offline",

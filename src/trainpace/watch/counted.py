@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from trainpace.medians import median
 from trainpace.watch.inside.trail import PARTS, Step
 
 ALIKE = 1.05
@@ -47,9 +48,9 @@ class Counted(NamedTuple):
         outside of any module: what remains without the rest of a counted step's own code, which counting does not lengthen."""
         own = {s.number: s.parts_ns[_OTHER] for s in self.steps}
         among = [(c.get("outside_ns", 0), own[n]) for n, c in self.by_step.items() if own.get(n)]
-        usual = fmean(s.parts_ns[_OTHER] for s in steady) if steady else 0.0
-        if not among or not usual:
+        every = [s.parts_ns[_OTHER] for s in steady]
+        if not among or not any(every):
             return 0.0
-        outside = fmean(ns for ns, _ in among)
-        rest = fmean(whole for _, whole in among) - outside
-        return min(outside, max(0.0, usual - max(0.0, rest))) / usual
+        outside, rest = median([ns for ns, _ in among]), median([whole - ns for ns, whole in among])
+        # the middle step, as those that were counted are: one in sixteen may hold a whole rollout
+        return min(outside, max(0.0, median(every) - max(0.0, rest))) / fmean(every)

@@ -16,6 +16,8 @@ LOOKS_FOR_LOOP = 20
 OFTEN_LOOKS, SELDOM = 200, 5
 """After so many looks without trials, they come so many times as seldom: what takes long was seen by then."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_WRAPPERS = ("torch._compile", "sklearn.utils._param_validation", "contextlib")
+"""Modules whose functions call others that were named: nobody calls these."""
 _TORCH = f"{os.sep}torch{os.sep}"
 """In the names of files of torch itself, whose functions have no training's loop."""
 
@@ -109,6 +111,7 @@ def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:
         if not name.startswith(_OURS):
             if at.f_code is loop or not is_installed(name):
                 return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
-            below = f"{at.f_globals.get('__name__', '')}.{at.f_code.co_name}"
+            module = at.f_globals.get("__name__", "")
+            below = below if module in _WRAPPERS else f"{module}.{at.f_code.co_name}"
         at = at.f_back
     return "", below
