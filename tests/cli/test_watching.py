@@ -27,6 +27,7 @@ def train(tmp_path, monkeypatch):
 
 
 def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
+    train = script(tmp_path, sleep_s=0.004, epochs=40)  # epochs that are long beside the start of workers
     options = ("--rounds", "2", "--block", "4", "--warm-up", "6", "--epochs", "40")
     wide = {"env": os.environ | {"COLUMNS": "100"}}
     done = trainpace("diagnose", *options, "--", sys.executable, train, **wide)
