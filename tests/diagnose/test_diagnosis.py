@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.diagnose import diagnose, split
+from trainpace.diagnose.dropout_advice import CODE
 from trainpace.errors import TrainpaceError
 from trainpace.watch import PARTS, Line, StatedLength
 
@@ -43,7 +44,7 @@ def test_waiting_samples_gain_by_more_workers_than_cores():
     blocks = [block("plain", data=60, forward=5), block("cached_batch", forward=5)] * 3
     r = rank(data=60, forward=5, blocks=blocks, loader=loader(workers=1), fetch=fetch(4, 0.1, in_workers=True), cpus=2)
     d = diagnose(recording(r))
-    assert max(a.saves_ms for a in d.advice if a.title.endswith("workers instead of 1") and a.title[0] != "n") > 55
+    assert max(a.saves_ms for a in d.advice if a.settings.get("num_workers", 0) > 1) > 55
 
 
 def test_it_says_no_where_workers_gain_nothing():
@@ -635,6 +636,16 @@ def test_random_numbers_of_dropout_are_an_eighth_where_each_element_takes_a_byte
     on_a_device = replace(r, accelerator="cuda")
     for other in (few, on_a_device):
         assert not any("dropout" in a.title for a in diagnose(recording(other)).advice)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.2, 0.5, 0.95])
+def test_the_code_that_is_advised_for_dropout_drops_as_often_and_keeps_the_mean(p):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    known = {"torch": torch, "p": p, "x": torch.ones(400, 501).t()}
+    exec(CODE, known)
+    assert (known["x"] == 0).float().mean().item() == pytest.approx(p, abs=0.01)
+    assert known["x"].mean().item() == pytest.approx(1, abs=0.05)
 
 
 def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():

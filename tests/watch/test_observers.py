@@ -162,17 +162,19 @@ def test_what_runs_between_two_operators_outside_of_modules_is_theirs(tmp_path):
         (1_015_000, 1_018_000, False),
         (1_020_000, 1_030_000, True),
     ):
-        outside.sees(start, ended, True, flows)
+        outside.sees(start, ended, True, flows, False)
     assert outside.ns == 30_000
-    outside.sees(1_035_000, 1_040_000, True, False)
-    outside.sees(9_000_000, 9_500_000, True, False)
+    outside.sees(1_035_000, 1_040_000, True, False, True)
+    outside.sees(9_000_000, 9_500_000, True, False, False)
     assert outside.ns <= 30_000 + observers.LONGEST_GAP_NS
     end = observers.count_one_step(recorder)
     y = x * 2
     for _ in range(3):
         y = y * y.max().item()
+    z = y.sum()
+    [z.item() for _ in range(20)]
     recorder.part = BACKWARD
-    y.sum().backward()
+    z.backward()
     recorder.part = OTHER
     float(y.detach().sum())
     end()

@@ -1,6 +1,7 @@
 """The programme of interventions: what each gives the script, and that ranks agree."""
 
 import json
+import os
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from trainpace.watch.inside import trials as module
 from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.left_out import collective
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
+from trainpace.watch.inside.trail import OF_TRIAL, PARTS, Step, TrailWriter
 from trainpace.watch.inside.trials import CACHED_BATCH, FEW_SAMPLES, NO_SYNC, PLAIN, SETTLING, Trials, batch
 
 SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
@@ -230,11 +231,15 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
 def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
     written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
     recorder = SimpleNamespace(trials=trials, earlier=None, trail=TrailWriter(str(tmp_path / "a.trail"), {}))
+    torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
+    os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))
+    load = left_out.loads(torch.load)
     left_out.checkpoints(recorder, torch.save, "f")({"weight": 1}, written)
     assert not (tmp_path / "best.pt").exists()
-    assert left_out.loads(recorder, torch.load)(written) == {"weight": 1}
-    torch.save({"weight": 2}, tmp_path / "pretrained.pt")
-    assert left_out.loads(recorder, torch.load)(tmp_path / "pretrained.pt") == {"weight": 2}
+    assert load(written) == load(f=written) == {"weight": 1}  # whichever rank has saved it
+    for name in ("pretrained.pt", "older.pt"):
+        torch.save({"weight": 2}, tmp_path / name)
+        assert load(tmp_path / name) == {"weight": 2}
 
 
 @pytest.mark.parametrize("under_trials", [True, False])

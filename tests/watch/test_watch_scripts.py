@@ -251,7 +251,9 @@ def test_workers_that_start_after_an_evaluation_are_no_part_of_it(tmp_path):
 
 SAMPLES_FROM_A_COPY = """
 import copy, torch
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+class Net(torch.nn.Sequential):
+    pass
+model = Net(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 average = copy.deepcopy(model).eval()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(640, 64)), batch_size=64)
@@ -295,6 +297,48 @@ def test_what_a_closure_does_is_no_work_of_the_optimizer(tmp_path):
     parts = recording.ranks[0].parts_ms
     assert parts["other"] > 4.5 > parts["optimizer"]
     assert parts["backward"] > 0
+
+
+STEPS_WITH_ITS_MODEL = """
+import torch
+class OfAModel(torch.optim.SGD):
+    def step(self, model, closure=None):
+        assert list(model.parameters())
+        return super().step(closure)
+model = torch.nn.Linear(4, 4)
+optimizer = OfAModel(model.parameters(), 0.01)
+for step in range(10):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step(model) if step % 2 else optimizer.step(model=model)
+"""
+
+
+def test_what_an_optimizer_of_its_own_kind_is_given_stays_as_it_is(tmp_path):
+    code, recording = run(tmp_path, STEPS_WITH_ITS_MODEL)
+    assert code == 0
+    assert recording.ranks[0].steps + recording.ranks[0].warm_up == 10
+
+
+EVALUATES_BEFORE_FUNCTIONS = """
+import torch
+weight = torch.zeros(256, 256, requires_grad=True)
+net, criterion = torch.nn.Linear(256, 256), torch.nn.MSELoss()
+optimizer = torch.optim.SGD([weight, *net.parameters()], 0.01)
+x = torch.rand(256, 256)
+for epoch in range(20):
+    loss = criterion(torch.tanh(x @ weight), x) + (net(x).square().mean() if epoch < 2 else 0)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net(x[:1])
+    net.train()
+"""
+
+
+def test_a_training_of_functions_goes_on_after_an_evaluation(tmp_path):
+    _, recording = run(tmp_path, EVALUATES_BEFORE_FUNCTIONS)
+    parts = recording.ranks[0].parts_ms
+    assert parts["evaluation"] < parts["forward"] + parts["other"]
 
 
 IMPORTS_IN_WORKERS = """

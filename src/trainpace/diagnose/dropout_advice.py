@@ -12,6 +12,13 @@ DRAWS = "aten.bernoulli_"
 LEAST_SHARE = 0.1
 """Of the time of a step's operators, from which on random numbers are worth a word. A judgement."""
 BYTES_A_NUMBER = 8
+CODE = (
+    "kept = min(255, round(256 * (1 - p)));"
+    " numbers = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None);"
+    " mask = numbers.view(torch.uint8)[:x.numel()].view(x.shape) < kept;"
+    " x = x * (mask.to(x.dtype) * (256 / kept))"
+)
+"""Dropout of `x` with the probability `p`."""
 
 
 def dropout_by_bytes(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -26,10 +33,8 @@ def dropout_by_bytes(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     spent = computing * share
     yield Advice(
         cause="compute", title="dropout masks from random bytes",
-        how=f"Random numbers for dropout take {format_number(spent)} ms of a step ({drawn[0][0]}): one thread draws 64 bits"
-        " for each element. Draw a byte for each instead:"
-        " numbers = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None);"
-        " mask = numbers.view(torch.uint8)[:x.numel()].view(x.shape) < round(256 * (1 - p)); x * mask / (1 - p)."
+        how=f"Random masks, such as dropout's, take {format_number(spent)} ms of a step ({drawn[0][0]}): one thread draws 64 bits"
+        f" for each element. Draw a byte for each instead, while training, with p in 256ths: {CODE}."
         " Attention that draws its own mask has to be written out for that (examples/characters/train.py has both).",
         saves_ms=spent * (1 - 1 / BYTES_A_NUMBER), ceiling_ms=spent, basis="an eighth as many random numbers",
         settings={"dropout": "bytes"}, at_most=True,

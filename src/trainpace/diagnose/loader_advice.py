@@ -116,8 +116,8 @@ def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     yield Advice(
         cause="data", title=f"no loader workers instead of {now}",
         how="DataLoader(num_workers=0): samples would take the training process"
-        f" {format_number(alone - computing)} ms a step. {now} worker{'s' if now > 1 else ''} cost a step {format_number(beside)}"
-        " ms, by being waited for, by starting anew in every epoch, and by computing on the same cores.",
+        f" {format_number(alone - computing)} ms a step, as long as they take now. {now} worker{'s' if now > 1 else ''} cost a"
+        f" step {format_number(beside)} ms: the training waits for them and for their start, and shares its cores with them.",
         saves_ms=max(0.0, computing + beside - alone), ceiling_ms=beside,
         basis="steps with a cached batch, and the time of samples", settings={"num_workers": 0},
     )  # fmt: skip

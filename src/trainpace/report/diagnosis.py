@@ -54,7 +54,7 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
             f" While computing, the model reaches {rate} the FLOP/s of a large matrix product in the same number format"
         )
         # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
-        roof += ", as convolutions can." if d.share_of_roof > 1 else "."
+        roof += ": convolutions can, or something disturbed that product." if d.share_of_roof > 1 else "."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)

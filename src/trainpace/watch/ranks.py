@@ -161,9 +161,10 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
     usual = _usual(by_worker if in_workers else [[r for r in records if isinstance(r, Fetch)]])
     notes = Notes(records)
-    starts = {s.number for s in steps if s.parts_ns[_START]}
-    usual_ns = median([f.end_ns - f.start_ns for f in usual]) if usual else 0
-    first_fetches = _first_fetches_ns(steps, in_workers, notes.by_step("first_wait_ns"), usual_ns)
+    waits_ns = notes.by_step("first_wait_ns")
+    started = {s.number for s in steps if s.parts_ns[_START]}
+    # where a loader is a batch ahead, its workers end in the step before the one in which they start again
+    starts = {number + 1 for number in waits_ns} & started or started
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
     noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
     noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
@@ -180,6 +181,10 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     half = half_width_ms([ms(s) for s in steady])
     median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
+    # a stream may fill a buffer first, which is no new process's
+    is_stream = loader is None or loader.samples_in_dataset is None
+    usual_ns = math.inf if is_stream or not usual else median([f.end_ns - f.start_ns for f in usual])
+    first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
     outside, on_cpu = counted.outside(steady), "accelerator" not in noted
     parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
     # the time in which a worker makes the first batch is waiting for data; what is left is the workers' start
@@ -275,11 +280,12 @@ def _once_an_epoch(
     """The mean over steps, in ms, of what a loader's start takes in some of them (ns by step). Under trials not
     every step uses the loader, so that it counts once per epoch, with the mean of the starts that nothing disturbed."""
     after = [s for s in steps if s.number >= steady[0].number]
-    undisturbed = [s.number for s in after if TRIALS[s.trial] in WITH_LOADER and s.number in with_start]
-    if not (any(s.trial for s in steps) and undisturbed and loader is not None and loader.batches):
+    undisturbed = [s.number for s in after if TRIALS[s.trial] in WITH_LOADER]
+    starts = sum(number in with_start for number in undisturbed)
+    if not (any(s.trial for s in steps) and starts and loader is not None and loader.batches):
         return fmean(spent.get(s.number, 0) for s in after) / 1e6
     batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
-    return fmean(spent.get(number, 0) for number in undisturbed) / 1e6 * batches / loader.batches
+    return sum(spent.get(number, 0) for number in undisturbed) / starts / 1e6 * batches / loader.batches
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,14 +101,17 @@ def made_folders(recorder: Recorder) -> Callable[[str, Any], None]:
     return hook
 
 
-def loads(recorder: Recorder, load: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.load, which under trials reads what the script has written there beside its place, as its best checkpoint."""
+def loads(load: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.load under trials, which reads what the script, or another of its ranks, has written beside that place, such as its
+    best checkpoint. What a killed run has left there is older than this one."""
+    began = time.time()
 
     @functools.wraps(load)
     def maybe(f: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is not None and isinstance(f, str | os.PathLike):
+        with contextlib.suppress(Exception):  # such as a file that is open already
             beside = os.path.abspath(os.fspath(f)) + OF_TRIAL
-            f = beside if beside in recorder.trials.checkpoints else f
+            if os.stat(beside).st_mtime >= began:
+                f = beside
         return load(f, *args, **kwargs)
 
     return maybe
@@ -117,11 +121,12 @@ def steps_beyond(scheduler: Any, recorder: Recorder) -> None:
     """Under trials, let OneCycleLR stay where it ends: repeated batches make more steps than the script has planned, and it
     refuses any beyond these."""
     plain = scheduler.step
+    if recorder.trials is None:
+        return
 
     @functools.wraps(plain)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_over = recorder.trials is not None and self.last_epoch >= self.total_steps
-        return None if is_over else plain(self, *args, **kwargs)
+        return None if self.last_epoch >= self.total_steps else plain(self, *args, **kwargs)
 
     scheduler.step = step
 

@@ -39,7 +39,7 @@ def loader(module: Any, recorder: Recorder) -> None:
             recorder.fetched_from = self._trainpace_loader
             return batch
         except StopIteration:
-            if self._num_workers and not self._persistent_workers:
+            if recorder.part == DATA and getattr(self, "_shutdown", False):
                 recorder.part = LOADER_START  # its workers end, which start again for the next epoch
             raise
         finally:
@@ -97,9 +97,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     per_epoch = batches.length_of(loader)
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
-    dataset = loader.dataset
-    while type(dataset) is sys.modules["torch.utils.data"].Subset:
-        dataset = dataset.dataset
+    dataset = _inside_subsets(loader)
     recorder.trail.note({
         "loader": id(loader), "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         "samples_in_dataset": batches.length_of(loader.dataset), "batches": per_epoch,
@@ -110,8 +108,18 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
 
 
 def _asks_one_by_one(loader: Any) -> bool:
-    whole = sys.modules["torch.utils.data"].default_collate
-    return loader.collate_fn is whole and not hasattr(loader.dataset, "__getitems__")
+    """Whether samples are asked for one by one, and joined as torch joins them."""
+    data: Any = sys.modules["torch.utils.data"]
+    is_map = not isinstance(loader.dataset, data.IterableDataset)
+    return is_map and loader.collate_fn is data.default_collate and not hasattr(_inside_subsets(loader), "__getitems__")
+
+
+def _inside_subsets(loader: Any) -> Any:
+    """A loader's dataset, or that of which it is a part."""
+    dataset = loader.dataset
+    while type(dataset) is sys.modules["torch.utils.data"].Subset:
+        dataset = dataset.dataset
+    return dataset
 
 
 def fetchers(module: Any, recorder: Recorder) -> None:

@@ -58,11 +58,9 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
             took, computed = ended - start, time.thread_time_ns() - computed
             nonlocal every_ns
             name, part = str(function._overloadpacket), recorder.part
-            seen["values_read"] += name == _READS and (
-                part == FORWARD or (part == OTHER and outside.is_followed_at(start))
-            )
             is_models = part == OTHER and name not in _NO_FORWARD and flows(args)
-            outside.sees(start, ended, part == OTHER, is_models)
+            outside.sees(start, ended, part == OTHER, is_models, name == _READS)
+            seen["values_read"] += name == _READS and part == FORWARD
             if part not in (FORWARD, BACKWARD) and not is_models:
                 return result
             if function.namespace in ("c10d", "_c10d_functional"):
@@ -93,6 +91,7 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
 
     def end() -> None:
         mode.__exit__(None, None, None)
+        seen["values_read"] += outside.reads
         recorder.trail.note({note: seen | {"outside_ns": float(outside.ns)}})
         if note == "counted" and every_ns:
             shares = [(each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)]
@@ -106,25 +105,25 @@ class _OutsideModules:
     one, and operators on what gave them values, such as an index."""
 
     def __init__(self) -> None:
-        self.ns = self._held_ns = self._since_ns = 0
+        self.ns = self.reads = 0
+        """Their time, and the values that were read between two of them."""
+        self._held_ns = self._held_reads = self._since_ns = 0
 
-    def is_followed_at(self, start_ns: int) -> bool:
-        """Whether what starts then follows at once."""
-        return start_ns - self._since_ns < LONGEST_GAP_NS
-
-    def sees(self, start_ns: int, ended_ns: int, is_outside: bool, flows: bool) -> None:
-        """Take an operator into account. `flows`: whether it is one of them."""
-        follows = self.is_followed_at(start_ns)
+    def sees(self, start_ns: int, ended_ns: int, is_outside: bool, flows: bool, reads: bool) -> None:
+        """Take an operator into account. `flows`: whether it is one of them. `reads`: whether it reads a value."""
+        follows = start_ns - self._since_ns < LONGEST_GAP_NS
         self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0
         if flows:
             self.ns += self._held_ns + ended_ns - start_ns
-            self._held_ns, self._since_ns = 0, ended_ns
+            self.reads += self._held_reads
+            self._held_ns, self._held_reads, self._since_ns = 0, 0, ended_ns
         elif is_outside and follows:
             self._held_ns += ended_ns - start_ns
+            self._held_reads += reads
             self._since_ns = ended_ns
         else:
             self.ns += min(self._held_ns, LONGEST_GAP_NS)
-            self._held_ns = self._since_ns = 0
+            self._held_ns = self._held_reads = self._since_ns = 0
 
 
 _READS = "aten._local_scalar_dense"

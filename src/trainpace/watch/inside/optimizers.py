@@ -1,6 +1,8 @@
 """The steps of torch's optimizers, and where a training step ends."""
 
 import contextlib
+import functools
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -36,9 +38,14 @@ class Optimizers:
         self.begins(optimizer)
         if len(args) == 1 and not kwargs:
             return None
-        given = [self.recorder.wraps(one, OTHER, "closure") if callable(one) else one for one in args[1:]]
-        named = {k: self.recorder.wraps(v, OTHER, "closure") if callable(v) else v for k, v in kwargs.items()}
-        return (*args[:1], *given), named
+        # what else is callable, such as a module, is an argument of an optimizer of its own kind
+        given = [self._charged(one) for one in args[1:2]]
+        return (*args[:1], *given, *args[2:]), {k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()}
+
+    def _charged(self, closure: Any) -> Any:
+        """A closure, charged to the script's own code but for the parts in it; anything else as it is."""
+        of_functions = (types.FunctionType, types.MethodType, functools.partial)
+        return self.recorder.wraps(closure, OTHER, "closure") if isinstance(closure, of_functions) else closure
 
     def begins(self, optimizer: Any) -> None:
         """Begin to charge a step of this optimizer."""

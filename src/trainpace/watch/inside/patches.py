@@ -27,6 +27,7 @@ from trainpace.watch.inside.trail import (
     LOADER_START,
     LOGGING,
     OPTIMIZER,
+    OTHER,
     SYNCHRONISATION,
     Step,
 )
@@ -55,7 +56,6 @@ def install(torch: Any, recorder: Recorder) -> None:
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
-    torch.load = torch.serialization.load = left_out.loads(recorder, torch.load)
     _outputs(recorder)
 
     def once(step: Step) -> None:
@@ -93,9 +93,9 @@ class _Calls:
         self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self.trained: set[int] = set()
         self.parts: set[int] = set()
+        """Modules inside of those that train. One that is called alone and without gradients may be evaluated, or not."""
         self.kinds: set[type] = set()
-        """Modules inside of those that train, and the classes of these: a module inside, or a copy such as a moving average,
-        may be evaluated where it is called without gradients, or help to train."""
+        """The classes of those that train. A copy, such as a moving average, may be evaluated too, or help to train."""
         self.usual: set[int] = set()
         """Modules of which a call while training says nothing new."""
         self.classes: set[type] = set()
@@ -164,8 +164,7 @@ class _Calls:
                     self.padding.sees(kwargs)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
-                    if next(model.parameters(), None) is not None:
-                        self.kinds.add(type(model))
+                    self.kinds.add(type(model))
                     self.parts.update(map(id, model.modules()))
                     with contextlib.suppress(Exception):
                         _note_model(recorder, module, model)
@@ -181,9 +180,13 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
-        elif id(core(module)) in self.parts or type(core(module)) in self.kinds:
+        elif id(core(module)) in self.parts or (self._is_a_copy(core(module)) and not recorder.bears_backward):
             recorder.begins_undecided(with_gradients=False)
         return False
+
+    def _is_a_copy(self, module: Any) -> bool:
+        """Whether a module may be a copy of one that trains: of the same class, which is the script's own."""
+        return type(module) in self.kinds and not type(module).__module__.startswith("torch.nn.")
 
     def models_called(self) -> list[Any]:
         return [model for reference in self.models.values() if (model := reference()) is not None]
@@ -266,7 +269,7 @@ def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates)
             return elsewhere(*args, **kwargs)
         if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
             recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
-        if recorder.undecided or recorder.optimizer is None:
+        if recorder.undecided or recorder.evaluating or recorder.optimizer is None:
             _tells(recorder, updates, args, kwargs)
         depth = recorder.enter(BACKWARD)
         try:
@@ -302,6 +305,8 @@ def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
     recorder.decides(False)
+    if recorder.part == OTHER:
+        recorder.evaluating = False  # a pass of plain functions trains too
 
 
 # ---- copies, synchronisation, output

@@ -37,10 +37,38 @@ class Recorder:
 
     # what every step touches: with as many attributes as this has, Python finds others more slowly
     __slots__ = (
-        "__dict__", "__weakref__", "_bears_backward", "_evaluation_start", "_flushed", "_mark", "_pending", "_spent",
-        "_stack", "_step_start", "after_kept_step", "after_step", "allocator", "calls_as", "evaluating", "exchanges",
-        "fetched_from", "fetched_samples", "micro_steps", "optimizer", "part", "samples", "settled_ns", "spans_on",
-        "step_is_the_engines", "steps", "thread", "trail", "training_loaders", "trial", "trials", "undecided",
+        "__dict__",
+        "__weakref__",
+        "_evaluation_start",
+        "_flushed",
+        "_mark",
+        "_pending",
+        "_spent",
+        "_stack",
+        "_step_start",
+        "after_kept_step",
+        "after_step",
+        "allocator",
+        "bears_backward",
+        "calls_as",
+        "evaluating",
+        "exchanges",
+        "fetched_from",
+        "fetched_samples",
+        "micro_steps",
+        "optimizer",
+        "part",
+        "samples",
+        "settled_ns",
+        "spans_on",
+        "step_is_the_engines",
+        "steps",
+        "thread",
+        "trail",
+        "training_loaders",
+        "trial",
+        "trials",
+        "undecided",
     )  # fmt: skip
 
     def __init__(self, trail: TrailWriter) -> None:
@@ -95,7 +123,7 @@ class Recorder:
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
         self.evaluating = self._evaluating_before = False
-        self.undecided = self._bears_backward = False
+        self.undecided = self.bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
         self.settled_ns = self._held_until = self._mark
         self._evaluation_start: int | None = None
@@ -182,7 +210,7 @@ class Recorder:
         depth = self.enter(part)
         if self.undecided:
             self.fetched_samples = 0
-            if self._bears_backward:
+            if self.bears_backward:
                 self._notes_gradients()
             self.decides(True)
         self._settle()
@@ -193,7 +221,7 @@ class Recorder:
         `leave`."""
         depth = self.enter(FORWARD)
         if self.undecided:
-            self.decides(self._bears_backward)
+            self.decides(self.bears_backward)
         self.evaluating = False
         if self.fetched_samples:
             if self.fetched_from in self.training_loaders:
@@ -220,19 +248,19 @@ class Recorder:
         images for its discriminator.
         """
         self._charge()
-        if self._bears_backward:
+        if self.bears_backward:
             self.decides(True)
         if not self.undecided:
             if not self.fetched_samples:
                 self._settle()
             self._held_until = self.settled_ns
-        self.undecided, self._bears_backward = True, with_gradients
+        self.undecided, self.bears_backward = True, with_gradients
 
     def decides(self, evaluates: bool) -> None:
         """What the undecided call was, if there is one: an evaluation, as is what follows up to the next batch, or training."""
         if not self.undecided:
             return
-        self.undecided = self._bears_backward = False
+        self.undecided = self.bears_backward = False
         self.evaluating = evaluates
         if not evaluates:
             self._takes_samples()

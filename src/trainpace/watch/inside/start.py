@@ -82,6 +82,7 @@ def on_torch(torch: ModuleType) -> None:
             recorder.note_written = copies.note
             sys.addaudithook(copies.opened)
         sys.addaudithook(left_out.made_folders(recorder))
+        torch.load = torch.serialization.load = left_out.loads(torch.load)  # type: ignore[attr-defined]
     if (seconds := stopping.seconds_of(os.environ)) is not None:
         from trainpace.watch.inside.earlier import Earlier
 
