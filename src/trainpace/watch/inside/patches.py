@@ -27,7 +27,6 @@ from trainpace.watch.inside.trail import (
     LOADER_START,
     LOGGING,
     OPTIMIZER,
-    OTHER,
     SYNCHRONISATION,
     Step,
 )
@@ -121,7 +120,7 @@ class _Calls:
             try:
                 # no function of ours that can be left out, as each is far from the processor by now
                 usual = id(module) in self.usual and module.training and not recorder.spans_on
-                usual = usual and self.torch.is_grad_enabled() and not (recorder.undecided or recorder.evaluating)
+                usual = usual and self.torch.is_grad_enabled() and not recorder.undecided
                 depth = recorder.enters_training() if usual else self.enters(module, args, kwargs)
                 output = run(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
@@ -156,7 +155,7 @@ class _Calls:
                 self.updates.called(model)
             if recorder.steps == CAPTURED_IN_STEP:
                 recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
-            if (recorder.undecided or recorder.evaluating) and next(model.parameters(), None) is None:
+            if recorder.undecided and next(model.parameters(), None) is None:
                 return False  # a loss, which an evaluation may compute as well
             if module.training:
                 if recorder.spans_on:  # what is noted of them, in no other step
@@ -269,7 +268,7 @@ def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates)
             return elsewhere(*args, **kwargs)
         if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
             recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
-        if recorder.undecided or recorder.evaluating or recorder.optimizer is None:
+        if recorder.undecided or recorder.optimizer is None:
             _tells(recorder, updates, args, kwargs)
         depth = recorder.enter(BACKWARD)
         try:
@@ -305,8 +304,6 @@ def _tells(recorder: Recorder, updates: Updates, args: Any, kwargs: Any) -> None
     if updates.watches and recorder.part != BACKWARD:
         updates.computes_gradients(args[0] if args else next(iter(kwargs.values()), None))
     recorder.decides(False)
-    if recorder.part == OTHER:
-        recorder.evaluating = False  # a pass of plain functions trains too
 
 
 # ---- copies, synchronisation, output
