@@ -717,11 +717,11 @@ def test_rows_in_memory_are_taken_by_one_index_and_not_prepared():
         "fetch": fetch(0.003, 0.003, collate=5.0),
     }
     d = cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **rows)
-    assert saving(d, "a whole batch with one index") == pytest.approx(8)
+    assert saving(d, "fetch a whole batch") == pytest.approx(8)
     assert not any("offline" in a.title for a in (*d.advice, *d.not_worth))
     own = rows | {"loader": loader(batch_size=1024)}
     assert not any(
-        "one index" in a.title for a in cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **own).advice
+        "one indexing" in a.title for a in cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **own).advice
     )
 
 

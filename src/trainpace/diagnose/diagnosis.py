@@ -243,10 +243,10 @@ def _warnings(recording: Recording) -> list[str]:
         )
     elif recording.exit_code not in (0, None):
         ended, trial = f"the command {ending_of(recording.exit_code)}", ranks[0].ended_in
-        under = f"when it was given batches of {FEW} samples" if trial == FEW_SAMPLES else "while its model ran in bf16"
+        tried = f"tried batches of {FEW} samples" if trial == FEW_SAMPLES else "ran its model in bf16"
         warnings.append(
-            f"{ended} {under}, one of the last interventions. All earlier steps are counted; --without {trial} leaves that"
-            " intervention out."
+            f"{ended} while Trainpace {tried}, one of the last interventions. All earlier steps are counted; --without {trial}"
+            " leaves that intervention out."
             if ranks[0].ended_among_the_last
             else f"{ended}; what it did before is counted."
         )

@@ -34,8 +34,9 @@ def dropout_by_bytes(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     yield Advice(
         cause="compute", title="dropout masks from random bytes",
         how=f"Random masks, such as dropout's, take {format_number(spent)} ms of a step ({drawn[0][0]}): one thread draws 64 bits"
-        f" for each element. Draw a byte for each instead, while training, with p in 256ths: {CODE}."
-        " Attention that draws its own mask has to be written out for that (examples/characters/train.py has both).",
+        f" for each element. Draw one byte for each instead, only in training mode; this rounds p to a multiple of 1/256: {CODE}."
+        " Fused attention (scaled_dot_product_attention with dropout_p) must be replaced by explicit operations to use it"
+        " (examples/characters/train.py shows both).",
         saves_ms=spent * (1 - 1 / BYTES_A_NUMBER), ceiling_ms=spent, basis="an eighth as many random numbers",
         settings={"dropout": "bytes"}, at_most=True,
     )  # fmt: skip

@@ -26,7 +26,7 @@ def fewer_launches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         yield Advice(
             cause="launch", title="compute all samples of a batch at once",
             how=f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something loops over samples. Batched"
-            " operators (or torch.vmap, torch.compile) launch one where there are many now.",
+            " operators (or torch.vmap, torch.compile) replace many launches by one.",
             saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
             basis="forward and backward without their large operators", settings={"batched": "yes"},
         )  # fmt: skip
@@ -37,7 +37,7 @@ def fewer_launches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         yield Advice(
             cause="launch", title="operators on whole tensors in place of loops" if _reads_values(rank) else compiled,
             how=f"{_small_operators(rank)}. {_compiled(rank)}."
-            " No DataLoader was seen, so that nothing is said about batches.",
+            " No DataLoader was seen, so there is no advice about batches.",
             saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
         )  # fmt: skip
@@ -86,8 +86,9 @@ def _compiled(rank: Rank) -> str:
     """What torch.compile does about small operators, as a sentence without its full stop."""
     if _reads_values(rank):
         return (
-            f"A step's forward pass reads {rank.values_read:,} values of tensors (.item(), if on a tensor), at each of which"
-            " torch.compile breaks off: it helps once they stay tensors (torch.where, indices that are tensors)"
+            f"A step's forward pass reads {rank.values_read:,} tensor values in Python (by .item(), or an `if` on a tensor), and"
+            " each causes a graph break in torch.compile: compiling helps once these values stay in tensors (torch.where, tensor"
+            " indices)"
         )
     return f"{'torch.compile or CUDA graphs launch' if rank.accelerator else 'torch.compile launches'} fewer operators"
 

@@ -115,9 +115,10 @@ def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     beside = split.by_cause["data"] + split.by_cause["contention"]
     yield Advice(
         cause="data", title=f"no loader workers instead of {now}",
-        how="DataLoader(num_workers=0): samples would take the training process"
-        f" {format_number(alone - computing)} ms a step, as long as they take now. {now} worker{'s' if now > 1 else ''} cost a"
-        f" step {format_number(beside)} ms: the training waits for them and for their start, and shares its cores with them.",
+        how="DataLoader(num_workers=0): the training process would spend"
+        f" {format_number(alone - computing)} ms a step on loading samples itself, if each takes as long as it does now. With"
+        f" {now} worker{'s' if now > 1 else ''} a step loses {format_number(beside)} ms: it waits for batches and for the"
+        " workers to start, and they compete for its cores.",
         saves_ms=max(0.0, computing + beside - alone), ceiling_ms=beside,
         basis="steps with a cached batch, and the time of samples", settings={"num_workers": 0},
     )  # fmt: skip
@@ -139,14 +140,14 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     yield Advice(
         cause="data", title="prepare samples once, offline",
-        how="What is random, such as augmentation, stays in the training and is not saved. trainpace precompute"
-        f" FILE.py:NAME writes the rest into shards, where NAME is a function without arguments that returns your {dataset}"
-        " without what is random; --estimate says first what that costs."
+        how="Random steps such as augmentation must stay in the training, and their time is not saved. trainpace precompute"
+        f" FILE.py:NAME writes everything else to shards; NAME is a function without arguments that returns your {dataset}"
+        " without the random steps. Add --estimate to see the cost first."
         + (" First move the work of the collate function on each sample into the dataset." if _joins_longer(cost) else ""),
         saves_ms=max(0.0, rank.parts_ms["data"] - (cost.collate_ms * micro if joins_alone else 0.0)) + slowed,
         ceiling_ms=max(split.by_cause["data"], 0.0) + slowed,
-        basis="the data wait without the remaining collate, and what workers slow down; reading shards and random"
-        " augmentation remain as well",
+        basis="the wait for data minus collating, plus the time by which workers slow down computing; reading shards and random"
+        " augmentation would still take time",
         settings={"precompute": "yes"}, at_most=True,
     )  # fmt: skip
 
@@ -160,10 +161,11 @@ def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if cost.sample_wall_ms >= READ_BACK_MS or cost.batch_size < LEAST_WHOLE:
         return
     yield Advice(
-        cause="data", title="a whole batch with one index",
+        cause="data", title="fetch a whole batch with one indexing call",
         how=f"A sample takes {format_number(1000 * cost.sample_wall_ms)} us, joining {cost.batch_size} of them"
-        f" {format_number(cost.collate_ms)} ms. Where samples are rows of tensors in memory, a batch takes one index: give the"
-        " dataset __getitems__(self, indices), which returns the rows, and the DataLoader a collate_fn that passes them on.",
+        f" {format_number(cost.collate_ms)} ms. Where samples are rows of tensors in memory, one indexing call can fetch the"
+        " batch: give the dataset a __getitems__(self, indices) that returns those rows as tensors, and the DataLoader a"
+        " collate_fn that returns its argument unchanged.",
         saves_ms=waiting, ceiling_ms=waiting, basis="the wait for data, of which taking and copying the rows remains",
         settings={"whole_batches": "yes"}, at_most=True,
     )  # fmt: skip

@@ -49,12 +49,14 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
-        rate = f"{percent(d.share_of_roof)} of" if d.share_of_roof <= 1 else "more than"
-        roof = (
-            f" While computing, the model reaches {rate} the FLOP/s of a large matrix product in the same number format"
-        )
+        measured = "the FLOP/s measured for a large matrix product in the same number format"
         # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
-        roof += ": convolutions can, or something disturbed that product." if d.share_of_roof > 1 else "."
+        roof = (
+            f" While computing, the model reaches {percent(d.share_of_roof)} of {measured}."
+            if d.share_of_roof <= 1
+            else f" While computing, the model exceeds {measured}: convolutions may need fewer multiplications than are"
+            " counted, or another program slowed that product down."
+        )
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
