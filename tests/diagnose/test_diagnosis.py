@@ -669,7 +669,7 @@ def test_values_that_a_forward_pass_reads_come_before_torch_compile():
     for r, title in ((loops, "torch.compile"), (reads, "operators on whole tensors in place of loops")):
         (found,) = [a for a in diagnose(recording(r)).advice if a.cause == "launch"]
         assert found.title == title
-        assert ("reads 34 values" in found.how) == (r is reads)
+        assert ("reads 34 tensor values" in found.how) == (r is reads)
 
 
 def test_an_epoch_that_is_longer_than_the_job_is_not_told():
