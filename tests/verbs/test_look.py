@@ -144,7 +144,8 @@ def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, argum
 def test_ranks_end_after_the_same_step(tmp_path):
     ddp = Path(__file__).parents[2] / "benchmarks/planted/scripts/ddp_compute.py"
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    looked = run(LookRequest(command=(*launcher, str(ddp)), seconds=2.0, output=str(tmp_path / "r")), Silent())
+    command = (*launcher, str(ddp), "--steps", "2000")
+    looked = run(LookRequest(command=command, seconds=2.0, output=str(tmp_path / "r")), Silent())
     ranks = looked.watched.recording.ranks
     assert [rank.rank for rank in ranks] == [0, 1]
     assert all(rank.stopped for rank in ranks)
