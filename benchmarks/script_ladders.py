@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from run_ladder import forecasts
+from run_ladder import forecasts, total
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "script_ladders.md"
@@ -41,7 +41,6 @@ def climb(name: str) -> list[str]:
 
 
 def summary(name: str, answer: dict[str, Any]) -> list[str]:
-    total = [row["total"] for row in answer["rows"] if row["kept"]][-1]
     held = forecasts([answer])
     told = f"{sum(ok for *_, ok in held)} of {len(held)}"
     errors = [abs(forecast / measured - 1) for _, forecast, measured, _ in held]
@@ -49,8 +48,8 @@ def summary(name: str, answer: dict[str, Any]) -> list[str]:
     return [
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} (15 min).",
         "",
-        f"Total speed-up: {total:.1f}x (to reach: {TO_REACH[name]:.0f}x). Forecasts whose interval held what was then measured:"
-        f" {told}{error}.",
+        f"Total speed-up: {total(answer):.1f}x (to reach: {TO_REACH[name]:.0f}x). Forecasts whose interval held what was then"
+        f" measured: {told}{error}.",
     ]
 
 

@@ -12,6 +12,8 @@ from ladder_world import World, ladder, result, rung
 from trainpace.job import JobConditions
 from trainpace.ladder import NO_FORECAST, StepForecast
 from trainpace.ladder.climbing import climb, preview
+from trainpace.ladder.judging import Gain
+from trainpace.ladder.results import EndToEnd
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
     ahead_json,
@@ -21,6 +23,7 @@ from trainpace.report.ladder import (
     markdown,
     print_ahead,
     print_ladder,
+    speedups,
     table_of,
 )
 from trainpace.schedule import Schedule
@@ -63,7 +66,7 @@ def test_the_table(climbed):
 
 def test_the_verdict(climbed):
     said = "\n".join(table_of(climbed).verdict)
-    assert "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time." in said
+    assert "20.0x in total (20 to 20): a step takes 5 ms instead of 100 ms, 5 % of the time." in said
     assert "The whole job: 4 min instead of 1 h 1 min, $0.13 instead of $2.03." in said
     assert "Assumed: a start takes 1 min, a GPU fails every 50,000 h" in said
     assert "bf16: undone, out of memory: the memory is not enough." in said
@@ -89,6 +92,20 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     assert any(said in line for line in lines), lines
     rule = "To the same loss: Global batch 32 needs 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
     assert any(line.startswith(rule) and "x 1.83 with SGD" in line for line in lines) == ("samples" in told)
+
+
+def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
+    """Of the rungs' product the table tells; a step, an epoch and the job are those of both setups in turn."""
+    gain = Gain(ratio=16.0, low=15.0, high=17.0, trials=4)
+    ends = EndToEnd(key="", first_ms=(90.0, 110.0, 96.0), last_ms=(6.0, 6.0, 7.0), gain=gain)
+    table = table_of(replace(climbed, end_to_end=ends))
+    assert table.verdict[0] == "16.0x in total (15 to 17): a step takes 6 ms instead of 96 ms, 6.25 % of the time."
+    assert any(line.startswith("The first line compares the first and the last setup") for line in table.verdict)
+    assert "The whole job: 4 min 36 s instead of 58 min 36 s, $0.15 instead of $1.95." in table.verdict
+    assert table.rows[-1].total == pytest.approx(20)
+    assert "together they make a step 16.0 times as fast" in speedups(table).finding
+    alone = table_of(replace(climbed, end_to_end=None))
+    assert alone.verdict[0] == "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time."
 
 
 def test_speed_ups_multiply_where_the_machine_slows_down():

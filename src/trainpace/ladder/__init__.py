@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LadderResult,
         LadderRow,
         entry_of_trial,
+        epoch_s,
         job_time,
         noise_scale_of,
         rows_of,

@@ -14,14 +14,15 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.ladder.forecasts import MeasuredCompute, StepForecast, compute_of
 from trainpace.ladder.judging import Gain, LossCheck, compare, gain_of, judged, own_spread
-from trainpace.ladder.results import Attempt, LadderResult, Measured, RungResult, measured_of
+from trainpace.ladder.results import Attempt, EndToEnd, LadderResult, Measured, RungResult, measured_of
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
 from trainpace.ladder.script import changed_files, fingerprint, fingerprint_of_script
 from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2
-"""How often the kept setup and the new one are measured in turn where the first trials are too close to tell."""
+"""How often two setups are measured in turn: the kept and a new one that are too close to tell, and the first and the last."""
 BASELINE = "baseline"
+END_TO_END = "end-to-end"
 MOST_OTHERS = 100
 """Rungs of other ladders and other code that are kept, the latest."""
 
@@ -90,7 +91,7 @@ class _Climb:
             if stop_early and not result.kept:
                 results = replace(results, stopped=f"stopped after {rung.title!r}, which did not help")
                 break
-        results = replace(results, finished=not results.stopped)
+        results = replace(results, end_to_end=self._end_to_end(results), finished=not results.stopped)
         self._keep(results)
         return results
 
@@ -188,15 +189,37 @@ class _Climb:
         if not gain.clear:
             noise = "is within the noise of one trial, so both are tried again"
             self._actions.tell(f"{rung.title}: {gain.ratio:.2f}x {noise}")
-            old_ms = []
-            for turn in range(ROUNDS):
-                for setup, times in ((kept, old_ms), (new.setup, new_ms)):
-                    again = self._actions.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
-                    if isinstance(again, TrialResult):
-                        times.append(again.step_time_ms)
-            old_ms = old_ms or [before.step_time_ms]
+            old_again, new_again = self._in_turn(kept, new.setup, f"{file_name(rung.title, 0)}-again")
+            old_ms, new_ms = old_again or [before.step_time_ms], new_ms + new_again
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         return replace(new, measured=replace(new.measured, trials_ms=tuple(new_ms))), tuple(old_ms), gain
+
+    def _in_turn(self, one: Setup, other: Setup, name: str) -> tuple[list[float], list[float]]:
+        """A step of each trial of both setups, tried one after the other, `ROUNDS` times; without trials that failed."""
+        one_ms: list[float] = []
+        other_ms: list[float] = []
+        for turn in range(ROUNDS):
+            for setup, times in ((one, one_ms), (other, other_ms)):
+                again = self._actions.try_it(setup, self._ladder.seed, f"{name}-{turn}")
+                if isinstance(again, TrialResult):
+                    times.append(again.step_time_ms)
+        return one_ms, other_ms
+
+    def _end_to_end(self, results: LadderResult) -> EndToEnd | None:
+        """The first setup against the last. The product of the rungs' speed-ups says too much, since a rung that was lucky in
+        its trials was kept for it; and a machine gets slower and faster during a climb."""
+        if sum(rung.kept for rung in results.rungs) < 2:
+            return None
+        first, last = self._ladder.start, results.kept[0]
+        key = self._key([first, last], None)
+        if self._before is not None and self._before.end_to_end is not None and self._before.end_to_end.key == key:
+            return self._before.end_to_end
+        self._actions.tell("the first and the last setup: measuring both in turn")
+        first_ms, last_ms = self._in_turn(first, last, END_TO_END)
+        if not first_ms or not last_ms:
+            return None
+        gain = gain_of(_per_sample(first_ms, first), _per_sample(last_ms, last))
+        return EndToEnd(key=key, first_ms=tuple(first_ms), last_ms=tuple(last_ms), gain=gain)
 
     def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
         assert new.measured is not None

@@ -104,14 +104,26 @@ class RungResult(Record):
         return self.best.setup, self.best.measured
 
 
+class EndToEnd(Record):
+    """The first setup and the last that was kept, tried in turn after the climb. `first_ms` and `last_ms` are a step of each
+    trial, `gain` compares samples. `key` is the same for what would be measured alike."""
+
+    key: str
+    first_ms: tuple[float, ...]
+    last_ms: tuple[float, ...]
+    gain: Gain
+
+
 class LadderResult(Record):
-    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `others`: in the
-    stored state, rungs that earlier climbs measured and that may be taken up."""
+    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `end_to_end`: None
+    before the climb is over, and where its gain is that of the only rung that was kept. `others`: in the stored state, rungs that
+    earlier climbs measured and that may be taken up."""
 
     ladder: Ladder
     baseline: RungResult
     loss_spread: float = 0.0
     rungs: tuple[RungResult, ...] = ()
+    end_to_end: EndToEnd | None = None
     finished: bool = False
     stopped: str = ""
     others: tuple[RungResult, ...] = ()

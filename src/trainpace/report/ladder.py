@@ -1,5 +1,6 @@
 """The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown, as pictures and as a page."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainpace.ladder import (
     LadderResult,
     LadderRow,
     RungPreview,
+    epoch_s,
     job_time,
     noise_scale_of,
     rows_of,
@@ -39,16 +41,21 @@ PAIRED = (
     "A rung's speed-up compares its trials with those of the setup kept before it, run one after the other; the total is the"
     " product of the kept rungs' speed-ups. Steps, epochs and jobs are of each rung's own trials."
 )
+TURNS = (
+    "The first line compares the first and the last setup, which were measured in turn after the climb. In the table, a"
+)
 HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
 class LadderTable(Record):
-    """`what` is timed. `verdict` in sentences, the most important first; then what next."""
+    """`what` is timed. `verdict` in sentences, the most important first; then what next. `total`: how many times as fast the
+    last kept setup is as the first, where they were measured in turn; the product of the rungs stands in the rows."""
 
     title: str
     rows: tuple[LadderRow, ...]
     verdict: tuple[str, ...] = ()
     what: str = "a step"
+    total: float | None = None
 
 
 def table_of(result: LadderResult) -> LadderTable:
@@ -58,7 +65,7 @@ def table_of(result: LadderResult) -> LadderTable:
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
         title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}", rows=tuple(rows),
-        verdict=tuple(_verdict(result, rows)),
+        verdict=tuple(_verdict(result, rows)), total=None if result.end_to_end is None else result.end_to_end.gain.ratio,
     )  # fmt: skip
 
 
@@ -70,25 +77,37 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     assert first.measured_ms is not None
     lines = ["No rung helped: the training stays as it is."]
     if last is not first:
-        now, before = duration(last.measured_ms / 1e3), duration(first.measured_ms / 1e3)
-        share = f"{100 / last.total:.3g} % of the time"
-        lines = [f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {share}."]
-        if first.epoch_s is not None and last.epoch_s is not None:
-            lines.append(
-                f"An epoch{_validation(result)}: {duration(last.epoch_s)} instead of {duration(first.epoch_s)}."
-            )
-        if first.job_s is not None and last.job_s is not None:
-            cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
-            lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
+        lines = _whole(result, first.measured_ms, last.measured_ms, last.total)
     job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
     if any(r.ratio is not None for r in rows):
-        lines.append(PAIRED)
+        lines.append(PAIRED if result.end_to_end is None else PAIRED.replace("A", TURNS, 1))
     lines += [*_forecasts(result), *_without_forecast(rows), *_noise_scale(result)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if result.stopped:
         lines.append(f"Rungs not run: {result.stopped}.")
     return [*lines, f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}."]
+
+
+def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) -> list[str]:
+    """What all kept rungs make of a step, an epoch and the whole job: as measured from end to end, else as the last kept rung has
+    it."""
+    how = ""
+    if (ends := result.end_to_end) is not None:
+        first_ms, last_ms, total = statistics.median(ends.first_ms), statistics.median(ends.last_ms), ends.gain.ratio
+        how = f" ({span(ends.gain.low, ends.gain.high)})"
+    ladder, setups = result.ladder, (result.baseline.tried[0], result.kept_attempt)
+    now, before = duration(last_ms / 1e3), duration(first_ms / 1e3)
+    lines = [f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g} % of the time."]
+    before_s, now_s = (epoch_s(ladder, a, ms) for a, ms in zip(setups, (first_ms, last_ms), strict=True))
+    if before_s is not None and now_s is not None:
+        lines.append(f"An epoch{_validation(result)}: {duration(now_s)} instead of {duration(before_s)}.")
+    prepared_s = sum(rung.precompute_s for rung in result.rungs if rung.kept)
+    before_job, now_job = job_time(ladder, setups[0], first_ms), job_time(ladder, setups[1], last_ms, prepared_s)
+    if before_job is not None and now_job is not None:
+        cost = "" if now_job.usd is None else f", {usd(now_job.usd)} instead of {usd(before_job.usd)}"
+        lines.append(f"The whole job: {duration(now_job.total_s)} instead of {duration(before_job.total_s)}{cost}.")
+    return lines
 
 
 def _validation(result: LadderResult) -> str:
@@ -263,7 +282,7 @@ def speedups(t: LadderTable) -> BarChart | None:
     if len(measured) < 2:
         return None
     tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
-    best = max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    best = t.total or max((r.total or 0.0 for r in measured if r.kept), default=1.0)
     looks = {True: ("kept", "best"), False: ("undone", "muted")}
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
