@@ -194,6 +194,9 @@ def test_a_batch_of_one_is_named():
     (advice,) = d.advice
     assert "80% of a forward pass's FLOPs are in products of a matrix with a single vector" in advice.how
     assert advice.at_most
+    assert "One at a time, torch.compile launches fewer operators." in advice.how
+    (reading,) = diagnose(recording(replace(r, values_read=40))).advice
+    assert "torch.compile" not in reading.how
     assert not diagnose(recording(replace(r, one_row_flops=20.0))).advice
     # a network of convolutions that multiplies one vector, of the time of day or a style
     assert not diagnose(recording(replace(r, forward_flops=10_000.0))).advice

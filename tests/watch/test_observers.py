@@ -162,10 +162,10 @@ def test_what_runs_between_two_operators_outside_of_modules_is_theirs(tmp_path):
         (1_015_000, 1_018_000, False),
         (1_020_000, 1_030_000, True),
     ):
-        outside.sees(start, ended, True, flows, False)
+        outside.sees(start, ended, is_outside=True, flows=flows, reads=False)
     assert outside.ns == 30_000
-    outside.sees(1_035_000, 1_040_000, True, False, True)
-    outside.sees(9_000_000, 9_500_000, True, False, False)
+    outside.sees(1_035_000, 1_040_000, is_outside=True, flows=False, reads=True)
+    outside.sees(9_000_000, 9_500_000, is_outside=True, flows=False, reads=False)
     assert outside.ns <= 30_000 + observers.LONGEST_GAP_NS
     end = observers.count_one_step(recorder)
     y = x * 2

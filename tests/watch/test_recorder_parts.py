@@ -195,6 +195,23 @@ def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_p
     assert step.samples == 16
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_follows_an_evaluation_is_of_the_call_that_comes_next(tmp_path, clock, evaluates):
+    """Once it was left: metrics between the batches of an evaluation are its own, what prepares an epoch is not."""
+    r = recorder(tmp_path)
+    evaluate(r, clock, 10)
+    r.leaves_evaluation()
+    clock.now += 5
+    for _ in range(2):  # the second as of a script that skips a batch
+        fetch(r, clock, 20)
+    (evaluate if evaluates else train)(r, clock, 100)
+    r.ends_forward()
+    r.ends_step()
+    (step,) = steps_of(r)
+    parts = {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns}
+    assert parts == ({"evaluation": 155} if evaluates else {"evaluation": 10, "other": 5, "data": 40, "forward": 100})
+
+
 def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
     """As of a graph network, which trains on all of its data at once and is evaluated after each step."""
     r = recorder(tmp_path)

@@ -249,6 +249,38 @@ def test_workers_that_start_after_an_evaluation_are_no_part_of_it(tmp_path):
     assert parts["loader_start"] > parts["evaluation"]
 
 
+PREPARES_EPOCHS = """
+import time, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+def batches(dataset):
+    return torch.utils.data.DataLoader(dataset, batch_size=64)
+
+def evaluate():
+    model.eval()
+    for (x,) in batches(held_out):
+        with CONTEXT():
+            model(x)
+        time.sleep(0.01)  # metrics
+    model.train()
+
+held_out = torch.utils.data.TensorDataset(torch.rand(640, 64))
+for epoch in range(4):
+    time.sleep(0.3)  # draws its samples anew
+    for (x,) in batches(torch.utils.data.TensorDataset(torch.rand(640, 64))):
+        model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    evaluate()
+"""
+
+
+@pytest.mark.parametrize("context", ["torch.no_grad", "torch.inference_mode"])
+def test_what_prepares_an_epoch_after_an_evaluation_is_no_part_of_it(tmp_path, context):
+    _, recording = run(tmp_path, PREPARES_EPOCHS.replace("CONTEXT", context))
+    parts = recording.ranks[0].parts_ms
+    assert 2 < parts["other"] / parts["evaluation"] < 4  # 300 ms and 10 times 10
+
+
 SAMPLES_FROM_A_COPY = """
 import copy, torch
 class Net(torch.nn.Sequential):

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
 from trainpace.diagnose.dropout_advice import dropout_by_bytes
-from trainpace.diagnose.launch_advice import fewer_launches, larger_batch
-from trainpace.diagnose.loader_advice import no_workers, offline, whole_batches, worker_start, workers
+from trainpace.diagnose.launch_advice import fewer_launches, larger_batch, together
+from trainpace.diagnose.loader_advice import fewest_workers, no_workers, offline, whole_batches, worker_start
 from trainpace.diagnose.padding_advice import less_padding
 from trainpace.diagnose.shares import Split, part_ms, proof
-from trainpace.diagnose.single_samples import together
 from trainpace.diagnose.thread_advice import fewer_threads
 from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
@@ -158,6 +157,7 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 
 ADVISORS = (
-    workers, no_workers, offline, whole_batches, worker_start, _transfers, fewer_launches, together, larger_batch, _optimizer,
-    _exchange, _straggler, _less_often, _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding, dropout_by_bytes,
+    fewest_workers, no_workers, offline, whole_batches, worker_start, _transfers, fewer_launches, together, larger_batch,
+    _optimizer, _exchange, _straggler, _less_often, _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding,
+    dropout_by_bytes,
 )  # fmt: skip

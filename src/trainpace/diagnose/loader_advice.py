@@ -64,7 +64,7 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     return step_ms(cost, computing_ms, workers, cores, cores if fills else 1.0) * batches_per_step(ranks[0])
 
 
-def workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """The fewest workers of those that make steps as short as any number can."""
     rank, cost = ranks[0], loader_cost(ranks[0])
     # on cores that threads wait for already, a worker helps nobody

@@ -59,7 +59,7 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
             nonlocal every_ns
             name, part = str(function._overloadpacket), recorder.part
             is_models = part == OTHER and name not in _NO_FORWARD and flows(args)
-            outside.sees(start, ended, part == OTHER, is_models, name == _READS)
+            outside.sees(start, ended, is_outside=part == OTHER, flows=is_models, reads=name == _READS)
             seen["values_read"] += name == _READS and part == FORWARD
             if part not in (FORWARD, BACKWARD) and not is_models:
                 return result
@@ -109,7 +109,7 @@ class _OutsideModules:
         """Their time, and the values that were read between two of them."""
         self._held_ns = self._held_reads = self._since_ns = 0
 
-    def sees(self, start_ns: int, ended_ns: int, is_outside: bool, flows: bool, reads: bool) -> None:
+    def sees(self, start_ns: int, ended_ns: int, *, is_outside: bool, flows: bool, reads: bool) -> None:
         """Take an operator into account. `flows`: whether it is one of them. `reads`: whether it reads a value."""
         follows = start_ns - self._since_ns < LONGEST_GAP_NS
         self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0

@@ -94,7 +94,9 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending: defaultdict[int, int] = defaultdict(int)
         self._spent = [0] * len(PARTS)
-        self.evaluating = self._evaluating_before = False
+        self.evaluating: bool | None = False
+        """None once an evaluation was left: what follows belongs to the call that comes next."""
+        self._evaluating_before: bool | None = False
         self.undecided = self.bears_backward = False
         self._held: defaultdict[int, int] = defaultdict(int)
         self.settled_ns = self._held_until = self._mark
@@ -185,7 +187,8 @@ class Recorder:
             if self.bears_backward:
                 self._notes_gradients()
             self.decides(True)
-        self._settle()
+        if self.evaluating is not None:
+            self._settle()
         return depth
 
     def enters_training(self) -> int:
@@ -211,6 +214,14 @@ class Recorder:
         self.evaluating = True
         self.fetched_samples = 0
         self._settle()
+
+    def leaves_evaluation(self) -> None:
+        """Gradients are switched on again. What follows, up to the next call and with the batch that is fetched for it, is part
+        of the evaluation where that call is, and of the training else, as what prepares an epoch."""
+        if self.evaluating and not self.undecided and self.part not in KEEPS:
+            self._charge()
+            self._settle()
+            self.evaluating = None
 
     def begins_undecided(self, with_gradients: bool) -> None:
         """Begin a call in evaluation mode but with gradients, or in training mode without: it is training once a backward pass
