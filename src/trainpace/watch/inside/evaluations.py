@@ -9,35 +9,19 @@ from typing import Any
 from trainpace.watch.inside.recorder import Recorder, get_ident
 
 
-class EndOfEvaluations:
-    """Wraps the contexts that switch gradients off while an evaluation is under way, and not between: torch's optimizers use them
-    in every step."""
+def ends(torch: Any, recorder: Recorder) -> None:
+    """Tell the recorder where the contexts end that switch gradients off. A `with` takes its `__exit__` where it begins, so it
+    would be too late to wrap it once an evaluation is under way."""
+    for kind in (torch.no_grad, torch.inference_mode):
+        kind.__exit__ = _told(kind.__exit__, torch.is_grad_enabled, recorder)
 
-    def __init__(self, torch: Any, recorder: Recorder) -> None:
-        self.torch, self.recorder = torch, recorder
-        self.wrapped: dict[Any, tuple[Any, Any]] = {}
-        """By class: its own `__exit__`, and ours in its place."""
 
-    def begins(self) -> None:
-        if not self.wrapped:
-            for kind in (self.torch.no_grad, self.torch.inference_mode):
-                plain = kind.__exit__
-                kind.__exit__ = ours = self._told(plain)
-                self.wrapped[kind] = plain, ours
+def _told(plain: Any, is_grad_enabled: Any, recorder: Recorder) -> Any:
+    @functools.wraps(plain)
+    def leave(context: Any, *error: Any) -> Any:
+        result = plain(context, *error)
+        if recorder.evaluating and get_ident() == recorder.thread and is_grad_enabled():
+            recorder.leaves_evaluation()
+        return result
 
-    def _told(self, plain: Any) -> Any:
-        @functools.wraps(plain)
-        def leave(context: Any, *error: Any) -> Any:
-            result = plain(context, *error)
-            if get_ident() == self.recorder.thread and self.torch.is_grad_enabled():
-                self._ends()
-            return result
-
-        return leave
-
-    def _ends(self) -> None:
-        for kind, (plain, ours) in self.wrapped.items():
-            if kind.__exit__ is ours:  # else it is the script's own by now
-                kind.__exit__ = plain
-        self.wrapped.clear()
-        self.recorder.leaves_evaluation()
+    return leave

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainpace import accelerator
-from trainpace.watch.inside import among, left_out
+from trainpace.watch.inside import among, evaluations, left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.direct import DirectCalls
-from trainpace.watch.inside.evaluations import EndOfEvaluations
 from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.padding import Padding
 from trainpace.watch.inside.recorder import Recorder, get_ident
@@ -56,6 +55,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
     save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     torch.save = torch.serialization.save = left_out.checkpoints(recorder, save, "f")
+    evaluations.ends(torch, recorder)
     _outputs(recorder)
 
     def once(step: Step) -> None:
@@ -101,7 +101,7 @@ class _Calls:
         self.classes: set[type] = set()
         self.models: dict[int, weakref.ref[Any]] = {}
         """Those that were called with gradients in the first two steps, by their ids."""
-        self.inside, self.padding, self.evaluations = False, Padding(recorder), EndOfEvaluations(torch, recorder)
+        self.inside, self.padding = False, Padding(recorder)
         self.plain = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
         recorder.after_step.append(self.narrow)
@@ -180,7 +180,6 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
-            self.evaluations.begins()
         elif id(core(module)) in self.parts or (self._is_a_copy(core(module)) and not recorder.bears_backward):
             recorder.begins_undecided(with_gradients=False)
         return False
