@@ -278,6 +278,48 @@ def test_exchange_that_backward_hides_from_view_is_found():
     assert saving(d, "twice as many micro-steps") == pytest.approx(30)
 
 
+def exchanging_all_the_same(*saved_ms, **more):
+    """Two ranks that exchange for 20 of 33 ms also in steps without exchange, which take less by `saved_ms`, in the order of rounds."""
+    own = {"forward": 5, "backward": 8, "communication": 20}
+    ranks = []
+    for i in range(2):
+        blocks = []
+        for ms in saved_ms:
+            blocks += [block("plain", **own), block("no_sync", **(own | {"backward": 8 - ms}))]
+        ranks.append(rank(i, 2, blocks=blocks, **own, **more))
+    return ranks
+
+
+@pytest.mark.parametrize("saved_ms", [(1.4, 1.5, 1.6), (0.0, 0.1, -0.1), (-1.4, -1.5, -1.6)])
+def test_noise_of_steps_that_exchange_all_the_same_does_not_hide_the_exchange(saved_ms):
+    d = diagnose(recording(*exchanging_all_the_same(*saved_ms, large_operators_ms=3.0)))
+    assert d.verdict == "communication"
+    assert by_cause(d)["communication"] == pytest.approx(20, abs=1.6)
+    assert not next(s for s in d.shares if s.cause == "communication").proved
+    assert sum(by_cause(d).values()) == pytest.approx(33)
+
+
+@pytest.mark.parametrize(("left_in", "proved"), [(4, True), (16, False)])
+def test_exchange_is_proved_by_steps_without_most_of_it(left_in, proved):
+    own, free = {"forward": 10, "communication": 30}, {"forward": 10, "communication": left_in}
+    d = diagnose(recording(*two_ranks(own, own, [own, own], free, free)))
+    (found,) = [s for s in d.shares if s.cause == "communication"]
+    assert (found.ms, found.proved) == (pytest.approx(30), proved)
+
+
+def test_a_straggler_that_the_others_wait_for_all_the_same_is_found():
+    own = ({"forward": 5, "communication": 20}, {"forward": 20, "communication": 5})
+    ranks = two_ranks(*own, own, *own)
+    assert by_cause(diagnose(recording(*ranks)))["straggler"] == pytest.approx(15)
+    assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(5)
+
+
+def test_beside_a_device_the_host_may_wait_in_an_exchange_for_its_own_computing():
+    own, free = {"forward": 5, "communication": 50}, {"forward": 5, "communication": 30}
+    ranks = two_ranks(own, own, [own, own], free, free, accelerator="GPU")
+    assert split(ranks).by_cause["communication"] == pytest.approx(20)
+
+
 def test_accumulation_without_no_sync_exchanges_too_often():
     own = {"forward": 10, "backward": 90}
     free = {"forward": 10, "backward": 30}

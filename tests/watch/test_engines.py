@@ -7,13 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.watch import COMMAND_FILE, environment, read_recording, records_of
-from trainpace.watch.inside.engines import _deepspeed
+from trainpace.watch.inside.engines import OTHER_COLLECTIVES, REDUCTIONS, _collectives, _deepspeed
 from trainpace.watch.inside.optimizers import Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TrailWriter
+from trainpace.watch.inside.trials import NO_SYNC, PLAIN
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
@@ -84,6 +91,43 @@ def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
     recorder.trail.flush()
     notes = [r for r in records_of(tmp_path / "process.trail") if isinstance(r, dict) and "begins_anew" in r]
     assert len(notes) == 1
+
+
+@pytest.fixture
+def second_rank_is_a_fake(monkeypatch):
+    for owner in (dist, distributed_c10d):
+        for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
+            if hasattr(owner, name):  # put back what the hooks replace
+                monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(distributed_c10d.Work, "wait", distributed_c10d.Work.wait)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_nothing_that_fsdp2_exchanges_is_left_in_without_exchange(tmp_path, second_rank_is_a_fake):
+    """Under whatever names this version of torch calls its collectives."""
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    _collectives(distributed_c10d, recorder)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    for module in (layers[0], layers):
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    exchanged = []
+
+    class Exchanges(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            exchanged.extend([str(function)] if function.namespace == "c10d" else [])
+            return function(*args, **(kwargs or {}))
+
+    def of_a_step(trial):
+        recorder.active_trial = trial
+        exchanged.clear()
+        with Exchanges():
+            layers(torch.ones(4, 64)).sum().backward()
+        return list(exchanged)
+
+    assert len(of_a_step(PLAIN)) > 3
+    assert of_a_step(NO_SYNC) == []
 
 
 def losses(case, kept: Path, env: dict[str, str] | None = None) -> list[str]:

@@ -77,15 +77,26 @@ def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     )  # fmt: skip
 
 
+def _left_in_ms(rank: Rank, block: Block) -> float:
+    """What a block without exchange exchanged all the same, as in collectives that Trainpace does not know. Beside a device the
+    host may wait in them for its own computing, and nothing is known."""
+    return 0.0 if rank.accelerator else block.parts_ms["communication"]
+
+
+def _alone_ms(rank: Rank) -> list[float]:
+    """This rank's step in each block without exchange."""
+    return [b.step_ms - _left_in_ms(rank, b) for b in of_trial(rank, "no_sync")]
+
+
 def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
     """Each rank's step when no rank waits for another; None where that was not tried."""
-    alone = [[b.step_ms for b in of_trial(rank, "no_sync")] for rank in ranks]
+    alone = [_alone_ms(rank) for rank in ranks]
     return [fmean(steps) for steps in alone] if all(alone) else None
 
 
 def _behind_ms(ranks: Sequence[Rank], last: int) -> tuple[float, float]:
     """By how much one rank's own pace lies behind the mean of the others', and half its 90 % interval, from blocks in turns."""
-    alone = [[b.step_ms for b in of_trial(rank, "no_sync")] for rank in ranks]
+    alone = [_alone_ms(rank) for rank in ranks]
     mine = alone.pop(last)
     return mean_and_half_width([ms - fmean(others) for ms, *others in zip(mine, *alone, strict=False)])
 
@@ -186,9 +197,11 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
         plain = [fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks]
         exchange = proof(ranks, "no_sync")
         assert exchange is not None
-        if exchange.low_ms > 0 or not communication:  # noise may hide what blocking calls show
+        if exchange.low_ms > 0 or straggler or not communication:  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
-            proved |= {"communication", "straggler"} if exchange.settles else set()
+            left_in = fmean(_left_in_ms(r, b) for r in ranks for b in of_trial(r, "no_sync"))
+            most_is_left_out = left_in <= max(exchange.saved_ms, PRECISE * exchange.plain_ms)
+            proved |= {"communication", "straggler"} if exchange.settles and most_is_left_out else set()
     else:
         if ranks[0].ddp:
             communication = max(communication, _exposed_by_ddp(ranks))

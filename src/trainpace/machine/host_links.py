@@ -125,12 +125,15 @@ def _call(collective: str, size_bytes: int) -> Callable[[], object]:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = torch.zeros(max(1, size_bytes // 4 // ranks))
     whole = torch.zeros(part.numel() * ranks)
+    # torch 2.13 warns of the older names
     if collective == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if collective == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return lambda: gather(whole, part)
     if collective == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return lambda: scatter(part, whole)
     assert collective == "send", collective
     return lambda: (dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)) if rank < 2 else None
 

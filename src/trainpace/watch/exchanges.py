@@ -10,8 +10,9 @@ from trainpace.watch.notes import Notes, inputs_of
 
 WARM_UP_STEPS = 3
 LEAVE_TOGETHER = (
-    GRADIENTS, "all_reduce", "reduce_scatter_tensor", "reduce_scatter", "all_gather_into_tensor", "all_gather",
-    "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object",
+    GRADIENTS, "all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter", "all_gather_single",
+    "all_gather_into_tensor", "all_gather", "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced",
+    "all_gather_coalesced", "all_gather_object",
 )  # fmt: skip
 """Collectives that no rank can leave before all have arrived, by the names under which they are recorded."""
 HOST_WAITS = frozenset(("gloo", "mpi"))

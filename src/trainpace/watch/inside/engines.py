@@ -17,9 +17,10 @@ from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import BACKWARD, CHECKPOINT, COMMUNICATION, EVALUATION, LOGGING, OTHER
 
 REDUCTIONS = (
-    "all_reduce", "reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter", "all_gather_into_tensor",
-    "_all_gather_base", "all_gather", "all_to_all_single",
+    "all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter",
+    "all_gather_single", "all_gather_into_tensor", "_all_gather_base", "all_gather", "all_to_all_single",
 )  # fmt: skip
+"""torch 2.13 calls `reduce_scatter_tensor` and `all_gather_into_tensor` by their new names, which end in `_single`."""
 OTHER_COLLECTIVES = (
     "broadcast", "barrier", "all_to_all", "gather", "scatter", "reduce", "send", "recv", "isend", "irecv",
     "batch_isend_irecv", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "broadcast_object_list",
