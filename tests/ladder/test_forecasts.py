@@ -88,6 +88,8 @@ def test_a_scripts_own_settings_are_not_forecast_before_they_are_measured(tmp_pa
     assert told.step_ms == pytest.approx(24.0)
     [told] = seen.forecast([setup(settings={"data.shards": "{shards}"})], before)
     assert told.step_ms == pytest.approx(30.0)
+    [told] = seen.forecast([setup(environment={"MALLOC_MMAP_MAX_": "0"})], before)
+    assert told.reason == forecasts.OWN_SETTINGS
 
 
 def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):

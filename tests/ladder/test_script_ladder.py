@@ -11,8 +11,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from ladder_world import World
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
+from trainpace.ladder.climbing import climb as climb_over
 from trainpace.ladder.inputs import ladder_of_plan, read_ladder
 from trainpace.ladder.results import LadderResult
 from trainpace.ladder.rungs import Script, changed, words_of
@@ -204,6 +206,39 @@ def test_a_rung_sets_keys_of_the_scripts_own(lightning):
         TrainpaceError, match=r"none of the script's settings files has the key data.shard, which a rung sets"
     ):
         changed_files(ladder, replace(setup, settings={"data.shard": "{shards}"}))
+
+
+def test_a_rung_sets_environment_variables(lightning):
+    with (lightning / "ladder.toml").open("a") as file:
+        file.write('[[rung]]\nenvironment = { MALLOC_MMAP_MAX_ = 0, NOTE = "two words" }\n')
+    ladder = read_ladder(lightning / "ladder.toml")
+    rung = ladder.rungs[2]
+    assert rung.title == "MALLOC_MMAP_MAX_ 0, NOTE two words"
+    world = World(lambda setup: 50.0 if setup.environment else 100.0)
+    found = climb_over(replace(ladder, rungs=(rung,)), world.actions())
+    setup, _ = found.kept
+    assert setup.environment == {"MALLOC_MMAP_MAX_": "0", "NOTE": "two words"}
+    trial, _ = prepare(ladder, setup, lightning / "t")
+    assert trial.environment == setup.environment
+    assert words_of(setup).endswith("MALLOC_MMAP_MAX_ 0, NOTE two words")
+    keep_files(ladder, setup, lightning)
+    kept = (lightning / "kept" / "environment.sh").read_text()
+    assert kept == "export MALLOC_MMAP_MAX_=0\nexport NOTE='two words'\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{ "A B" = "1" }', "'A B' is not a name for an environment variable"),
+        ('{ A = ["1"] }', "environment holds variables, each with one value"),
+        ('"A=1"', "environment holds variables, each with one value"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(lightning, written, said):
+    with (lightning / "ladder.toml").open("a") as file:
+        file.write(f"[[rung]]\nenvironment = {written}\n")
+    with pytest.raises(TrainpaceError, match=said):
+        read_ladder(lightning / "ladder.toml")
 
 
 @pytest.mark.parametrize(

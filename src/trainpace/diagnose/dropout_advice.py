@@ -15,7 +15,7 @@ BYTES_A_NUMBER = 8
 CODE = (
     "kept = min(255, round(256 * (1 - p)));"
     " numbers = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-2**63, None);"
-    " mask = numbers.view(torch.uint8)[:x.numel()].view(x.shape) < kept;"
+    " mask = numbers.view(torch.uint8)[:x.numel()].view(x.shape).lt_(kept);"
     " x = x * (mask.to(x.dtype) * (256 / kept))"
 )
 """Dropout of `x` with the probability `p`."""

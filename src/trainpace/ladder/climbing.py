@@ -254,7 +254,9 @@ def _alternatives(
     for values in rung.alternatives():
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
-            setup = replace(setup, settings=setup.settings | rung.settings)
+            setup = replace(
+                setup, settings=setup.settings | rung.settings, environment=setup.environment | rung.environment
+            )
             if ladder.script is not None:
                 changed_files(ladder, setup)  # which says what no file takes
             setups.append(setup)

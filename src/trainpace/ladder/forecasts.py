@@ -52,7 +52,7 @@ less than this share of the step."""
 
 NO_FORECAST = "--no-forecast"
 NO_MODEL = "a script shows no model; --task MODEL names it"
-OWN_SETTINGS = "what settings of the script's own change is not known before it is measured"
+OWN_SETTINGS = "what the script's own settings and environment variables change is not known before it is measured"
 NOT_ASKED = (NO_FORECAST, NO_MODEL)
 """Reasons for no forecast that are the user's own choice."""
 

@@ -121,7 +121,7 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
 
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
-    others = ("title", "precompute", "settings")
+    others = ("title", "precompute", "settings", "environment")
     _check_names(table, (*others, *KEYS), f"setting in [[rung]] of {path.name}")
     changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in others}
     if "shards" in changes:
@@ -131,8 +131,17 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
     if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
         hint = 'Write settings = {"data.shards" = "{shards}"}.'
         raise UnreadableInput(f"{path}: settings are keys in quotes, each with one value.", hint)
-    title = table.get("title") or ", ".join(f"{k} {v}" for k, v in (changes | settings).items()) or "precomputed shards"
-    return Rung(title=str(title), changes=changes, precompute=precompute, settings=settings)
+    environment = table.get("environment", {})
+    if not isinstance(environment, dict) or not all(isinstance(value, str | int) for value in environment.values()):
+        hint = 'Write environment = { MALLOC_MMAP_MAX_ = "0" }.'
+        raise UnreadableInput(f"{path}: environment holds variables, each with one value.", hint)
+    environment = {name: str(value) for name, value in environment.items()}
+    title = (
+        table.get("title")
+        or ", ".join(f"{k} {v}" for k, v in (changes | settings | environment).items())
+        or "precomputed shards"
+    )
+    return Rung(title=str(title), changes=changes, precompute=precompute, settings=settings, environment=environment)
 
 
 def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:

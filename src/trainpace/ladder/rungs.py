@@ -27,7 +27,7 @@ SHARDS = "{shards}"
 class Setup(Record):
     """What one trial needs. `engine` None is the usual one for the execution; `threads` None an even share of the cores.
     `settings`: further keys of a script's own settings files, with dots between sections, and their values, in which {shards}
-    stands for the folder of the shards."""
+    stands for the folder of the shards. `environment`: variables of its processes, as of the memory allocator."""
 
     task: str
     execution: Execution
@@ -35,11 +35,13 @@ class Setup(Record):
     loader: launch.LoaderSettings = launch.LoaderSettings()
     threads: int | None = None
     settings: dict[str, Value] = msgspec.field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def own_settings(self) -> dict[str, Value]:
-        """`settings` without those that only name the shards: what they change of a step is the script's own business."""
-        return {key: value for key, value in self.settings.items() if SHARDS not in str(value)}
+        """`settings`, without those that only name the shards, and `environment`: nobody but the script and its libraries knows
+        what they change of a step."""
+        return {key: value for key, value in self.settings.items() if SHARDS not in str(value)} | self.environment
 
     def trial(self, **rest: Any) -> launch.Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
@@ -59,13 +61,14 @@ class Script(Record):
 
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
-    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place. `settings` are
-    those of `Setup`, for a script."""
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place. `settings` and
+    `environment` are those of `Setup`, for a script."""
 
     title: str
     changes: Changes
     precompute: str = ""
     settings: dict[str, Value] = msgspec.field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, value in self.changes.items():
@@ -73,8 +76,11 @@ class Rung(Record):
                 raise UnknownName("setting of a rung", key, KEYS)
             if value == ():
                 raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
-        if not self.changes and not self.precompute and not self.settings:
+        if not (self.changes or self.precompute or self.settings or self.environment):
             raise TrainpaceError(f"the rung {self.title!r} changes nothing.", "Name a setting, or precompute.")
+        for name in self.environment:
+            if not (name.isascii() and name.isidentifier()):
+                raise TrainpaceError(f"{name!r} is not a name for an environment variable.")
         if len(self.alternatives()) > MOST_ALTERNATIVES:
             raise TrainpaceError(
                 f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most {MOST_ALTERNATIVES}.",
@@ -132,9 +138,10 @@ class Ladder(Record):
             raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
         for rung in self.rungs:
             shards = rung.precompute or "shards" in rung.changes
-            if self.script is None and rung.settings:
+            if self.script is None and (rung.settings or rung.environment):
+                what = "settings of a script's own files" if rung.settings else "environment variables of a script"
                 raise TrainpaceError(
-                    f"the rung {rung.title!r} has settings of a script's own files, and the ladder trains a task.",
+                    f"the rung {rung.title!r} has {what}, and the ladder trains a task.",
                     "Name the script with command and config.",
                 )
             if self.script is not None and shards and not rung.takes_shards:

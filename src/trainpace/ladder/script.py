@@ -23,6 +23,8 @@ from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
 """The name under which the command stands beside the files."""
+ENVIRONMENT = "environment.sh"
+"""The name under which the variables that were kept stand beside the files."""
 SCRIPT_STEPS = 30
 
 
@@ -77,7 +79,7 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
     words = tuple(word for word in split.words if word != "--standalone" or e.nnodes == 1)
     trial = ScriptTrial(
         command=configs.copied_command(words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
+        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | setup.environment | threads,
         world_size=e.world_size, global_batch=e.global_batch, nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
         gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0, starts="node" if launcher else "rank",
@@ -119,6 +121,9 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     for written in changed_files(ladder, setup):
         if not configs.is_python(written.file):
             write_whole(kept / names.get(written.file, "command.txt"), written.text)
+    if setup.environment:
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()]
+        write_whole(kept / ENVIRONMENT, "".join(lines))
     return kept
 
 
