@@ -683,6 +683,15 @@ def test_random_numbers_of_dropout_are_an_eighth_where_each_element_takes_a_byte
         assert not any("dropout" in a.title for a in diagnose(recording(other)).advice)
 
 
+def test_page_faults_are_told_where_they_take_a_share_of_the_step():
+    r = rank(forward=100, page_faults=10_000.0, page_fault_ns=1500.0)
+    d = diagnose(recording(r))
+    assert saving(d, "keep freed memory") == pytest.approx(15)
+    assert "A step has 10,000 page faults, 1.5 us each" in d.advice[0].how
+    for other in (replace(r, page_faults=1000.0), replace(r, accelerator="cuda"), rank(forward=100)):
+        assert not any("memory" in a.title for a in diagnose(recording(other)).advice)
+
+
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.2, 0.5, 0.95])
 def test_the_code_that_is_advised_for_dropout_drops_as_often_and_keeps_the_mean(p):
     torch = pytest.importorskip("torch")

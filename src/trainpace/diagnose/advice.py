@@ -12,6 +12,7 @@ from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
 from trainpace.diagnose.dropout_advice import dropout_by_bytes
 from trainpace.diagnose.launch_advice import fewer_launches, larger_batch, together
 from trainpace.diagnose.loader_advice import fewest_workers, no_workers, offline, whole_batches, worker_start
+from trainpace.diagnose.memory_advice import keep_memory
 from trainpace.diagnose.padding_advice import less_padding
 from trainpace.diagnose.shares import Split, part_ms, proof
 from trainpace.diagnose.thread_advice import fewer_threads
@@ -159,5 +160,5 @@ def _own_code(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 ADVISORS = (
     fewest_workers, no_workers, offline, whole_batches, worker_start, _transfers, fewer_launches, together, larger_batch,
     _optimizer, _exchange, _straggler, _less_often, _own_code, fewer_threads, lower_precision, in_bf16, fuse, less_padding,
-    dropout_by_bytes,
+    dropout_by_bytes, keep_memory,
 )  # fmt: skip

@@ -74,12 +74,13 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
             write_whole(copies[written.file], text)
     split, launcher = configs.split_command(command), configs.launcher_of(command)
     threads = {} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)}
+    environment = split.environment | setup.environment | threads
     e = setup.execution
     # which would have each node train by itself
     words = tuple(word for word in split.words if word != "--standalone" or e.nnodes == 1)
     trial = ScriptTrial(
         command=configs.copied_command(words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | setup.environment | threads,
+        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=environment,
         world_size=e.world_size, global_batch=e.global_batch, nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
         gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0, starts="node" if launcher else "rank",

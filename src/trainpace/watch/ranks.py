@@ -78,7 +78,8 @@ class Rank(Record):
     line of the script that calls it ("" in a backward pass) and its share of all operators' time, the longest first.
     `evaluates_with_gradients`: an evaluation kept what a backward pass would need. `tokens`: of the first steps' inputs, those
     that their mask lets count, those with each sample padded to the longest of its batch, and all positions; 0 without a mask.
-    `refuses_bf16`: its model did not bear the intervention.
+    `refuses_bf16`: its model did not bear the intervention. `page_faults`: of a step, those that needed no disk, and
+    `page_fault_ns`: what one takes; 0 where they were not counted, as outside of glibc.
     """
 
     rank: int
@@ -146,6 +147,8 @@ class Rank(Record):
     slow_operators: tuple[tuple[str, str, float], ...] = ()
     evaluates_with_gradients: bool = False
     refuses_bf16: bool = False
+    page_faults: float = 0.0
+    page_fault_ns: float = 0.0
     tokens: tuple[int, int, int] = (0, 0, 0)
     after_last_ms: dict[str, float] = msgspec.field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside import crowding, rounds, trail
+from trainpace.watch.inside import crowding, page_faults, rounds, trail
 from trainpace.watch.inside.batches import copy_of, length_of, size_of
 from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
 from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
@@ -82,6 +82,8 @@ class Trials:
         self.left = self.changes = 0
         self.step_ns = self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
+        self.page_faults: int | None = None
+        """Of this process up to its second step: the first one takes memory that is kept."""
 
     def at_step(self, step: Step) -> None:
         if self.counting is not None:
@@ -104,6 +106,8 @@ class Trials:
                 with contextlib.suppress(Exception):
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
+            if step.number == 1:
+                self.page_faults = page_faults.count()
             if step.number:  # the first step does more, and steps that are counted take longer
                 self.step_ns = min(self.step_ns or took_ns, took_ns)
             if step.number + 1 >= self.warm_up:
@@ -111,6 +115,7 @@ class Trials:
                 self.round, self.last = [tuple(block) for block in a_round], [tuple(block) for block in last]
                 self.programme, self.rounds_made = self.round * self.rounds, self.rounds
                 if not self.only_steps:
+                    self.note_page_faults(step.number - 1)
                     self.look_around()
                 names = [TRIALS[counted_as] for _, counted_as, _ in self.programme + self.last]
                 about = {"programme": names, "warm_up_steps": self.warm_up, "fewer_threads": self.fewer_threads}
@@ -193,11 +198,18 @@ class Trials:
         open_ = [kind for kind in tried if not rounds.settled(self.means_ms[PLAIN], self.means_ms[kind])]
         return bool(open_) and now_ns() + steps * self.step_ns < self.deadline_ns
 
+    def note_page_faults(self, steps: int) -> None:
+        """Those of a step, before large tensors of ours are freed: glibc keeps freed memory of a size that it has seen freed."""
+        if self.page_faults is not None and (now := page_faults.count()) is not None:
+            self.recorder.trail.note({"page_faults": (now - self.page_faults) / steps})
+
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
         thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
         with contextlib.suppress(Exception):
             note_rate(self.recorder)
+        with contextlib.suppress(Exception):
+            self.recorder.trail.note({"page_fault_ns": page_faults.cost_ns() or 0.0})
         with contextlib.suppress(Exception):
             note_optimizers(self.recorder, (self.deadline_ns - now_ns()) * LOOKING / 1e9)
         self.recorder.thread = thread
