@@ -296,6 +296,7 @@ def test_noise_of_steps_that_exchange_all_the_same_does_not_hide_the_exchange(sa
     assert d.verdict == "communication"
     assert by_cause(d)["communication"] == pytest.approx(20, abs=1.6)
     assert not next(s for s in d.shares if s.cause == "communication").proved
+    assert not any("no exchange between ranks" in line for line in d.why)  # there was some
     assert sum(by_cause(d).values()) == pytest.approx(33)
 
 

@@ -120,6 +120,21 @@ def test_the_first_and_the_last_setup_are_measured_in_turn_in_the_end():
     assert rows_of(found)[-1].total == pytest.approx(40)
 
 
+def test_a_last_setup_that_fails_in_the_end_leaves_the_product():
+    world = World(by)
+    plain = world.try_it
+
+    def try_it(setup, seed, name):
+        failed = name.startswith(END_TO_END) and setup.loader.shards
+        return FailedTrial(kind="failed", reason="no disk.") if failed else plain(setup, seed, name)
+
+    world.try_it = try_it
+    found = climb(ladder(rung("workers", workers=2), rung("shards")), world.actions())
+    assert found.finished
+    assert found.end_to_end is None
+    assert world.said[-1] == "one of them failed: the total is the product of the rungs' speed-ups"
+
+
 def test_one_rung_that_was_kept_is_the_whole_and_not_measured_again():
     world = World(by)
     found = climb(ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16")), world.actions())

@@ -224,14 +224,19 @@ def test_a_rung_sets_environment_variables(lightning):
     keep_files(ladder, setup, lightning)
     kept = (lightning / "kept" / "environment.sh").read_text()
     assert kept == "export MALLOC_MMAP_MAX_=0\nexport NOTE='two words'\n"
+    keep_files(ladder, ladder.start, lightning)  # another climb that keeps none
+    assert not (lightning / "kept" / "environment.sh").exists()
 
 
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ('{ "A B" = "1" }', "'A B' is not a name for an environment variable"),
-        ('{ A = ["1"] }', "environment holds variables, each with one value"),
-        ('"A=1"', "environment holds variables, each with one value"),
+        ('{ "A B" = "1" }', "sets 'A B', which cannot be the name of an environment variable"),
+        ('{ OMP_NUM_THREADS = "1" }', "sets OMP_NUM_THREADS, which Trainpace sets itself in trials"),
+        ('{ TRAINPACE_WATCH = "x" }', "sets TRAINPACE_WATCH, which Trainpace sets itself in trials"),
+        ('{ A = ["1"] }', "values are text or whole numbers"),
+        ("{ A = true }", "values are text or whole numbers"),
+        ('"A=1"', "environment is a table of variables"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(lightning, written, said):

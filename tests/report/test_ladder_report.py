@@ -100,7 +100,7 @@ def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
     ends = EndToEnd(key="", first_ms=(90.0, 110.0, 96.0), last_ms=(6.0, 6.0, 7.0), gain=gain)
     table = table_of(replace(climbed, end_to_end=ends))
     assert table.verdict[0] == "16.0x in total (15 to 17): a step takes 6 ms instead of 96 ms, 6.25 % of the time."
-    assert any(line.startswith("The first line compares the first and the last setup") for line in table.verdict)
+    assert any("compare the first and the last setup, which ran in turn" in line for line in table.verdict)
     assert "The whole job: 4 min 36 s instead of 58 min 36 s, $0.15 instead of $1.95." in table.verdict
     assert table.rows[-1].total == pytest.approx(20)
     assert "together they make a step 16.0 times as fast" in speedups(table).finding

@@ -38,6 +38,13 @@ class WithLoss(nn.Module):
 torch.jit.script(WithLoss())
 torch.jit.script(nn.CrossEntropyLoss())
 
+@torch.jit.script
+def without_gradients(x):
+    with torch.no_grad():
+        return x * 2
+
+assert not without_gradients(torch.ones(2, requires_grad=True)).requires_grad
+
 class Batch(dict):
     __getattr__ = dict.__getitem__  # raises KeyError where getattr expects AttributeError
 

@@ -212,6 +212,22 @@ def test_what_follows_an_evaluation_is_of_the_call_that_comes_next(tmp_path, clo
     assert parts == ({"evaluation": 155} if evaluates else {"evaluation": 10, "other": 5, "data": 40, "forward": 100})
 
 
+def test_metrics_between_an_evaluations_batches_are_its_own_also_before_a_part_of_the_model_is_called(tmp_path, clock):
+    r = recorder(tmp_path)
+    evaluate(r, clock, 10)
+    r.leaves_evaluation()
+    clock.now += 5  # metrics
+    r.begins_undecided(with_gradients=False)
+    spend(r, clock, FORWARD, 7)
+    r.ends_forward()
+    fetch(r, clock, 20)
+    evaluate(r, clock, 10)
+    r.ends_forward()
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} == {"evaluation": 52}
+
+
 def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
     """As of a graph network, which trains on all of its data at once and is evaluated after each step."""
     r = recorder(tmp_path)

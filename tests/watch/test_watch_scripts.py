@@ -276,11 +276,18 @@ for epoch in range(4):
 """
 
 
-@pytest.mark.parametrize("contexts", [("torch.no_grad", "nullcontext"), ("nullcontext", "torch.inference_mode")])
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        ("torch.no_grad", "nullcontext"),
+        ("nullcontext", "torch.inference_mode"),
+        ("lambda: torch.set_grad_enabled(False)", "nullcontext"),
+    ],
+)
 def test_what_prepares_an_epoch_after_an_evaluation_is_no_part_of_it(tmp_path, contexts):
     script = PREPARES_EPOCHS
     for place, context in zip(("AROUND_ALL", "AROUND_BATCH"), contexts, strict=True):
-        script = script.replace(place, context)
+        script = script.replace(place, f"({context})")
     _, recording = run(tmp_path, script)
     rank = recording.ranks[0]
     assert rank.parts_ms["other"] * rank.steps > 0.9 * 3 * 300  # the first comes before all steps

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from trainpace.diagnose.shares import of_trial, proof
+from trainpace.diagnose.shares import own_pace_ms, proof
 from trainpace.units import format_duration, format_number
 from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
 
@@ -52,8 +52,9 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
 def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
     """What the interventions say of it: each rank's own pace where nobody waits for another, and a step for which no rank waits
     for data. Empty where they were not tried."""
-    own = {r.rank: fmean(b.step_ms for b in blocks) for r in ranks if (blocks := of_trial(r, "no_sync"))}
-    if s.rank not in own or len(own) < len(ranks):
+    paces = own_pace_ms(ranks)
+    own = {} if paces is None else {r.rank: ms for r, ms in zip(ranks, paces, strict=True)}
+    if s.rank not in own:
         return ""
     mine = own.pop(s.rank)
     says = (

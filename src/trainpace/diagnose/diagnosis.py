@@ -8,7 +8,7 @@ from trainpace.diagnose.advice import WORTH, Advice, advise
 from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
 from trainpace.diagnose.loader_advice import crowding_cores
-from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, of_trial, proof, split
+from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, leaves_exchange_out, of_trial, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
@@ -169,7 +169,7 @@ def _why(
               "host_to_device": ("batch_on_device", "the batch on the device already")}  # fmt: skip
     trial, what = trials.get(verdict, ("", ""))
     evidence = proofs.get(trial)
-    if evidence is not None:
+    if evidence is not None and (trial != "no_sync" or leaves_exchange_out(ranks, evidence)):
         lines.append(
             f"With {what} a step took {format_number(evidence.without_ms)} ms in place of {format_number(evidence.plain_ms)}: "
             f"{format_number(evidence.saved_ms)} less ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."

@@ -14,8 +14,9 @@ VARIABLES: dict[str, int | str] = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHO
 
 
 def keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
-    """The page faults of a step, each as long as one takes that only writes to new pages. Where threads share the work of
-    clearing them, less is saved. Of the GPT on characters it told 41 of 690 ms where 45 were saved (docs/log.md, 2026-11-26)."""
+    """The page faults of a step, each as long as one takes that only writes to new pages. Faults of mapped files are counted too,
+    and where threads share the work of clearing pages, less is saved. Of the GPT on characters it told 41 of 690 ms where 45 were
+    saved (docs/log.md, 2026-11-26)."""
     rank, computing = ranks[0], split.by_cause["compute"] + split.by_cause["launch"]
     spent = rank.page_faults * rank.page_fault_ns / 1e6
     if rank.accelerator or spent < LEAST_SHARE * sum(split.by_cause.values()):
@@ -26,7 +27,7 @@ def keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         how=f"A step has {rank.page_faults:,.0f} page faults, {format_number(rank.page_fault_ns / 1e3)} us each: glibc gives the"
         " memory of large tensors back to the system when they are freed, and the system clears every page before it hands it out"
         f" again. Start the training with {words} in its environment, or with another allocator, such as jemalloc. The process"
-        " then keeps as much memory as it once needed.",
-        saves_ms=spent, ceiling_ms=computing, basis="page faults of a step, and the time of one here", settings=dict(VARIABLES),
-        at_most=True,
+        " then holds on to the most memory that it has needed.",
+        saves_ms=min(spent, computing), ceiling_ms=computing, basis="page faults of a step, and the time of one here",
+        settings=dict(VARIABLES), at_most=True,
     )  # fmt: skip

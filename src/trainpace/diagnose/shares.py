@@ -83,6 +83,12 @@ def _left_in_ms(rank: Rank, block: Block) -> float:
     return 0.0 if rank.accelerator else block.parts_ms["communication"]
 
 
+def leaves_exchange_out(ranks: Sequence[Rank], exchange: Proof) -> bool:
+    """Whether most of the exchange was really left out in the steps without it."""
+    left_in = fmean(_left_in_ms(r, b) for r in ranks for b in of_trial(r, "no_sync"))
+    return left_in <= max(exchange.saved_ms, PRECISE * exchange.plain_ms)
+
+
 def _alone_ms(rank: Rank) -> list[float]:
     """This rank's step in each block without exchange."""
     return [b.step_ms - _left_in_ms(rank, b) for b in of_trial(rank, "no_sync")]
@@ -199,9 +205,8 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
         assert exchange is not None
         if exchange.low_ms > 0 or straggler or not communication:  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
-            left_in = fmean(_left_in_ms(r, b) for r in ranks for b in of_trial(r, "no_sync"))
-            most_is_left_out = left_in <= max(exchange.saved_ms, PRECISE * exchange.plain_ms)
-            proved |= {"communication", "straggler"} if exchange.settles and most_is_left_out else set()
+            shown = exchange.settles and leaves_exchange_out(ranks, exchange)
+            proved |= {"communication", "straggler"} if shown else set()
     else:
         if ranks[0].ddp:
             communication = max(communication, _exposed_by_ddp(ranks))

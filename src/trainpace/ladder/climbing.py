@@ -217,6 +217,7 @@ class _Climb:
         self._actions.tell("the first and the last setup: measuring both in turn")
         first_ms, last_ms = self._in_turn(first, last, END_TO_END)
         if not first_ms or not last_ms:
+            self._actions.tell("one of them failed: the total is the product of the rungs' speed-ups")
             return None
         gain = gain_of(_per_sample(first_ms, first), _per_sample(last_ms, last))
         return EndToEnd(key=key, first_ms=tuple(first_ms), last_ms=tuple(last_ms), gain=gain)

@@ -132,9 +132,12 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
         hint = 'Write settings = {"data.shards" = "{shards}"}.'
         raise UnreadableInput(f"{path}: settings are keys in quotes, each with one value.", hint)
     environment = table.get("environment", {})
-    if not isinstance(environment, dict) or not all(isinstance(value, str | int) for value in environment.values()):
-        hint = 'Write environment = { MALLOC_MMAP_MAX_ = "0" }.'
-        raise UnreadableInput(f"{path}: environment holds variables, each with one value.", hint)
+    values = environment.values() if isinstance(environment, dict) else [None]
+    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        hint = 'Write environment = { OMP_PROC_BIND = "true" }.'
+        raise UnreadableInput(
+            f"{path}: environment is a table of variables whose values are text or whole numbers.", hint
+        )
     environment = {name: str(value) for name, value in environment.items()}
     title = (
         table.get("title")

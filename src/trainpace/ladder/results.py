@@ -116,8 +116,8 @@ class EndToEnd(Record):
 
 class LadderResult(Record):
     """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `end_to_end`: None
-    before the climb is over, and where its gain is that of the only rung that was kept. `others`: in the stored state, rungs that
-    earlier climbs measured and that may be taken up."""
+    before the climb is over, where fewer than two rungs were kept, and where it could not be measured. `others`: in the stored
+    state, rungs that earlier climbs measured and that may be taken up."""
 
     ladder: Ladder
     baseline: RungResult

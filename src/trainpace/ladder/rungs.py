@@ -22,6 +22,8 @@ KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
 SHARDS = "{shards}"
+TRAINPACES_OWN = ("OMP_NUM_THREADS", "PYTHONPATH", "WANDB_MODE", "COMET_MODE", "MLFLOW_TRACKING_URI")
+"""Variables that a trial of an unchanged script sets, besides those that begin with TRAINPACE_."""
 
 
 class Setup(Record):
@@ -77,10 +79,19 @@ class Rung(Record):
             if value == ():
                 raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
         if not (self.changes or self.precompute or self.settings or self.environment):
-            raise TrainpaceError(f"the rung {self.title!r} changes nothing.", "Name a setting, or precompute.")
+            raise TrainpaceError(
+                f"the rung {self.title!r} changes nothing.", "Name a setting, precompute or environment."
+            )
         for name in self.environment:
             if not (name.isascii() and name.isidentifier()):
-                raise TrainpaceError(f"{name!r} is not a name for an environment variable.")
+                raise TrainpaceError(
+                    f"the rung {self.title!r} sets {name!r}, which cannot be the name of an environment variable."
+                )
+            if name in TRAINPACES_OWN or name.startswith("TRAINPACE_"):
+                raise TrainpaceError(
+                    f"the rung {self.title!r} sets {name}, which Trainpace sets itself in trials.",
+                    "Use threads for OMP_NUM_THREADS; leave the others out.",
+                )
         if len(self.alternatives()) > MOST_ALTERNATIVES:
             raise TrainpaceError(
                 f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most {MOST_ALTERNATIVES}.",
@@ -141,7 +152,7 @@ class Ladder(Record):
             if self.script is None and (rung.settings or rung.environment):
                 what = "settings of a script's own files" if rung.settings else "environment variables of a script"
                 raise TrainpaceError(
-                    f"the rung {rung.title!r} has {what}, and the ladder trains a task.",
+                    f"the rung {rung.title!r} sets {what}, and this ladder trains a task.",
                     "Name the script with command and config.",
                 )
             if self.script is not None and shards and not rung.takes_shards:

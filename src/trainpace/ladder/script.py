@@ -122,6 +122,7 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     for written in changed_files(ladder, setup):
         if not configs.is_python(written.file):
             write_whole(kept / names.get(written.file, "command.txt"), written.text)
+    (kept / ENVIRONMENT).unlink(missing_ok=True)  # of an earlier climb
     if setup.environment:
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()]
         write_whole(kept / ENVIRONMENT, "".join(lines))

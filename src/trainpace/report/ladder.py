@@ -41,8 +41,10 @@ PAIRED = (
     "A rung's speed-up compares its trials with those of the setup kept before it, run one after the other; the total is the"
     " product of the kept rungs' speed-ups. Steps, epochs and jobs are of each rung's own trials."
 )
-TURNS = (
-    "The first line compares the first and the last setup, which were measured in turn after the climb. In the table, a"
+IN_TURN = (
+    "The total speed-up, the epoch and the whole job in these notes compare the first and the last setup, which ran in turn after"
+    " the climb. In the table, a rung's speed-up compares its trials with those of the setup kept before it, and its total is the"
+    " product of the kept rungs' speed-ups; steps, epochs and jobs there are of each rung's own trials."
 )
 HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
@@ -81,7 +83,7 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
     if any(r.ratio is not None for r in rows):
-        lines.append(PAIRED if result.end_to_end is None else PAIRED.replace("A", TURNS, 1))
+        lines.append(PAIRED if result.end_to_end is None else IN_TURN)
     lines += [*_forecasts(result), *_without_forecast(rows), *_noise_scale(result)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if result.stopped:
@@ -292,7 +294,8 @@ def speedups(t: LadderTable) -> BarChart | None:
         groups=(BarGroup(bars=tuple(
             bar(r.title, f"{r.total:.2f}x{'' if r.kept else ', undone'}", [(*looks[r.kept], r.total or 0.0)]) for r in measured
         )),),
-        note="Measured, each on top of what was kept before it.",
+        note="Measured, each on top of what was kept before it."
+        + (" The number above compares the first and the last setup, run in turn." if t.total else ""),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The end of an evaluation: where the script switches gradients on again after it called its model without.
 
-Known limit: an evaluation that sets gradients by `torch.set_grad_enabled`, as a function, is taken to last up to the next batch.
+Known limit: an evaluation that calls `torch.set_grad_enabled` as a function is taken to last up to the next batch.
 """
 
 import functools
@@ -12,7 +12,7 @@ from trainpace.watch.inside.recorder import Recorder, get_ident
 def ends(torch: Any, recorder: Recorder) -> None:
     """Tell the recorder where the contexts end that switch gradients off. A `with` takes its `__exit__` where it begins, so it
     would be too late to wrap it once an evaluation is under way."""
-    for kind in (torch.no_grad, torch.inference_mode):
+    for kind in (torch.no_grad, torch.inference_mode, torch.set_grad_enabled):
         kind.__exit__ = _told(kind.__exit__, torch.is_grad_enabled, recorder)
 
 

@@ -1,21 +1,27 @@
 """Pages of memory that the system found and cleared for this process. glibc gives the memory of large tensors back when they are
 freed, and each page of it is cleared anew when the next tensor asks for it."""
 
+import contextlib
 import mmap
 import os
 import time
 
-PAGES = 4096
+PAGES = 16 * 2**20 // mmap.PAGESIZE
 REPEATS = 3
+KEEPS = "MALLOC_MMAP_MAX_"
+"""The variable under which glibc keeps freed memory."""
 
 
 def count() -> int | None:
-    """How many this process has had so far that needed no disk; None where its C library is not glibc."""
+    """How many this process has had so far that needed no disk; None where its C library is not glibc, or its allocator was
+    chosen by the user."""
     try:
         import resource
 
         is_glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
     except (ImportError, ValueError, OSError):
+        return None
+    if KEEPS in os.environ or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if is_glibc else None
 
@@ -29,7 +35,7 @@ def cost_ns() -> float | None:
 
 def _round_ns() -> float | None:
     with mmap.mmap(-1, PAGES * mmap.PAGESIZE) as memory:
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(AttributeError, OSError):  # of a system without large pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         before, began = count(), time.perf_counter_ns()
         memory[:: mmap.PAGESIZE] = bytes(PAGES)

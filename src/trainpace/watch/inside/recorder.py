@@ -234,7 +234,7 @@ class Recorder:
         if self.bears_backward:
             self.decides(True)
         if not self.undecided:
-            if not self.fetched_samples:
+            if not self.fetched_samples and self.evaluating is not None:
                 self._settle()
             self._held_until = self.settled_ns
         self.undecided, self.bears_backward = True, with_gradients
