@@ -34,7 +34,12 @@ class Fault(NamedTuple):
 
 def first_failure(fault: Fault | None, folder: Path) -> str:
     """The first test that fails against a copy of the package, with the fault planted where there is one; "" where none does."""
-    shutil.copytree(ROOT / "src", folder / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src",
+        folder / "src",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     if fault is not None:
         path = folder / "src" / "trainpace" / fault.file
         text = path.read_text()
@@ -51,12 +56,30 @@ def first_failure(fault: Fault | None, folder: Path) -> str:
 
 def _first_of(selected: list[str], folder: Path) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", *TESTS, "-p", "no:cacheprovider", "-m", *selected],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder / "src")}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "-q",
+            "-x",
+            *TESTS,
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            *selected,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder / "src")},
+        capture_output=True,
+        text=True,
+    )
     failed = re.search(r"^(?:FAILED|ERROR) \S*?::(\S+)", run.stdout, re.MULTILINE)
     if failed is None and run.returncode not in (0, 5):  # 5: none is selected
-        raise SystemExit(f"pytest ended with {run.returncode}, and no test failed: {(run.stdout + run.stderr)[-500:]}")
+        raise SystemExit(
+            f"pytest ended with {run.returncode}, and no test failed: {(run.stdout + run.stderr)[-500:]}"
+        )
     return failed[1] if failed else ""
 
 
@@ -66,7 +89,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         failing = first_failure(None, Path(folder))
     if failing:
-        raise SystemExit(f"{failing} fails without any fault, so that it would seem to catch each: mend it first.")
+        raise SystemExit(
+            f"{failing} fails without any fault, so that it would seem to catch each: mend it first."
+        )
     rows = []
     for fault in faults[first - 1 :]:
         with tempfile.TemporaryDirectory() as folder:
@@ -74,12 +99,18 @@ def main() -> None:
         print(f"{fault.what}: {rows[-1][1] or 'NOT CAUGHT'}", flush=True)
     caught = sum(bool(test) for _, test in rows)
     lines = [
-        "# Faults planted in the code for accelerators", "",
+        "# Faults planted in the code for accelerators",
+        "",
         f"`make bench-accelerator`, {datetime.date.today()}: `tests/accelerator` and `tests/doctor`, which pass without them,"
-        f" catch {caught} of {len(rows)}.", "",
-        "| fault | in | caught by |", "|---|---|---|",
-        *(f"| {m.what} | `{m.file}` | {f'`{test}`' if test else '**not caught**'} |" for m, test in rows),
-    ]  # fmt: skip
+        f" catch {caught} of {len(rows)}.",
+        "",
+        "| fault | in | caught by |",
+        "|---|---|---|",
+        *(
+            f"| {m.what} | `{m.file}` | {f'`{test}`' if test else '**not caught**'} |"
+            for m, test in rows
+        ),
+    ]
     if first == 1:
         RESULT.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -30,7 +30,14 @@ from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model, read_pairs
 from msgspec.structs import replace
 
-from trainpace.forecast.intervals import COVERAGE, Spread, Spreads, deviation, fitted_spreads, widened
+from trainpace.forecast.intervals import (
+    COVERAGE,
+    Spread,
+    Spreads,
+    deviation,
+    fitted_spreads,
+    widened,
+)
 from trainpace.forecast.posterior import Observed
 from trainpace.records import to_jsonable, write_whole
 from trainpace.validation import Case
@@ -53,14 +60,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument(
-        "--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs; or a folder of kept folds"
+        "--held-out",
+        type=Path,
+        default=ROOT / "out/held_out.json",
+        help="kept between runs; or a folder of kept folds",
     )
-    parser.add_argument("--again", action="store_true", help="refit, but for folds that an interrupted run kept")
+    parser.add_argument(
+        "--again", action="store_true", help="refit, but for folds that an interrupted run kept"
+    )
     parser.add_argument("--write-intervals", action="store_true")
     options = parser.parse_args()
     if options.held_out.is_dir():
         if options.again or options.write_intervals:
-            parser.error("a folder of folds can be reported only: give --held-out a file, or leave it out.")
+            parser.error(
+                "a folder of folds can be reported only: give --held-out a file, or leave it out."
+            )
         found = read_folds(options.held_out)
         if not any(found.values()):
             parser.error(
@@ -73,7 +87,10 @@ def main() -> None:
             shutil.rmtree(kept)
         kinds = json.loads(options.held_out.read_text())
         found = {kind: [HeldOut(*row) for row in rows] for kind, rows in kinds.items()}
-    pairs = {case.run.index: (case, workload) for case, workload in read_pairs(options.data, options.traces)}
+    pairs = {
+        case.run.index: (case, workload)
+        for case, workload in read_pairs(options.data, options.traces)
+    }
     if unknown := {row.run for rows in found.values() for row in rows} - pairs.keys():
         parser.error(
             f"{len(unknown)} runs of {options.held_out} are not in --data and --traces: it was made of others."
@@ -82,7 +99,9 @@ def main() -> None:
     if options.write_intervals:
         write_intervals(pairs, found)
     judged = {kind: judge(pairs, found[kind]) for kind in LEFT_OUT}
-    text = report(pairs, found, judged, second_device(pairs, apart, fitted_spreads()) if apart else ())
+    text = report(
+        pairs, found, judged, second_device(pairs, apart, fitted_spreads()) if apart else ()
+    )
     RESULT.write_text(text)
     print(text)
     charted = "device" if judged["device"] else "family"
@@ -91,9 +110,16 @@ def main() -> None:
 
 def read_folds(folder: Path) -> dict[str, list[HeldOut]]:
     """The folds that `fitting.folds.held_out` has left in a folder, as it would give them back."""
-    files = {kind: [folder / f"{kind}-{fold}.json" for fold in folds] for kind, folds in FOLDS.items()}
+    files = {
+        kind: [folder / f"{kind}-{fold}.json" for fold in folds] for kind, folds in FOLDS.items()
+    }
     return {
-        kind: [HeldOut(*row) for file in those if file.is_file() for row in json.loads(file.read_text())]
+        kind: [
+            HeldOut(*row)
+            for file in those
+            if file.is_file()
+            for row in json.loads(file.read_text())
+        ]
         for kind, those in files.items()
     }
 
@@ -104,17 +130,25 @@ def judge(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> list[Judged]:
     judged = []
     for row in rows:
         low, high = _ends(intervals.get(row.fold), row)
-        judged.append(Judged(pairs[row.run][0], row.forecast_ms, row.forecast_ms * low, row.forecast_ms * high))
+        judged.append(
+            Judged(
+                pairs[row.run][0], row.forecast_ms, row.forecast_ms * low, row.forecast_ms * high
+            )
+        )
     return judged
 
 
 def report(
-    pairs: Mapping[int, Pair], found: Mapping[str, list[HeldOut]], judged: Mapping[str, list[Judged]],
+    pairs: Mapping[int, Pair],
+    found: Mapping[str, list[HeldOut]],
+    judged: Mapping[str, list[Judged]],
     carried_over: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """The tables as Markdown, with date and machine."""
     same = {kind: [row for row in judged[kind] if is_same_model(row.case)] for kind in LEFT_OUT}
-    others = {id(row.case) for rows in judged.values() for row in rows if not is_same_model(row.case)}
+    others = {
+        id(row.case) for rows in judged.values() for row in rows if not is_same_model(row.case)
+    }
     lines = [
         "# Accuracy on held-out runs",
         "",
@@ -139,12 +173,32 @@ def report(
     lines += [
         "Pairs of one model on as many of the same cards, whose measured times differ by more than 5 %: ordered right are"
     ]
-    lines += ["; ".join(f"with the {words} {_order(same[kind])}" for kind, words in LEFT_OUT.items()) + "."]
-    lines += ["", "## With measurements of one's own", "", "Runs on one GPU, at most 60 of a collection.", ""]
-    taught = {kind: [row for row in rows if teaches(pairs[row.run][0])] for kind, rows in found.items()}
-    lines += with_measurements(pairs, taught, {kind: honest_intervals(pairs, rows) for kind, rows in taught.items()})
+    lines += [
+        "; ".join(f"with the {words} {_order(same[kind])}" for kind, words in LEFT_OUT.items())
+        + "."
+    ]
+    lines += [
+        "",
+        "## With measurements of one's own",
+        "",
+        "Runs on one GPU, at most 60 of a collection.",
+        "",
+    ]
+    taught = {
+        kind: [row for row in rows if teaches(pairs[row.run][0])] for kind, rows in found.items()
+    }
+    lines += with_measurements(
+        pairs, taught, {kind: honest_intervals(pairs, rows) for kind, rows in taught.items()}
+    )
     if carried_over:
-        lines += ["", "## A second card from the first one's sweep", "", *CARRIED_OVER, "", *carried_over]
+        lines += [
+            "",
+            "## A second card from the first one's sweep",
+            "",
+            *CARRIED_OVER,
+            "",
+            *carried_over,
+        ]
     lines += ["", "## Worst ten of each collection, card left out", "", *worst(judged["device"])]
     return "\n".join(lines) + "\n"
 
@@ -155,7 +209,11 @@ def folds_in_words(found: Mapping[str, Sequence[HeldOut]]) -> str:
     for kind, folds in FOLDS.items():
         held = {row.fold for row in found[kind]}
         missing = [fold for fold in folds if fold not in held]
-        there = f"all {len(folds)}" if not missing else f"{len(held)} of {len(folds)} (missing: {'; '.join(missing)})"
+        there = (
+            f"all {len(folds)}"
+            if not missing
+            else f"{len(held)} of {len(folds)} (missing: {'; '.join(missing)})"
+        )
         words.append(f"{LEFT_OUT[kind]}: {there}")
     return f"Folds with the {', with the '.join(words)}."
 
@@ -164,7 +222,11 @@ def _missing(pairs: Mapping[int, Pair], judged: Mapping[str, Sequence[Judged]]) 
     """A line for each kind of fold without a run of some collection."""
     files = {case.run.file for case, _ in pairs.values()}
     missing = {kind: files - {row.case.run.file for row in rows} for kind, rows in judged.items()}
-    return [f"No forecast with the {LEFT_OUT[kind]}: {', '.join(sorted(of))}." for kind, of in missing.items() if of]
+    return [
+        f"No forecast with the {LEFT_OUT[kind]}: {', '.join(sorted(of))}."
+        for kind, of in missing.items()
+        if of
+    ]
 
 
 def _order(rows: Sequence[Judged]) -> str:
@@ -179,21 +241,35 @@ def honest_intervals(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> dict
     folds = sorted({row.fold for row in rows})
     others = {fold: [error for other, error in errors if other != fold] for fold in folds}
     law = fitted_spreads().relatedness
-    return {fold: fit_spreads(of_others, (), law) for fold, of_others in others.items() if of_others}
+    return {
+        fold: fit_spreads(of_others, (), law) for fold, of_others in others.items() if of_others
+    }
 
 
 def _ends(spreads: Spreads | None, row: HeldOut) -> tuple[float, float]:
     if spreads is None:
         return math.nan, math.nan
     sd = deviation(spreads, row.shares, row.seen)
-    spread = widened(Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""), row.outside_sd)
+    spread = widened(
+        Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, ""),
+        row.outside_sd,
+    )
     return spread.low, spread.high
 
 
 def _errors(pairs: Mapping[int, Pair], rows: Sequence[HeldOut]) -> list[tuple[HeldOut, Error]]:
     known = [row for row in rows if teaches(pairs[row.run][0])]
     return [
-        (row, Error(_log_error(row, pairs), row.shares, row.seen, pairs[row.run][0].run.file, row.outside_sd))
+        (
+            row,
+            Error(
+                _log_error(row, pairs),
+                row.shares,
+                row.seen,
+                pairs[row.run][0].run.file,
+                row.outside_sd,
+            ),
+        )
         for row in known
     ]
 

@@ -19,7 +19,10 @@ COLOURS_IN_ALL = 200
 BAND = 0.2
 FEW_DECADES = 30.0
 """An axis whose ends are less apart than this has ticks at 2 and 5 too."""
-UNSEEN = {"device": "the card was not in the fit", "family": "the family of the model was not in the fit"}
+UNSEEN = {
+    "device": "the card was not in the fit",
+    "family": "the family of the model was not in the fit",
+}
 COLOURS = dict(zip(KINDS, ("#0063a8", "#58b4f0", "#b85c00", "#00a37a", "#7b8794"), strict=True))
 SOFT, LINE = "#566270", "#dde3e9"
 
@@ -60,7 +63,8 @@ def draw(rows: Sequence[Judged], path: Path, left_out: str) -> None:
         lines = -(-cells // COLUMNS)
         figure = Figure(figsize=(WIDTH_IN, 0.7 + ROW_IN * lines), layout="constrained")
         figure.suptitle(
-            f"Forecast against measured time of a training step or forward pass; {UNSEEN[left_out]}", fontsize=11
+            f"Forecast against measured time of a training step or forward pass; {UNSEEN[left_out]}",
+            fontsize=11,
         )
         figure.supxlabel("measured time", fontsize=9)
         figure.supylabel("forecast time", fontsize=9)
@@ -91,21 +95,37 @@ def _panel(axes: Any, name: str, rows: Sequence[Judged]) -> None:
     axes.plot(ends, ends, color=SOFT, linewidth=0.7)
     for kind in sorted(COLOURS, key=lambda kind: -sum(kind_of(row.case) == kind for row in rows)):
         for alone in (True, False):
-            chosen = [kind_of(row.case) == kind and (row.case.execution.world_size == 1) == alone for row in rows]
+            chosen = [
+                kind_of(row.case) == kind and (row.case.execution.world_size == 1) == alone
+                for row in rows
+            ]
             x, y = times[chosen].T
             axes.scatter(x, y, **_mark(COLOURS[kind], alone), zorder=3)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < FEW_DECADES * low else (1,), numticks=6))
-        axis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:.15g} ms" if ms < 999 else f"{ms / 1e3:.15g} s"))
+        axis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if high < FEW_DECADES * low else (1,), numticks=6)
+        )
+        axis.set_major_formatter(
+            FuncFormatter(lambda ms, _: f"{ms:.15g} ms" if ms < 999 else f"{ms / 1e3:.15g} s")
+        )
         axis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=7, length=2)
     axes.tick_params(which="minor", length=0)
     cards = sorted({row.case.cluster.device.name for row in rows})
     e = errors_of(rows)
-    on = f"on {len(cards)} cards" if len(cards) > 1 else "" if cards[0] == name else f"on {cards[0]}"
+    on = (
+        f"on {len(cards)} cards" if len(cards) > 1 else "" if cards[0] == name else f"on {cards[0]}"
+    )
     runs = f"{e.n:,} runs {on}".strip()
     axes.set_title(name, loc="left", fontsize=9, fontweight="bold", pad=14)
-    axes.text(0, 1.02, f"{runs}, median error {e.median:.0f} %", transform=axes.transAxes, fontsize=7, color=SOFT)
+    axes.text(
+        0,
+        1.02,
+        f"{runs}, median error {e.median:.0f} %",
+        transform=axes.transAxes,
+        fontsize=7,
+        color=SOFT,
+    )
 
 
 def _mark(colour: str, alone: bool) -> dict[str, Any]:
@@ -119,7 +139,15 @@ def _legend(axes: Any, rows: Sequence[Judged]) -> None:
     present = {kind_of(row.case) for row in rows}
     for kind in (kind for kind in KINDS if kind in present):
         axes.scatter([], [], s=24, color=COLOURS[kind], linewidths=0, label=kind)
-    axes.scatter([], [], s=24, facecolors="none", edgecolors=SOFT, linewidths=0.9, label="a ring: several GPUs")
+    axes.scatter(
+        [],
+        [],
+        s=24,
+        facecolors="none",
+        edgecolors=SOFT,
+        linewidths=0.9,
+        label="a ring: several GPUs",
+    )
     axes.plot([], [], color=SOFT, linewidth=0.7, label="forecast = measured")
     axes.fill_between([], [], color=LINE, label=f"within {100 * BAND:.0f} %")
     axes.legend(loc="center left", frameon=False, fontsize=8.5, labelspacing=0.6)

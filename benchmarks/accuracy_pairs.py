@@ -20,7 +20,9 @@ class Order(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{100 * self.right / self.pairs:.1f} % of {self.pairs:,}" if self.pairs else "no pair"
+        return (
+            f"{100 * self.right / self.pairs:.1f} % of {self.pairs:,}" if self.pairs else "no pair"
+        )
 
 
 def order_of_executions(rows: Sequence[Judged], a_sample: bool) -> Order:
@@ -43,7 +45,11 @@ def _pairs(rows: Sequence[Judged], a_sample: bool) -> Iterator[bool]:
             if one.case.execution == other.case.execution:
                 continue  # measured twice
             parts = [row.case.execution.global_batch if a_sample else 1 for row in (one, other)]
-            measured = [row.measured_ms / part for row, part in zip((one, other), parts, strict=True)]
-            forecast = [row.forecast_ms / part for row, part in zip((one, other), parts, strict=True)]
+            measured = [
+                row.measured_ms / part for row, part in zip((one, other), parts, strict=True)
+            ]
+            forecast = [
+                row.forecast_ms / part for row, part in zip((one, other), parts, strict=True)
+            ]
             if max(measured) > (1 + CLEARLY) * min(measured):
                 yield (measured[0] - measured[1]) * (forecast[0] - forecast[1]) > 0

@@ -12,14 +12,34 @@ from trainpace.hardware import Device
 from trainpace.validation import Case
 
 GENERATIONS = (
-    "Blackwell", "Hopper", "Ada", "Ampere", "Turing", "Volta", "Pascal", "Maxwell", "Kepler", "CDNA",
-)  # fmt: skip
+    "Blackwell",
+    "Hopper",
+    "Ada",
+    "Ampere",
+    "Turing",
+    "Volta",
+    "Pascal",
+    "Maxwell",
+    "Kepler",
+    "CDNA",
+)
 """The newest first, as a reader looks for a card; others come after them by name."""
-KINDS = ("images, training", "images, forward", "language, training", "language, forward", "images, Keras")
+KINDS = (
+    "images, training",
+    "images, forward",
+    "language, training",
+    "language, forward",
+    "images, Keras",
+)
 PRECISIONS = {
-    "fp32": "32 bits", "tf32": "TF32", "amp_fp16": "16 bits, mixed", "amp_bf16": "16 bits, mixed", "fp16": "16 bits throughout",
-    "bf16": "16 bits throughout", "fp8": "FP8",
-}  # fmt: skip
+    "fp32": "32 bits",
+    "tf32": "TF32",
+    "amp_fp16": "16 bits, mixed",
+    "amp_bf16": "16 bits, mixed",
+    "fp16": "16 bits throughout",
+    "bf16": "16 bits throughout",
+    "fp8": "FP8",
+}
 SIZES = ("One GPU", "Several GPUs in one node", "Several nodes")
 LEFT_OUT = {"device": "card out", "family": "family out"}
 
@@ -74,7 +94,14 @@ def errors_of(rows: Sequence[Judged]) -> Errors:
     known = ~np.isnan(low)
     inside = 100 * ((low <= measured) & (measured <= high))[known].mean() if known.any() else np.nan
     half_width = np.median(50 * ((high - low) / forecast)[known]) if known.any() else np.nan
-    figures = size.mean(), np.median(size), np.quantile(size, 0.95), np.median(error), inside, half_width
+    figures = (
+        size.mean(),
+        np.median(size),
+        np.quantile(size, 0.95),
+        np.median(error),
+        inside,
+        half_width,
+    )
     return Errors(len(rows), *map(float, figures))
 
 
@@ -106,7 +133,9 @@ def software_of(case: Case) -> str:
 def generation_rank(device: Device) -> tuple[int, str]:
     """A key that sorts cards by generation, the newest first."""
     known = device.architecture in GENERATIONS
-    return (GENERATIONS.index(device.architecture) if known else len(GENERATIONS)), device.architecture
+    return (
+        GENERATIONS.index(device.architecture) if known else len(GENERATIONS)
+    ), device.architecture
 
 
 def groups_of(case: Case) -> Iterable[str]:
@@ -136,21 +165,28 @@ def by_collection(judged: Mapping[str, Sequence[Judged]]) -> list[str]:
         for name in sorted(groups):
             e = errors_of(groups[name])
             peers, goal = GOALS.get((name, kind), ("-", "-"))
-            lines.append(f"| {name} | {kind} | {e.n} | {' | '.join(map(figure, e[1:]))} | {peers} | {goal} |")
+            lines.append(
+                f"| {name} | {kind} | {e.n} | {' | '.join(map(figure, e[1:]))} | {peers} | {goal} |"
+            )
     return lines
 
 
 def by_card(rows: Mapping[str, Sequence[Judged]], size: str) -> list[str]:
     """A table for one of SIZES; `rows` has those with the card out ("device") and with the family out ("family"). Empty where no
     row is of that size. The last lines are of all cards together."""
-    chosen = {left_out: [row for row in rows[left_out] if size_of(row.case) == size] for left_out in LEFT_OUT}
+    chosen = {
+        left_out: [row for row in rows[left_out] if size_of(row.case) == size]
+        for left_out in LEFT_OUT
+    }
     lines: dict[tuple[object, ...], tuple[str, dict[str, list[Judged]]]] = {}
     for left_out, judged in chosen.items():
         for row in judged:
             device, kind = row.case.cluster.device, kind_of(row.case)
             key = (*generation_rank(device), device.name, KINDS.index(kind))
             of_card = lines.setdefault(key, (f"{device.name} | {kind}", {}))
-            of_all = lines.setdefault((len(GENERATIONS) + 1, "", "", KINDS.index(kind)), (f"*all* | {kind}", {}))
+            of_all = lines.setdefault(
+                (len(GENERATIONS) + 1, "", "", KINDS.index(kind)), (f"*all* | {kind}", {})
+            )
             for _, found in (of_card, of_all):
                 found.setdefault(left_out, []).append(row)
     return _side_by_side("card | model", [lines[key] for key in sorted(lines)])
@@ -158,7 +194,10 @@ def by_card(rows: Mapping[str, Sequence[Judged]], size: str) -> list[str]:
 
 def by_software(rows: Mapping[str, Sequence[Judged]]) -> list[str]:
     """A table by software, then by precision."""
-    kinds: tuple[Callable[[Case], str], ...] = (software_of, lambda case: PRECISIONS[case.execution.precision])
+    kinds: tuple[Callable[[Case], str], ...] = (
+        software_of,
+        lambda case: PRECISIONS[case.execution.precision],
+    )
     lines = []
     for group_of in kinds:
         found: dict[str, dict[str, list[Judged]]] = {}
@@ -169,13 +208,22 @@ def by_software(rows: Mapping[str, Sequence[Judged]]) -> list[str]:
     return _side_by_side("runs", lines)
 
 
-def _side_by_side(first: str, lines: Sequence[tuple[str, Mapping[str, Sequence[Judged]]]]) -> list[str]:
+def _side_by_side(
+    first: str, lines: Sequence[tuple[str, Mapping[str, Sequence[Judged]]]]
+) -> list[str]:
     """A Markdown table with the errors with the card out and with the family out beside each other."""
     if not lines:
         return []
     columns = ("n", "mean", "median", "bias", "inside")
-    heads = [f"{words}: n" if column == "n" else column for words in LEFT_OUT.values() for column in columns]
-    table = [f"| {first} | {' | '.join(heads)} |", "|---" * (first.count("|") + 1) + "|" + "--:|" * len(heads)]
+    heads = [
+        f"{words}: n" if column == "n" else column
+        for words in LEFT_OUT.values()
+        for column in columns
+    ]
+    table = [
+        f"| {first} | {' | '.join(heads)} |",
+        "|---" * (first.count("|") + 1) + "|" + "--:|" * len(heads),
+    ]
     for name, found in lines:
         cells = [cell for left_out in LEFT_OUT for cell in _cells(found.get(left_out, ()))]
         table.append(f"| {name} | {' | '.join(cells)} |")

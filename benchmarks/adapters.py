@@ -53,7 +53,9 @@ def as_trained(case: Case) -> Case:
         how = how._replace(rank=64, dropout=0.05, as_the_model=True) if how.adapter else how
     else:
         return case
-    return case._replace(variant=variant._replace(adaptation=how, autocast=mixed), execution=execution)
+    return case._replace(
+        variant=variant._replace(adaptation=how, autocast=mixed), execution=execution
+    )
 
 
 def timed_cases(data: Path, traces: Path) -> tuple[list[Case], Counter[tuple[str, str]]]:
@@ -63,7 +65,11 @@ def timed_cases(data: Path, traces: Path) -> tuple[list[Case], Counter[tuple[str
         if row["file"] not in FILES or not row["step_time_ms"]:
             continue
         try:
-            cases.append(as_trained(case_of(row | {"peak_mem_gib": row["peak_mem_gib"] or float("nan")}, traces)))
+            cases.append(
+                as_trained(
+                    case_of(row | {"peak_mem_gib": row["peak_mem_gib"] or float("nan")}, traces)
+                )
+            )
         except TrainpaceError as error:
             left[row["file"], str(error)] += 1
     return cases, left
@@ -73,7 +79,10 @@ def forecasts_of(
     cases: list[Case], traces: Path, left: Counter[tuple[str, str]]
 ) -> list[tuple[Case, Forecast, Workload]]:
     """The cases that have a time, with their forecasts and workloads; the others are counted in `left`."""
-    keys = {case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json") for case in cases}
+    keys = {
+        case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json")
+        for case in cases
+    }
     reasons = trace_many({file: key for key, file in keys.items() if not Path(file).is_file()})
     loaded = {key: load(file, Workload) for key, file in keys.items() if file not in reasons}
     answers = []
@@ -83,7 +92,9 @@ def forecasts_of(
             continue
         workload = loaded[case.trace_key]
         try:
-            forecast = Forecaster(workload, Target(case.cluster, software=case.software)).forecast(case.execution)
+            forecast = Forecaster(workload, Target(case.cluster, software=case.software)).forecast(
+                case.execution
+            )
         except TrainpaceError as error:
             left[case.row["file"], str(error)[:100]] += 1
             continue
@@ -121,11 +132,21 @@ def table(answers: list[tuple[Case, Forecast, Workload]], left: Counter[tuple[st
         interval: Any = forecast.step_time_interval_ms
         for key in ((case.row["file"], case.way), ("all", case.way), ("all", "")):
             groups[key].append(error_pct(case, forecast))
-            inside[key].append(interval is not None and interval.low <= case.row["step_time_ms"] <= interval.high)
+            inside[key].append(
+                interval is not None and interval.low <= case.row["step_time_ms"] <= interval.high
+            )
     lines = ["# Step times of full fine-tuning, LoRA and QLoRA", ""]
-    lines += ["Made by `python benchmarks/adapters.py`; errors in per cent of the measured step.", ""]
-    lines += ["| file | way | n | mean | median | bias | in 90 % interval |", "|---|---|--:|--:|--:|--:|--:|"]
-    for (file, way), errors in sorted(groups.items(), key=lambda item: (item[0][0] == "all", item[0])):
+    lines += [
+        "Made by `python benchmarks/adapters.py`; errors in per cent of the measured step.",
+        "",
+    ]
+    lines += [
+        "| file | way | n | mean | median | bias | in 90 % interval |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for (file, way), errors in sorted(
+        groups.items(), key=lambda item: (item[0][0] == "all", item[0])
+    ):
         e = np.array(errors)
         share = 100 * np.mean(inside[file, way])
         lines.append(

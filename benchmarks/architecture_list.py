@@ -23,15 +23,26 @@ class Architecture(NamedTuple):
 TOKENS, TINY_TOKENS = 512, 16
 LONG, TINY_LONG = 8192, 64
 """Tokens where windows and chunks of attention are to be seen."""
-FLASH, SINKS = {"attn_implementation": "flash_attention_2"}, {"attn_implementation": "flash_attention_3"}
+FLASH, SINKS = (
+    {"attn_implementation": "flash_attention_2"},
+    {"attn_implementation": "flash_attention_3"},
+)
 OWN_EXPERTS = {"experts_implementation": "grouped_mm"}
 
 _WIDTHS: Values = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
 _GROUPED: Values = _WIDTHS | {"num_key_value_heads": 2, "pad_token_id": 0}
 _HEADS: Values = _GROUPED | {"head_dim": 8}
-_EXPERTS: Values = _HEADS | {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS: Values = _HEADS | {
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
 _LLAMA4: Values = _HEADS | {
     "intermediate_size_mlp": 64,
     "num_local_experts": 4,
@@ -39,70 +50,148 @@ _LLAMA4: Values = _HEADS | {
     "num_hidden_layers": 8,
 }
 _LATENT: Values = {
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}
 _SWITCHED: Values = _HEADS | {"num_hidden_layers": 6, "sliding_window": 8}
 _STATES: Values = {
-    "hidden_size": 32, "num_hidden_layers": 4, "vocab_size": 128, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "vocab_size": 128,
+    "num_heads": 8,
+    "head_dim": 8,
+    "state_size": 8,
+    "n_groups": 2,
     "chunk_size": 8,
-}  # fmt: skip
+}
 _LINEAR: Values = _EXPERTS | {
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
     "shared_expert_intermediate_size": 16,
-}  # fmt: skip
-_T5: Values = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 128}
+}
+_T5: Values = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 4,
+    "num_heads": 4,
+    "vocab_size": 128,
+}
 _PAIR: Values = {
-    "d_model": 32, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 128, "max_position_embeddings": 64,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
 _WHISPER: Values = _PAIR | {
-    "num_mel_bins": 8, "max_source_positions": 32, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "decoder_start_token_id": 1, "begin_suppress_tokens": None,
-}  # fmt: skip
+    "num_mel_bins": 8,
+    "max_source_positions": 32,
+    "max_target_positions": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "begin_suppress_tokens": None,
+}
 _PICTURE: Values = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 32,
     "patch_size": 8,
-}  # fmt: skip
+}
 _CLIP: Values = {
-    "projection_dim": 16, "vision_config": _PICTURE,
+    "projection_dim": 16,
+    "vision_config": _PICTURE,
     "text_config": _WIDTHS | {"max_position_embeddings": 16, "eos_token_id": 2},
-}  # fmt: skip
+}
 _SAM: Values = {
-    "vision_config": _PICTURE | {
-        "image_size": 64, "output_channels": 32, "mlp_dim": 64, "window_size": 2, "global_attn_indexes": [1, 3],
+    "vision_config": _PICTURE
+    | {
+        "image_size": 64,
+        "output_channels": 32,
+        "mlp_dim": 64,
+        "window_size": 2,
+        "global_attn_indexes": [1, 3],
         "num_pos_feats": 16,
     },
-    "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
-    "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32},
-}  # fmt: skip
+    "prompt_encoder_config": {
+        "hidden_size": 32,
+        "image_size": 64,
+        "patch_size": 8,
+        "mask_input_channels": 4,
+    },
+    "mask_decoder_config": {
+        "hidden_size": 32,
+        "mlp_dim": 64,
+        "num_attention_heads": 4,
+        "iou_head_hidden_dim": 32,
+    },
+}
 _RT_DETR: Values = {
-    "d_model": 32, "encoder_hidden_dim": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "decoder_layers": 2, "num_queries": 20,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_in_channels": [32, 32, 32], "image_size": 64,
+    "d_model": 32,
+    "encoder_hidden_dim": 32,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "decoder_layers": 2,
+    "num_queries": 20,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "decoder_in_channels": [32, 32, 32],
+    "image_size": 64,
     "encoder_in_channels": [32, 64, 128],
     "backbone_config": {
-        "model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1],
+        "model_type": "rt_detr_resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [16, 32, 64, 128],
+        "depths": [1, 1, 1, 1],
         "out_indices": [2, 3, 4],
     },
-}  # fmt: skip
+}
 
 TRANSFORMERS: dict[str, tuple[str, Values, Values]] = {
     "llama": ("LlamaForCausalLM", {}, _GROUPED),
     "llama4_text": ("Llama4ForCausalLM", {}, _LLAMA4),
     "llama4_text maverick": (
-        "Llama4ForCausalLM", {"num_local_experts": 128, "interleave_moe_layer_step": 2},
+        "Llama4ForCausalLM",
+        {"num_local_experts": 128, "interleave_moe_layer_step": 2},
         _LLAMA4 | {"interleave_moe_layer_step": 2},
     ),
     "llama4_text maverick, each token with its own experts": (
-        "Llama4ForCausalLM", OWN_EXPERTS | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
+        "Llama4ForCausalLM",
+        OWN_EXPERTS | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
         OWN_EXPERTS | _LLAMA4 | {"interleave_moe_layer_step": 2},
     ),
     "qwen2": ("Qwen2ForCausalLM", {}, _GROUPED),
     "qwen3": ("Qwen3ForCausalLM", {}, _HEADS),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}, _EXPERTS),
     "qwen3_next": ("Qwen3NextForCausalLM", {}, _LINEAR),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {}, _EXPERTS | {"num_key_value_heads": 4, "head_dim": None} | _LATENT),
-    "gpt_oss": ("GptOssForCausalLM", {}, _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {},
+        _EXPERTS | {"num_key_value_heads": 4, "head_dim": None} | _LATENT,
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {},
+        _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
     "gemma2": ("Gemma2ForCausalLM", {}, _SWITCHED),
     "gemma3_text": ("Gemma3ForCausalLM", {}, _SWITCHED),
     "mistral": ("MistralForCausalLM", {}, _HEADS),
@@ -111,21 +200,34 @@ TRANSFORMERS: dict[str, tuple[str, Values, Values]] = {
     "phi3": ("Phi3ForCausalLM", {}, _GROUPED),
     "olmo2": ("Olmo2ForCausalLM", {}, _GROUPED),
     "glm4_moe": (
-        "Glm4MoeForCausalLM", {},
-        _EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        "Glm4MoeForCausalLM",
+        {},
+        _EXPERTS
+        | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     ),
     "gpt2": ("GPT2LMHeadModel", {}, {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 128}),
     "gpt_neox": ("GPTNeoXForCausalLM", {}, _WIDTHS),
     "falcon": ("FalconForCausalLM", {}, _WIDTHS),
     "bloom": (
-        "BloomForCausalLM", {"hidden_size": 4096, "n_layer": 30, "n_head": 32},
+        "BloomForCausalLM",
+        {"hidden_size": 4096, "n_layer": 30, "n_head": 32},
         {"hidden_size": 32, "n_layer": 4, "n_head": 4, "vocab_size": 128},
     ),
-    "opt": ("OPTForCausalLM", {}, _WIDTHS | {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64}),
+    "opt": (
+        "OPTForCausalLM",
+        {},
+        _WIDTHS | {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    ),
     "bert": ("BertForMaskedLM", {}, _WIDTHS),
-    "roberta": ("RobertaForMaskedLM", {"max_position_embeddings": 514}, _WIDTHS | {"max_position_embeddings": 66}),
+    "roberta": (
+        "RobertaForMaskedLM",
+        {"max_position_embeddings": 514},
+        _WIDTHS | {"max_position_embeddings": 66},
+    ),
     "modernbert": (
-        "ModernBertForMaskedLM", {}, _WIDTHS | {"local_attention": 8, "num_hidden_layers": 6, "pad_token_id": 0},
+        "ModernBertForMaskedLM",
+        {},
+        _WIDTHS | {"local_attention": 8, "num_hidden_layers": 6, "pad_token_id": 0},
     ),
     "t5": ("T5ForConditionalGeneration", {}, _T5),
     "bart": ("BartForConditionalGeneration", {}, _PAIR),
@@ -134,63 +236,117 @@ TRANSFORMERS: dict[str, tuple[str, Values, Values]] = {
     "clip": ("CLIPModel", {}, _CLIP),
     "sam": ("SamModel", {}, _SAM),
     "rt_detr": ("RTDetrForObjectDetection", {}, _RT_DETR),
-    "mistral, flash attention": ("MistralForCausalLM", FLASH, FLASH | _HEADS | {"sliding_window": 8}),
+    "mistral, flash attention": (
+        "MistralForCausalLM",
+        FLASH,
+        FLASH | _HEADS | {"sliding_window": 8},
+    ),
     "gemma2, flash attention": ("Gemma2ForCausalLM", FLASH, FLASH | _SWITCHED),
     "gemma3_text, flash attention": ("Gemma3ForCausalLM", FLASH, FLASH | _SWITCHED),
     "modernbert, flash attention": (
-        "ModernBertForMaskedLM", FLASH, FLASH | _WIDTHS | {"local_attention": 8, "num_hidden_layers": 6, "pad_token_id": 0},
+        "ModernBertForMaskedLM",
+        FLASH,
+        FLASH | _WIDTHS | {"local_attention": 8, "num_hidden_layers": 6, "pad_token_id": 0},
     ),
     "gpt_oss, flash attention": (
-        "GptOssForCausalLM", SINKS,
+        "GptOssForCausalLM",
+        SINKS,
         SINKS | _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     ),
     "llama4_text, flex attention": (
-        "Llama4ForCausalLM", {"attn_implementation": "flex_attention", "attention_chunk_size": 2048},
+        "Llama4ForCausalLM",
+        {"attn_implementation": "flex_attention", "attention_chunk_size": 2048},
         _LLAMA4 | {"attn_implementation": "flex_attention"},
     ),
-}  # fmt: skip
+}
 """By the type of transformers' configuration, after which a comma or a space begins a remark: the class that is trained, the
 values of the full size beside the class's defaults, those of the tiny one."""
 
 _XL: Values = {
-    "num_attention_heads": 16, "attention_head_dim": 72, "in_channels": 4, "out_channels": 8, "num_layers": 28, "patch_size": 2,
-    "num_embeds_ada_norm": 1000, "norm_elementwise_affine": False, "attention_bias": True, "activation_fn": "gelu-approximate",
-}  # fmt: skip
-_SMALL: Values = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 4, "sample_size": 8}
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "in_channels": 4,
+    "out_channels": 8,
+    "num_layers": 28,
+    "patch_size": 2,
+    "num_embeds_ada_norm": 1000,
+    "norm_elementwise_affine": False,
+    "attention_bias": True,
+    "activation_fn": "gelu-approximate",
+}
+_SMALL: Values = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 4,
+    "sample_size": 8,
+}
 DIFFUSERS: dict[str, tuple[str, Values, Values]] = {
     "SDXL UNet": (
         "UNet2DConditionModel",
         {
-            "addition_embed_type": "text_time", "addition_time_embed_dim": 256, "attention_head_dim": [5, 10, 20],
-            "block_out_channels": [320, 640, 1280], "cross_attention_dim": 2048,
-            "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"], "in_channels": 4,
-            "layers_per_block": 2, "projection_class_embeddings_input_dim": 2816, "sample_size": 128,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 256,
+            "attention_head_dim": [5, 10, 20],
+            "block_out_channels": [320, 640, 1280],
+            "cross_attention_dim": 2048,
+            "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+            "in_channels": 4,
+            "layers_per_block": 2,
+            "projection_class_embeddings_input_dim": 2816,
+            "sample_size": 128,
             "transformer_layers_per_block": [1, 2, 10],
-            "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "use_linear_projection": True,
+            "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+            "use_linear_projection": True,
         },
         {
-            "attention_head_dim": [1, 2, 4], "block_out_channels": [32, 64, 64], "cross_attention_dim": 32, "sample_size": 16,
-            "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 80, "transformer_layers_per_block": [1, 1, 2],
+            "attention_head_dim": [1, 2, 4],
+            "block_out_channels": [32, 64, 64],
+            "cross_attention_dim": 32,
+            "sample_size": 16,
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 80,
+            "transformer_layers_per_block": [1, 1, 2],
             "layers_per_block": 1,
         },
     ),
     "FLUX.1": (
         "FluxTransformer2DModel",
         {
-            "attention_head_dim": 128, "guidance_embeds": True, "in_channels": 64, "joint_attention_dim": 4096,
-            "num_attention_heads": 24, "num_layers": 19, "num_single_layers": 38, "patch_size": 1, "pooled_projection_dim": 768,
+            "attention_head_dim": 128,
+            "guidance_embeds": True,
+            "in_channels": 64,
+            "joint_attention_dim": 4096,
+            "num_attention_heads": 24,
+            "num_layers": 19,
+            "num_single_layers": 38,
+            "patch_size": 1,
+            "pooled_projection_dim": 768,
         },
         {
-            "attention_head_dim": 16, "num_attention_heads": 2, "num_layers": 4, "num_single_layers": 4,
-            "joint_attention_dim": 32, "pooled_projection_dim": 16, "axes_dims_rope": [4, 6, 6],
-            "in_channels": 8, "sample_size": 8,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "num_layers": 4,
+            "num_single_layers": 4,
+            "joint_attention_dim": 32,
+            "pooled_projection_dim": 16,
+            "axes_dims_rope": [4, 6, 6],
+            "in_channels": 8,
+            "sample_size": 8,
         },
     ),
-    "DiT-XL/2": ("DiTTransformer2DModel", _XL | {"sample_size": 32, "norm_type": "ada_norm_zero"}, _SMALL),
+    "DiT-XL/2": (
+        "DiTTransformer2DModel",
+        _XL | {"sample_size": 32, "norm_type": "ada_norm_zero"},
+        _SMALL,
+    ),
     "PixArt-alpha": (
         "PixArtTransformer2DModel",
-        _XL | {
-            "sample_size": 128, "norm_type": "ada_norm_single", "caption_channels": 4096, "cross_attention_dim": 1152,
+        _XL
+        | {
+            "sample_size": 128,
+            "norm_type": "ada_norm_single",
+            "caption_channels": 4096,
+            "cross_attention_dim": 1152,
             "interpolation_scale": 2,
         },
         _SMALL | {"caption_channels": 32, "cross_attention_dim": 32},
@@ -198,13 +354,27 @@ DIFFUSERS: dict[str, tuple[str, Values, Values]] = {
     "Stable Diffusion 3": (
         "SD3Transformer2DModel",
         {
-            "attention_head_dim": 64, "caption_projection_dim": 1536, "in_channels": 16, "joint_attention_dim": 4096,
-            "num_attention_heads": 24, "num_layers": 24, "out_channels": 16, "patch_size": 2, "pooled_projection_dim": 2048,
-            "pos_embed_max_size": 192, "sample_size": 128,
+            "attention_head_dim": 64,
+            "caption_projection_dim": 1536,
+            "in_channels": 16,
+            "joint_attention_dim": 4096,
+            "num_attention_heads": 24,
+            "num_layers": 24,
+            "out_channels": 16,
+            "patch_size": 2,
+            "pooled_projection_dim": 2048,
+            "pos_embed_max_size": 192,
+            "sample_size": 128,
         },
-        _SMALL | {"caption_projection_dim": 32, "joint_attention_dim": 32, "pooled_projection_dim": 16, "pos_embed_max_size": 16},
+        _SMALL
+        | {
+            "caption_projection_dim": 32,
+            "joint_attention_dim": 32,
+            "pooled_projection_dim": 16,
+            "pos_embed_max_size": 16,
+        },
     ),
-}  # fmt: skip
+}
 """The class of diffusers, the values of the full size, and what is otherwise in the tiny one."""
 
 _MODELS = str(Path(__file__).parents[1] / "examples" / "tasks" / "architectures.py")
@@ -232,7 +402,11 @@ def architectures(folder: Path, tiny: bool = False) -> Iterator[Architecture]:
     """Every architecture, whose configuration is written into the folder."""
     for name, (trained, full, small) in TRANSFORMERS.items():
         kind = name.replace(",", " ").split()[0]
-        file = _written(folder, name, {"model_type": kind, "architectures": [trained], **(small if tiny else full)})
+        file = _written(
+            folder,
+            name,
+            {"model_type": kind, "architectures": [trained], **(small if tiny else full)},
+        )
         yield Architecture(name, f"transformers:{file}", _tokens(name, tiny))
     for name, (trained, full, small) in DIFFUSERS.items():
         file = _written(folder, name, {"_class_name": trained, **full, **(small if tiny else {})})

@@ -40,7 +40,10 @@ RESULT = Path(__file__).parent / "results" / "architectures.md"
 SAMPLES = 2
 WITHIN = 0.01
 _CONVOLUTIONS = {name: getattr(torch, name) for name in ("conv1d", "conv2d", "conv3d")}
-_TRANSPOSED = {name: getattr(torch, name) for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")}
+_TRANSPOSED = {
+    name: getattr(torch, name)
+    for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+}
 
 
 class FunctionFlops(TorchFunctionMode):
@@ -71,7 +74,9 @@ def _given(args: Any, kwargs: Any, at: int, name: str) -> Any:
 def _attention(out: Any, args: Any, kwargs: Any) -> float:
     q, k, v = (_given(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
-    return float(prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])) * (0.5 if causal else 1.0)
+    return float(prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])) * (
+        0.5 if causal else 1.0
+    )
 
 
 def _einsum(out: Any, args: Any, kwargs: Any) -> float:
@@ -79,7 +84,9 @@ def _einsum(out: Any, args: Any, kwargs: Any) -> float:
     if len(operands) < 2:
         return 0.0
     sizes: dict[str, int] = {}
-    for letters, operand in zip(args[0].replace(" ", "").partition("->")[0].split(","), operands, strict=True):
+    for letters, operand in zip(
+        args[0].replace(" ", "").partition("->")[0].split(","), operands, strict=True
+    ):
         sizes |= dict(zip(letters, operand.shape, strict=True)) if "." not in letters else {}
     return float(prod(sizes.values()))
 
@@ -91,14 +98,18 @@ def _convolution(out: Any, args: Any, kwargs: Any) -> float:
 def _recurrent(out: Any, args: Any, kwargs: Any) -> float:
     """All time steps' products with the weights of inputs and of the hidden state."""
     x, weights = args[0], args[2]
-    return float(x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights if weight.dim() == 2))
+    return float(
+        x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    )
 
 
 FORMULAS: dict[str, Callable[[Any, Any, Any], float]] = {
     "linear": lambda out, args, _: out.numel() * args[0].shape[-1],
     "scaled_dot_product_attention": _attention,
     "einsum": _einsum,
-    **dict.fromkeys(("matmul", "__matmul__", "bmm", "mm"), lambda out, args, _: out.numel() * args[0].shape[-1]),
+    **dict.fromkeys(
+        ("matmul", "__matmul__", "bmm", "mm"), lambda out, args, _: out.numel() * args[0].shape[-1]
+    ),
     "addmm": lambda out, args, kwargs: out.numel() * _given(args, kwargs, 1, "mat1").shape[-1],
     "baddbmm": lambda out, args, kwargs: out.numel() * _given(args, kwargs, 1, "batch1").shape[-1],
     **dict.fromkeys(("lstm", "gru", "rnn_tanh"), _recurrent),
@@ -116,7 +127,12 @@ def counted(spec: str, length: int | None) -> float:
         with torch.device("meta"):
             task = build_task(spec, length)
     batch = meta_batch(task, SAMPLES, "fp32")
-    with torch.device("meta"), python_functions_see_through(), unpacked_sequences(), answered(False, task.pads):
+    with (
+        torch.device("meta"),
+        python_functions_see_through(),
+        unpacked_sequences(),
+        answered(False, task.pads),
+    ):
         if task.step is not None:
             return _whole_step(task)
         with FunctionFlops() as mode, torch.no_grad():
@@ -193,9 +209,14 @@ def row_of(architecture: Architecture) -> str:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     ours, theirs = traced_flops(workload), counted(architecture.spec, architecture.tokens)
     figures = (
-        f"{workload.parameters / 1e9:.4g}", f"{ours / 1e12:.5g}", f"{theirs / 1e12:.5g}", f"{100 * (ours / theirs - 1):+.2f} %",
-        f"{seconds:.1f}", f"{memory:.0f} ({memory - before:.0f})", " ".join(workload.notes),
-    )  # fmt: skip
+        f"{workload.parameters / 1e9:.4g}",
+        f"{ours / 1e12:.5g}",
+        f"{theirs / 1e12:.5g}",
+        f"{100 * (ours / theirs - 1):+.2f} %",
+        f"{seconds:.1f}",
+        f"{memory:.0f} ({memory - before:.0f})",
+        " ".join(workload.notes),
+    )
     return f"| {name} | {' | '.join(figures)} |"
 
 
@@ -217,9 +238,7 @@ def main() -> None:
                 continue
             command = [sys.executable, __file__, "--one", name, *["--tiny"] * options.tiny]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            failed = (
-                f"| {name} | | | | | | | failed: {(done.stderr.strip().splitlines() or ['nothing said'])[-1][:300]} |"
-            )
+            failed = f"| {name} | | | | | | | failed: {(done.stderr.strip().splitlines() or ['nothing said'])[-1][:300]} |"
             rows.append(done.stdout.strip().splitlines()[-1] if done.returncode == 0 else failed)
             print(rows[-1], flush=True)
     if not options.only and not options.tiny:
@@ -237,7 +256,11 @@ def page(rows: list[str]) -> str:
         "| model | parameters, billions | TFLOPs traced | TFLOPs counted | difference | seconds | MiB | notes |\n"
         "|---|--:|--:|--:|--:|--:|--:|---|\n"
     )
-    return f"# Architectures traced (`make bench-architectures`)\n\n{head}\n\n{table}" + "\n".join(rows) + "\n"
+    return (
+        f"# Architectures traced (`make bench-architectures`)\n\n{head}\n\n{table}"
+        + "\n".join(rows)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

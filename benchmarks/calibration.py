@@ -22,9 +22,13 @@ PROBES = 2
 PHOTOS = Path(__file__).parents[1] / "examples" / "photo_tasks.py"
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
 _BERT = {
-    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_hidden_layers": 6, "hidden_size": 512,
-    "num_attention_heads": 8, "intermediate_size": 2048,
-}  # fmt: skip
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
 
 
 def ten_models() -> list[str]:
@@ -40,7 +44,9 @@ def ten_models() -> list[str]:
         for spec, batch, more, length in _models(Path(folder)):
             variant = Variant("sgd_momentum", length, cpu=True)
             workload = load_workload(spec, ("fp32",), variant)
-            conditions = Conditions(model=spec, optimizer="sgd_momentum", sequence_length=length, seconds=PROBE_S)
+            conditions = Conditions(
+                model=spec, optimizer="sgd_momentum", sequence_length=length, seconds=PROBE_S
+            )
 
             forecaster = Forecaster(workload, target)
 
@@ -48,7 +54,9 @@ def ten_models() -> list[str]:
                 return forecaster.forecast(Execution(micro_batch=n))
 
             foreseen = foresee(batch)
-            probes = sorted((measure(conditions, batch) for _ in range(PROBES)), key=lambda m: m.median_ms)
+            probes = sorted(
+                (measure(conditions, batch) for _ in range(PROBES)), key=lambda m: m.median_ms
+            )
             middle = probes[PROBES // 2]
             measured = middle.median_ms
             ratio, within = _compare(foreseen, measured)
@@ -59,7 +67,9 @@ def ten_models() -> list[str]:
             inside += within
             there = []
             for n in more:
-                sharp = forecaster.knowing(Measured((known,), "this run")).forecast(Execution(micro_batch=n))
+                sharp = forecaster.knowing(Measured((known,), "this run")).forecast(
+                    Execution(micro_batch=n)
+                )
                 again = statistics.median(measure(conditions, n).median_ms for _ in range(PROBES))
                 off, held = _compare(sharp, again)
                 others.append(abs(1 / off - 1))
@@ -93,8 +103,14 @@ def _models(folder: Path) -> list[tuple[str, int, tuple[int, ...], int | None]]:
     (folder / "gpt2.json").write_text(json.dumps(_GPT2))
     (folder / "bert.json").write_text(json.dumps(_BERT))
     return [
-        ("resnet18", 8, (2, 16), None), ("resnet50", 4, (2, 8), None), ("vgg11", 2, (1, 4), None),
-        ("mobilenet_v2", 8, (4, 16), None), (f"{PHOTOS}:cnn", 32, (8, 96), None), (f"{PHOTOS}:transformer", 16, (4, 48), None),
-        ("timm:vit_tiny_patch16_224", 4, (2, 12), None), ("timm:densenet121", 4, (2, 8), None),
-        (f"transformers:{folder / 'gpt2.json'}", 2, (1, 4), 64), (f"transformers:{folder / 'bert.json'}", 8, (4, 16), 64),
-    ]  # fmt: skip
+        ("resnet18", 8, (2, 16), None),
+        ("resnet50", 4, (2, 8), None),
+        ("vgg11", 2, (1, 4), None),
+        ("mobilenet_v2", 8, (4, 16), None),
+        (f"{PHOTOS}:cnn", 32, (8, 96), None),
+        (f"{PHOTOS}:transformer", 16, (4, 48), None),
+        ("timm:vit_tiny_patch16_224", 4, (2, 12), None),
+        ("timm:densenet121", 4, (2, 8), None),
+        (f"transformers:{folder / 'gpt2.json'}", 2, (1, 4), 64),
+        (f"transformers:{folder / 'bert.json'}", 8, (4, 16), 64),
+    ]

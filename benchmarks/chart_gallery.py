@@ -30,29 +30,70 @@ ANSWERS: dict[str, tuple[list[str], dict[str, str]]] = {
         {"": "batch", "roofline-of-t4-batch-64": "roofline"},
     ),
     "memory": (
-        ["forecast", "vgg16", "--gpu", "T4", "--batch", "32", "--no-journal"], {"memory-over-the-step": "memory"},
+        ["forecast", "vgg16", "--gpu", "T4", "--batch", "32", "--no-journal"],
+        {"memory-over-the-step": "memory"},
     ),
     "cluster": (
-        ["forecast", "resnet50", "--gpu", "A100", "--num-gpus", "4", "--nodes", "4", "--network", "12.5", "--batch", "64",
-         "--precision", "amp_fp16", "--no-journal"],
+        [
+            "forecast",
+            "resnet50",
+            "--gpu",
+            "A100",
+            "--num-gpus",
+            "4",
+            "--nodes",
+            "4",
+            "--network",
+            "12.5",
+            "--batch",
+            "64",
+            "--precision",
+            "amp_fp16",
+            "--no-journal",
+        ],
         {"a-step-over-data-host-device-and-links": "gantt", "scaling-over-devices": "scaling"},
     ),
     "roles": (
-        ["forecast", "resnet50", "--gpu", "A100", "--batch", "64", "--precision", "amp_fp16", "--no-journal"],
+        [
+            "forecast",
+            "resnet50",
+            "--gpu",
+            "A100",
+            "--batch",
+            "64",
+            "--precision",
+            "amp_fp16",
+            "--no-journal",
+        ],
         {"what-the-layers-of-each-role-take": "roles"},
     ),
     "match": (["match", "resnet50", *JOB], {"": "pareto"}),
     "plan": (
-        ["plan", "resnet50", "--gpu", "T4", "--num-gpus", "4", "--batch", "32", "--accumulate", "8", *JOB, "--no-journal"],
+        [
+            "plan",
+            "resnet50",
+            "--gpu",
+            "T4",
+            "--num-gpus",
+            "4",
+            "--batch",
+            "32",
+            "--accumulate",
+            "8",
+            *JOB,
+            "--no-journal",
+        ],
         {"micro-batch-accumulation-and-sharding": "layouts"},
     ),
-}  # fmt: skip
+}
 """The command, and of its charts (by what their files' names end in) those that are shown, under their names in the gallery."""
 
 
 def main() -> None:
     """Make the charts of the answers that were named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], default=[], metavar="NAME")
     CHARTS.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().names or ANSWERS:
@@ -61,8 +102,12 @@ def main() -> None:
             made = [sys.executable, "-m", "trainpace", *command, "--figure", f"{folder}/x.svg"]
             subprocess.run(made, cwd=ROOT, check=True, capture_output=True)
             for ending, short in charts.items():
-                text = themed((Path(folder) / f"x{ending and '-'}{ending}.svg").read_text(encoding="utf-8"))
-                assert len(text.encode()) <= MOST_BYTES, f"{short}.svg would have {len(text.encode()):,} bytes"
+                text = themed(
+                    (Path(folder) / f"x{ending and '-'}{ending}.svg").read_text(encoding="utf-8")
+                )
+                assert len(text.encode()) <= MOST_BYTES, (
+                    f"{short}.svg would have {len(text.encode()):,} bytes"
+                )
                 (CHARTS / f"{short}.svg").write_text(text, encoding="utf-8")
                 print(f"{short}.svg: {len(text.encode()) / 1024:.0f} KiB")
 
@@ -74,7 +119,8 @@ def themed(svg: str) -> str:
     for i, light in enumerate(used):
         svg = svg.replace(light, f"var(--c{i})")
     light, dark = (
-        ";".join(f"--c{i}:{one(colour)}" for i, colour in enumerate(used)) for one in (str, pairs.__getitem__)
+        ";".join(f"--c{i}:{one(colour)}" for i, colour in enumerate(used))
+        for one in (str, pairs.__getitem__)
     )
     style = f"<style>svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     begin = re.search(r"<svg [^>]*>", svg)
@@ -90,9 +136,14 @@ def _shade(shade: int) -> tuple[str, str]:
     """A heat map's, as matplotlib writes it."""
 
     def mixed(scheme: int) -> str:
-        page, tone = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (PAGE[scheme], TONES["first"][scheme]))
+        page, tone = (
+            [int(c[i : i + 2], 16) for i in (1, 3, 5)]
+            for c in (PAGE[scheme], TONES["first"][scheme])
+        )
         share = shade_share(shade)
-        return "#" + "".join(f"{round((1 - share) * p + share * t):02x}" for p, t in zip(page, tone, strict=True))
+        return "#" + "".join(
+            f"{round((1 - share) * p + share * t):02x}" for p, t in zip(page, tone, strict=True)
+        )
 
     return mixed(0), mixed(1)
 

@@ -35,17 +35,34 @@ def main() -> None:
     """Run the folds, or read those of an earlier run, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--traces", type=Path, required=True, help="folder that `trainpace validate --traces` filled")
-    parser.add_argument("--constants", type=Path, default=ROOT / "out/cluster_constants.json", help="kept between runs")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        required=True,
+        help="folder that `trainpace validate --traces` filled",
+    )
+    parser.add_argument(
+        "--constants",
+        type=Path,
+        default=ROOT / "out/cluster_constants.json",
+        help="kept between runs",
+    )
     parser.add_argument("--again", action="store_true", help="refit even if --constants is there")
-    parser.add_argument("--kinds", nargs="+", default=["model", "collection"], choices=["model", "collection"])
+    parser.add_argument(
+        "--kinds", nargs="+", default=["model", "collection"], choices=["model", "collection"]
+    )
     options = parser.parse_args()
     if options.again or not options.constants.is_file():
         options.constants.parent.mkdir(exist_ok=True)
-        options.constants.write_text(json.dumps(held_out_constants(options.data, options.traces, options.kinds)))
+        options.constants.write_text(
+            json.dumps(held_out_constants(options.data, options.traces, options.kinds))
+        )
     every = read_pairs(options.data, options.traces, timed=False)
     pairs = {pair[0].run.index: pair for pair in every}
-    found = {kind: forecasts(every, kind, folds) for kind, folds in json.loads(options.constants.read_text()).items()}
+    found = {
+        kind: forecasts(every, kind, folds)
+        for kind, folds in json.loads(options.constants.read_text()).items()
+    }
     text = report(pairs, found)
     RESULT.write_text(text)
     print(text)
@@ -72,8 +89,20 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOutRun]]) -> str:
             if chosen and (kind == main or all(r.fold != NOTHING for _, r in chosen)):
                 lines.append(_errors(name, kind, chosen, goal))
     rows = [(pairs[row.run][0], row) for row in found[main]]
-    lines += ["", *_unsupported(rows), "", f"## Executions ranked right, {main} left out", "", *ranking(rows)]
-    lines += ["", f"## Scaling efficiency of ResNet-50 (lambda_aggregated), {main} left out", "", *scaling(rows)]
+    lines += [
+        "",
+        *_unsupported(rows),
+        "",
+        f"## Executions ranked right, {main} left out",
+        "",
+        *ranking(rows),
+    ]
+    lines += [
+        "",
+        f"## Scaling efficiency of ResNet-50 (lambda_aggregated), {main} left out",
+        "",
+        *scaling(rows),
+    ]
     lines += ["", "## Peak memory by execution", "", *memory(rows)]
     lines += ["", f"## Every run of LLMs, {main} left out", "", *every(rows)]
     return "\n".join(lines) + "\n"
@@ -84,28 +113,53 @@ def _is_nemo(case: Case) -> bool:
 
 
 GROUPS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
-    ("Megatron/Selene-type, all", "7", lambda c: c.run.file in ("megatron_papers_nemo", "bigscience_bloom")),
-    ("megatron_papers_nemo, Megatron-LM", "7", lambda c: c.run.file == "megatron_papers_nemo" and not _is_nemo(c)),
-    ("megatron_papers_nemo, Calculon's rows (3.65 there)", "7", lambda c: "calculon" in c.run.notes and bool(c.measured_ms)),
-    ("megatron_papers_nemo, NeMo in FP8", "7", lambda c: c.run.file == "megatron_papers_nemo" and _is_nemo(c)),
+    (
+        "Megatron/Selene-type, all",
+        "7",
+        lambda c: c.run.file in ("megatron_papers_nemo", "bigscience_bloom"),
+    ),
+    (
+        "megatron_papers_nemo, Megatron-LM",
+        "7",
+        lambda c: c.run.file == "megatron_papers_nemo" and not _is_nemo(c),
+    ),
+    (
+        "megatron_papers_nemo, Calculon's rows (3.65 there)",
+        "7",
+        lambda c: "calculon" in c.run.notes and bool(c.measured_ms),
+    ),
+    (
+        "megatron_papers_nemo, NeMo in FP8",
+        "7",
+        lambda c: c.run.file == "megatron_papers_nemo" and _is_nemo(c),
+    ),
     ("bigscience_bloom, A100", "7", lambda c: c.run.file == "bigscience_bloom"),
     ("mosaic_llm_foundry", "10", lambda c: c.run.file == "mosaic_llm_foundry"),
     ("torchtitan", "10", lambda c: c.run.file == "torchtitan"),
     ("litgpt_flashattn_misc", "10", lambda c: c.run.file == "litgpt_flashattn_misc"),
-    ("lambda_aggregated, ResNet-50, 2 to 8 GPUs", "-",
-     lambda c: c.run.file == "lambda_aggregated" and 2 <= c.execution.world_size <= 8),
+    (
+        "lambda_aggregated, ResNet-50, 2 to 8 GPUs",
+        "-",
+        lambda c: c.run.file == "lambda_aggregated" and 2 <= c.execution.world_size <= 8,
+    ),
     ("neusight, 4 GPUs", "6", lambda c: c.run.file.startswith("neusight")),
-)  # fmt: skip
+)
 
 
 def _errors(name: str, kind: str, rows: Rows, goal: str) -> str:
     measured = np.array([case.measured_ms for case, _ in rows], dtype=float)
-    ms, low, high = (np.array([getattr(row, f) for _, row in rows]) for f in ("forecast_ms", "low_ms", "high_ms"))
+    ms, low, high = (
+        np.array([getattr(row, f) for _, row in rows]) for f in ("forecast_ms", "low_ms", "high_ms")
+    )
     error = 100 * (ms / measured - 1)
     size = np.abs(error)
     inside = 100 * ((low <= measured) & (measured <= high)).mean()
     numbers = (size.mean(), np.median(size), np.quantile(size, 0.95), np.median(error), inside)
-    return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {goal} |"
+    return (
+        f"| {name} | {kind} | {len(rows)} | "
+        + " | ".join(f"{x:.1f}" for x in numbers)
+        + f" | {goal} |"
+    )
 
 
 def _unsupported(rows: Rows) -> Iterable[str]:
@@ -115,7 +169,9 @@ def _unsupported(rows: Rows) -> Iterable[str]:
             key = case.run.file, row.reason
             reasons[key] = reasons.get(key, 0) + 1
     yield (
-        "Not forecast:" if reasons else "Every run was forecast; neusight's 4-GPU runs are not among the visible ones."
+        "Not forecast:"
+        if reasons
+        else "Every run was forecast; neusight's 4-GPU runs are not among the visible ones."
     )
     for (file, reason), count in sorted(reasons.items()):
         yield f"- {file}: {count} runs: {reason}"
@@ -135,7 +191,9 @@ def ranking(rows: Rows) -> Iterable[str]:
                     case.cluster.device.name,
                     case.execution.world_size,
                 )
-                alike.setdefault(key, []).append((tokens / case.measured_ms, tokens / row.forecast_ms))
+                alike.setdefault(key, []).append(
+                    (tokens / case.measured_ms, tokens / row.forecast_ms)
+                )
         right = [
             (a[0] - b[0]) * (a[1] - b[1]) > 0
             for same in alike.values()
@@ -154,14 +212,24 @@ def scaling(rows: Rows) -> Iterable[str]:
         e = case.execution
         return case.cluster.device.name, e.precision, e.micro_batch, case.run.framework_version
 
-    chosen = [(c, r) for c, r in rows if c.run.file == "lambda_aggregated" and c.measured_ms and r.forecast_ms]
-    alone = {key(c): (c.measured_ms or 0, r.forecast_ms or 0) for c, r in chosen if c.execution.world_size == 1}
+    chosen = [
+        (c, r)
+        for c, r in rows
+        if c.run.file == "lambda_aggregated" and c.measured_ms and r.forecast_ms
+    ]
+    alone = {
+        key(c): (c.measured_ms or 0, r.forecast_ms or 0)
+        for c, r in chosen
+        if c.execution.world_size == 1
+    }
     points: dict[int, list[float]] = {}
     for case, row in chosen:
         n = case.execution.world_size
         if 2 <= n <= 8 and key(case) in alone and row.forecast_ms:
             one = alone[key(case)]
-            points.setdefault(n, []).append(100 * (one[1] / row.forecast_ms - one[0] / (case.measured_ms or 1)))
+            points.setdefault(n, []).append(
+                100 * (one[1] / row.forecast_ms - one[0] / (case.measured_ms or 1))
+            )
     yield "| GPUs | n | mean points off | worst | bias | to reach |"
     yield "|--:|--:|--:|--:|--:|--:|"
     for name, values in [
@@ -183,7 +251,9 @@ def memory(rows: Rows) -> Iterable[str]:
     yield "|---|---|--:|--:|--:|--:|"
     errors: dict[tuple[str, str], list[float]] = {}
     for case, row in rows:
-        parts = re.search(r"parameters\+optimizer ([\d.]+) GB, activations ([\d.]+) GB", case.run.notes)
+        parts = re.search(
+            r"parameters\+optimizer ([\d.]+) GB, activations ([\d.]+) GB", case.run.notes
+        )
         if case.run.peak_mem_gib and row.memory_gib is not None:
             peak = f"{case.peak}, {FILLED}" if case.run.cudnn_benchmark == "yes" else case.peak
             key = f"{case.run.file}, {peak}", _execution_text(case)
@@ -199,7 +269,10 @@ def memory(rows: Rows) -> Iterable[str]:
         yield f"| {collection} | {execution} | {len(values)} | {np.abs(values).mean():.1f} | {np.median(values):+.1f} | 5 |"
     for name, chosen in (
         ("all", list(errors.values())),
-        (f"all but {FILLED}", [values for (collection, _), values in errors.items() if FILLED not in collection]),
+        (
+            f"all but {FILLED}",
+            [values for (collection, _), values in errors.items() if FILLED not in collection],
+        ),
     ):
         every = list(itertools.chain(*chosen))
         if every:
@@ -208,8 +281,12 @@ def memory(rows: Rows) -> Iterable[str]:
 
 def _execution_text(case: Case) -> str:
     e = case.execution
-    sizes = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp)) if size > 1]
-    extra = [f"ZeRO {e.zero_stage}"] * bool(e.zero_stage) + [f"recompute {e.activation_checkpointing}"]
+    sizes = [
+        f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp)) if size > 1
+    ]
+    extra = [f"ZeRO {e.zero_stage}"] * bool(e.zero_stage) + [
+        f"recompute {e.activation_checkpointing}"
+    ]
     return ", ".join(sizes + extra)
 
 
@@ -221,7 +298,9 @@ def every(rows: Rows) -> Iterable[str]:
         if case.run.file == "lambda_aggregated" or not case.measured_ms or not row.forecast_ms:
             continue
         e = case.execution
-        sized = f"/{CONFIGURATIONS}/" in case.run.model_spec  # a model that its run names by its sizes
+        sized = (
+            f"/{CONFIGURATIONS}/" in case.run.model_spec
+        )  # a model that its run names by its sizes
         model = case.run.model if sized else case.run.model_spec.rpartition("/")[2]
         extra = f", {e.precision}" * (e.precision != "bf16") + ", compiled" * e.compile
         yield (

@@ -32,9 +32,22 @@ from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.machine.host_links import COLLECTIVES, TimedCollective, fit_host_links  # noqa: E402
 
 CALIBRATED_MBIT, CALIBRATED_HOSTS = 300.0, 2
-CALIBRATED_BYTES = (2**11, 2**13, 3 * 2**12, 3 * 2**13, 2**15, 3 * 2**14, 2**17, 2**19, 2**21, 2**23)
+CALIBRATED_BYTES = (
+    2**11,
+    2**13,
+    3 * 2**12,
+    3 * 2**13,
+    2**15,
+    3 * 2**14,
+    2**17,
+    2**19,
+    2**21,
+    2**23,
+)
 CHECKED_BYTES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
-CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [(4, mbit) for mbit in (100.0, 300.0, 1000.0)]
+CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [
+    (4, mbit) for mbit in (100.0, 300.0, 1000.0)
+]
 SECONDS_OF_A_TIMING = 15.0
 RANK = ("-m", "trainpace.machine.host_links")
 
@@ -54,7 +67,11 @@ class Row(NamedTuple):
 
 
 def measure(
-    joined: tuple[Host, ...], mbit: float, collectives: tuple[str, ...], sizes: tuple[int, ...], repeats: int
+    joined: tuple[Host, ...],
+    mbit: float,
+    collectives: tuple[str, ...],
+    sizes: tuple[int, ...],
+    repeats: int,
 ) -> list[TimedCollective]:
     """Times of every payload; the largest ones fewer times, so that a slow link does not take minutes."""
     limit = SECONDS_OF_A_TIMING / 8 * mbit * 1e6 / (2 * len(collectives))
@@ -64,8 +81,12 @@ def measure(
     for some, times in ((small, repeats), (large, 3)):
         if some:
             request = {"collectives": collectives, "sizes_bytes": some, "repeats": times}
-            found += [TimedCollective(**{k: r[k] for k in ("collective", "payload_bytes", "ranks", "time_ms")})
-                      for r in together(joined, RANK, request)]  # fmt: skip
+            found += [
+                TimedCollective(
+                    **{k: r[k] for k in ("collective", "payload_bytes", "ranks", "time_ms")}
+                )
+                for r in together(joined, RANK, request)
+            ]
     return found
 
 
@@ -77,14 +98,18 @@ def cluster_of(links: HostLinks, number: int, mbit: float, device: Device = CPU)
     bytes the cores have time for all."""
     crowd = max(1.0, number / (os.cpu_count() or 1))
     links = replace(links, start_us=crowd * links.start_us, message_us=crowd * links.message_us)
-    return Cluster(device=device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
+    return Cluster(
+        device=device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links
+    )
 
 
 def forecast(links: HostLinks, number: int, mbit: float, timed: list[TimedCollective]) -> list[Row]:
     """Every timed collective as the links would have it."""
     rows = []
     for t in timed:
-        ms = collective_ms(t.collective, t.payload_bytes, number, 1, cluster_of(links, number, mbit))  # type: ignore[arg-type]
+        ms = collective_ms(
+            t.collective, t.payload_bytes, number, 1, cluster_of(links, number, mbit)
+        )  # type: ignore[arg-type]
         assert not isinstance(ms, str), ms
         rows.append(Row(number, mbit, t, float(ms)))
     return rows
@@ -124,7 +149,13 @@ def summary(rows: list[Row]) -> list[str]:
         if r.timed.collective == "all_reduce":
             groups[f"all_reduce, {r.hosts} hosts"].append(error)
             size = r.timed.payload_bytes
-            part = "below 64 KiB" if size < 2**16 else "64 KiB to 1 MiB" if size <= 2**20 else "above 1 MiB"
+            part = (
+                "below 64 KiB"
+                if size < 2**16
+                else "64 KiB to 1 MiB"
+                if size <= 2**20
+                else "above 1 MiB"
+            )
             groups[f"all_reduce, {r.hosts} hosts, {part}"].append(error)
     return [
         f"| {name} | {len(e)} | {statistics.mean(e):.1f} | {statistics.median(e):.1f} | {max(e):.1f} |"
@@ -134,18 +165,26 @@ def summary(rows: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, nothing above 4 MiB, result not kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repeats, nothing above 4 MiB, result not kept"
+    )
     quick = parser.parse_args().quick
     links, rows = run(9 if quick else 21, quick)
     import torch
 
     head = [
-        "# Collectives between shaped hosts (`make bench-cluster`)", "",
+        "# Collectives between shaped hosts (`make bench-cluster`)",
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo; "
-        f"calibrated at {CALIBRATED_HOSTS} hosts and {CALIBRATED_MBIT:.0f} Mbit/s on payloads that are not checked.", "",
-        f"Links: {links}", "",
-        "| what | rows | mean error, % | median, % | largest, % |", "|---|---|---|---|---|", *summary(rows), "",
-    ]  # fmt: skip
+        f"calibrated at {CALIBRATED_HOSTS} hosts and {CALIBRATED_MBIT:.0f} Mbit/s on payloads that are not checked.",
+        "",
+        f"Links: {links}",
+        "",
+        "| what | rows | mean error, % | median, % | largest, % |",
+        "|---|---|---|---|---|",
+        *summary(rows),
+        "",
+    ]
     table = [
         "| hosts | Mbit/s | collective | KiB | measured, ms | forecast, ms | error, % |",
         "|---|---|---|---|---|---|---|",

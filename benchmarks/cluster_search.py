@@ -35,10 +35,16 @@ ROUNDS = 5
 RESULT = Path(__file__).parent / "results" / "cluster_search.md"
 JOB = Schedule(max_steps=1000)
 LLAMA_70B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
-    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
     "max_position_embeddings": 8192,
-}  # fmt: skip
+}
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 KEPT = ("GPUs", "offload", "precision", "compile")
 """Not enumerated in the small cases, so that one by one takes a minute and not an hour."""
@@ -55,16 +61,32 @@ def traced(config: Mapping[str, object], sequence_length: int) -> Workload:
 def large_case() -> list[str]:
     """Search time and optimum of Llama-3-70B on 512 H100."""
     workload = traced(LLAMA_70B, 8192)
-    cluster = Cluster(device=find_device("H100"), devices_per_node=8, nodes=64, network_gb_per_s_per_device=50.0)
-    start = Execution(micro_batch=1, accumulation=2, nnodes=64, nproc_per_node=8, precision="bf16", optimizer="adamw")
+    cluster = Cluster(
+        device=find_device("H100"), devices_per_node=8, nodes=64, network_gb_per_s_per_device=50.0
+    )
+    start = Execution(
+        micro_batch=1,
+        accumulation=2,
+        nnodes=64,
+        nproc_per_node=8,
+        precision="bf16",
+        optimizer="adamw",
+    )
     setting = Setting(workload, cluster, JOB)
-    lines = ["| executions of Llama-3-70B, global batch 1,024 | searched | fit | seconds (median) | of one core | best |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for name, freedom in (("on all 512 H100", Freedom(keep=("GPUs",))), ("and on parts of them", Freedom())):
+    lines = [
+        "| executions of Llama-3-70B, global batch 1,024 | searched | fit | seconds (median) | of one core | best |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, freedom in (
+        ("on all 512 H100", Freedom(keep=("GPUs",))),
+        ("and on parts of them", Freedom()),
+    ):
         walls, cores = [], []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
-            found = search(setting, start, executions_on(cluster, workload, start, freedom), (NO_WAIT,))
+            found = search(
+                setting, start, executions_on(cluster, workload, start, freedom), (NO_WAIT,)
+            )
             best = found.best()
             walls.append(time.perf_counter() - wall)
             cores.append(time.process_time() - cpu)
@@ -95,11 +117,19 @@ def one_by_one(start: Execution, blocks: int) -> Iterator[Execution]:
             ):
                 try:
                     yield replace(
-                        start, micro_batch=micro, accumulation=share // micro, tp=tp, pp=pp, cp=cp,
-                        zero_stage=zero, reshard_after_forward=reshards,
-                        virtual_stages=virtual, pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
-                        activation_checkpointing=recompute, sequence_parallel=along,
-                    )  # fmt: skip
+                        start,
+                        micro_batch=micro,
+                        accumulation=share // micro,
+                        tp=tp,
+                        pp=pp,
+                        cp=cp,
+                        zero_stage=zero,
+                        reshard_after_forward=reshards,
+                        virtual_stages=virtual,
+                        pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
+                        activation_checkpointing=recompute,
+                        sequence_parallel=along,
+                    )
                 except TrainpaceError:
                     continue
 
@@ -110,15 +140,29 @@ def small_cases() -> list[str]:
     cases = {
         "GPT-2, 4 H100": (gpt2, Cluster(device=find_device("H100"), devices_per_node=4), 4),
         "GPT-2, 2 x 2 T4, 1.25 GB/s": (
-            gpt2, Cluster(device=find_device("T4"), devices_per_node=2, nodes=2, network_gb_per_s_per_device=0.625), 2
+            gpt2,
+            Cluster(
+                device=find_device("T4"),
+                devices_per_node=2,
+                nodes=2,
+                network_gb_per_s_per_device=0.625,
+            ),
+            2,
         ),
-    }  # fmt: skip
-    lines = ["| case | one by one: executions, seconds | best, ms a step | search: executions, seconds | best, ms a step |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    }
+    lines = [
+        "| case | one by one: executions, seconds | best, ms a step | search: executions, seconds | best, ms a step |",
+        "|---|---|---|---|---|",
+    ]
     for name, (workload, cluster, micro) in cases.items():
         precision: Precision = "bf16" if cluster.device.bf16_tensor_tflops else "fp16"
-        start = Execution(micro_batch=micro, nnodes=cluster.nodes, nproc_per_node=cluster.devices_per_node,
-                          precision=precision, optimizer="adamw")  # fmt: skip
+        start = Execution(
+            micro_batch=micro,
+            nnodes=cluster.nodes,
+            nproc_per_node=cluster.devices_per_node,
+            precision=precision,
+            optimizer="adamw",
+        )
         form = workload.form(precision)
         count = 0 if form.blocks is None else form.blocks.count
         begun, best_ms, tried = time.perf_counter(), float("inf"), 0
@@ -150,10 +194,17 @@ def main() -> None:
     """Run everything and write the page."""
     where = f"{platform.processor() or platform.machine()}, Python {platform.python_version()}"
     page = [
-        "# Searching executions for a cluster", "",
-        f"`python benchmarks/cluster_search.py`, {datetime.date.today()}, {where}.", "", *large_case(), "", *small_cases(), "",
-        "The search is at least as good as one by one where its best is not slower.", "",
-    ]  # fmt: skip
+        "# Searching executions for a cluster",
+        "",
+        f"`python benchmarks/cluster_search.py`, {datetime.date.today()}, {where}.",
+        "",
+        *large_case(),
+        "",
+        *small_cases(),
+        "",
+        "The search is at least as good as one by one where its best is not slower.",
+        "",
+    ]
     RESULT.write_text("\n".join(page))
     print("\n".join(page))
 

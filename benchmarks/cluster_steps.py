@@ -111,7 +111,12 @@ def calibrated(seconds: float, repeats: int) -> tuple[MachineProfile, HostLinks]
 
 
 def forecast_of(
-    workload: Workload, way: Way, number: int, mbit: float, profile: MachineProfile, links: HostLinks
+    workload: Workload,
+    way: Way,
+    number: int,
+    mbit: float,
+    profile: MachineProfile,
+    links: HostLinks,
 ) -> Forecast:
     """From the calibrations alone."""
     slower = crowded(profile.kernels, number)
@@ -127,7 +132,11 @@ def crowded(kernels: MachineModel, number: int) -> MachineModel:
 
 def cases_of(number: int, workloads: dict[str, Workload]) -> list[tuple[str, Way]]:
     """Every model in every way."""
-    return [(n, way) for n, w in workloads.items() for way in ways(number, w.form("fp32").blocks is not None)]
+    return [
+        (n, way)
+        for n, w in workloads.items()
+        for way in ways(number, w.form("fp32").blocks is not None)
+    ]
 
 
 def run(steps: int, seconds: float, repeats: int) -> tuple[MachineProfile, HostLinks, list[Row]]:
@@ -136,17 +145,25 @@ def run(steps: int, seconds: float, repeats: int) -> tuple[MachineProfile, HostL
     print(f"drift {profile.drift:.0%}, spread {profile.spread:.0%}; {links}", flush=True)
     rows = []
     specs = {name: f"{PLANTED / 'small_models.py'}:{name}" for name in MODELS}
-    workloads = {name: load_workload(spec, ("fp32",), Variant(OPTIMIZER, cpu=True)) for name, spec in specs.items()}
+    workloads = {
+        name: load_workload(spec, ("fp32",), Variant(OPTIMIZER, cpu=True))
+        for name, spec in specs.items()
+    }
     for number, mbit in SHAPES:
         with hosts(number, mbit) as joined:
             for name, way in cases_of(number, workloads):
                 foreseen = forecast_of(workloads[name], way, number, mbit, profile, links)
                 expected_ms = foreseen.step.total_ms if foreseen.step is not None else 1e3
                 request = {
-                    "spec": specs[name], "engine": way.engine, "optimizer": OPTIMIZER,
-                    "steps": max(FEWEST_STEPS, min(steps, round(1e3 * SECONDS_A_CASE / expected_ms))),
-                    "micro_batch": way.execution.micro_batch, "accumulation": way.accumulation,
-                }  # fmt: skip
+                    "spec": specs[name],
+                    "engine": way.engine,
+                    "optimizer": OPTIMIZER,
+                    "steps": max(
+                        FEWEST_STEPS, min(steps, round(1e3 * SECONDS_A_CASE / expected_ms))
+                    ),
+                    "micro_batch": way.execution.micro_batch,
+                    "accumulation": way.accumulation,
+                }
                 times = together(joined, (str(PLANTED / "cluster_rank.py"),), request)
                 rows.append(Row(name, number, mbit, way.name, statistics.median(times), foreseen))
                 print(line(rows[-1]), flush=True)
@@ -166,9 +183,16 @@ def summary(rows: list[Row]) -> list[str]:
     known = [r for r in rows if r.forecast.step is not None]
     groups: dict[str, list[float]] = defaultdict(list)
     for r in known:
-        for key in ("all", f"{r.hosts} hosts", f"{r.hosts} hosts, {r.mbit_per_s:.0f} Mbit/s", r.way.split(",")[0]):
+        for key in (
+            "all",
+            f"{r.hosts} hosts",
+            f"{r.hosts} hosts, {r.mbit_per_s:.0f} Mbit/s",
+            r.way.split(",")[0],
+        ):
             groups[key].append(abs(r.error_pct))
-    lines = [f"| {k} | {len(e)} | {statistics.mean(e):.1f} | {max(e):.1f} |" for k, e in groups.items()]
+    lines = [
+        f"| {k} | {len(e)} | {statistics.mean(e):.1f} | {max(e):.1f} |" for k, e in groups.items()
+    ]
     right = total = best = 0
     sets = defaultdict(list)
     for r in known:
@@ -189,17 +213,24 @@ def summary(rows: list[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer steps, a short calibration, result not kept")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer steps, a short calibration, result not kept"
+    )
     quick = parser.parse_args().quick
     profile, links, rows = run(*((5, 15.0, 7) if quick else (15, 60.0, 21)))
     import torch
 
     head = [
-        "# DDP and FSDP2 steps between shaped hosts (`make bench-cluster`)", "",
+        "# DDP and FSDP2 steps between shaped hosts (`make bench-cluster`)",
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo, one thread a "
-        f"rank; drift {profile.drift:.0%} and spread {profile.spread:.0%} while calibrating.", "",
-        "| what | rows | mean error, % | largest, % |", "|---|---|---|---|", *summary(rows), "",
-    ]  # fmt: skip
+        f"rank; drift {profile.drift:.0%} and spread {profile.spread:.0%} while calibrating.",
+        "",
+        "| what | rows | mean error, % | largest, % |",
+        "|---|---|---|---|",
+        *summary(rows),
+        "",
+    ]
     table = [
         "| model | hosts | Mbit/s | execution | measured, ms | forecast, ms | of it exchange, ms | error, % |",
         "|---|---|---|---|---|---|---|---|",

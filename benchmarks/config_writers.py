@@ -19,9 +19,13 @@ from trainpace.configs.files import BY_HAND  # noqa: E402
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plans", type=int, default=200)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "config_writers.md")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "config_writers.md"
+    )
     o = parser.parse_args()
     rows = []
     for kind in FILES:
@@ -32,7 +36,11 @@ def main() -> None:
         if kind in LIBRARIES:
             with tempfile.TemporaryDirectory() as folder:
                 reports = loaded(kind, done, Path(folder))
-            other = [(one, d) for one, report in zip(done, reports, strict=True) if (d := differing(one, report))]
+            other = [
+                (one, d)
+                for one, report in zip(done, reports, strict=True)
+                if (d := differing(one, report))
+            ]
             for one, d in other[:5]:
                 print(f"{kind}: {one.file}: {d}")
             same = f"{o.plans - len(other)} of {o.plans}"
@@ -41,7 +49,15 @@ def main() -> None:
         kept = sum(_kept(one) for one in done)
         library = LIBRARIES.get(kind, "the reader alone")
         n = o.plans
-        cells = (kind, len(FILES[kind]), f"{n - len(wrong)} of {n}", by_hand, f"{kept} of {n}", same, library)
+        cells = (
+            kind,
+            len(FILES[kind]),
+            f"{n - len(wrong)} of {n}",
+            by_hand,
+            f"{kept} of {n}",
+            same,
+            library,
+        )
         rows.append(f"| {' | '.join(map(str, cells))} |")
         print(rows[-1])
     with tempfile.TemporaryDirectory() as name:

@@ -37,7 +37,17 @@ from trainpace.journal import Entry, Journal  # noqa: E402
 RESULT = Path(__file__).parent / "results" / "dashboard.md"
 ROUNDS = 9
 ABSENT = ("fp8", "fp16", "tf32", "bf16", "fp32", "amp_fp16", "fp8", "fp16", "tf32")
-ORDERS = ("fastest", "slowest", "model", "device", "oldest", "newest", "fastest", "model", "slowest")
+ORDERS = (
+    "fastest",
+    "slowest",
+    "model",
+    "device",
+    "oldest",
+    "newest",
+    "fastest",
+    "model",
+    "slowest",
+)
 FIRST_GOAL_MS, FILTER_GOAL_MS, WHATIF_GOAL_MS = 300, 300, 100
 SHOWN = """async ([id, value]) => {
   const control = document.getElementById(id), shown = new Promise((done) => new MutationObserver((changes, observer) => {
@@ -58,13 +68,15 @@ def filled(count: int) -> Iterator[Entry]:
     """Runs with commands, notes and, for every hundredth, a forecast made before it."""
     rng = random.Random(2)
     for i, entry in enumerate(many(count)):
-        command = (
-            f"trainpace measure {entry.model} --batch {entry.execution.micro_batch} --precision amp_bf16 --steps 40"
-        )
+        command = f"trainpace measure {entry.model} --batch {entry.execution.micro_batch} --precision amp_bf16 --steps 40"
         foretold: dict[str, Any] = {}
         if i % 100 == 0 and entry.step_time_ms is not None:
             ms = entry.step_time_ms * rng.lognormvariate(0, 0.12)
-            foretold = {"forecast_ms": ms, "forecast_low_ms": 0.8 * ms, "forecast_high_ms": 1.25 * ms}
+            foretold = {
+                "forecast_ms": ms,
+                "forecast_low_ms": 0.8 * ms,
+                "forecast_high_ms": 1.25 * ms,
+            }
         yield replace(entry, command=command, notes=f"night {i // 5000}", **foretold)
 
 
@@ -92,11 +104,12 @@ def filters(browser: Any, base: str) -> dict[str, list[float]]:
         "a word that no run has": [("f-text", f"nowhere {i}") for i in range(ROUNDS)],
         "the order, all runs": [("f-order", o) for o in ORDERS],
         "the order, of some models": [("f-order", o) for o in ORDERS],
-    }  # fmt: skip
+    }
     start = dict.fromkeys(changes, "/runs") | {
-        "... and of the device's": "/runs?model=model_1", "... and a batch size": "/runs?model=model_1&device=3",
+        "... and of the device's": "/runs?model=model_1",
+        "... and a batch size": "/runs?model=model_1&device=3",
         "the order, of some models": "/runs?model=model_1",
-    }  # fmt: skip
+    }
     return {name: changed(browser, base + start[name], some) for name, some in changes.items()}
 
 
@@ -125,7 +138,13 @@ def whatif(browser: Any, base: str) -> list[float]:
         ("f-zero", "1"),
         ("f-zero", "2"),
     ]
-    changes += [("f-zero", "3"), ("f-epochs", "30"), ("f-epochs", "31"), ("f-gpu", "H100 SXM"), ("f-gpu", "T4")]
+    changes += [
+        ("f-zero", "3"),
+        ("f-epochs", "30"),
+        ("f-epochs", "31"),
+        ("f-gpu", "H100 SXM"),
+        ("f-gpu", "T4"),
+    ]
     times = []
     for model in ("resnet50", "vgg16", "mobilenet_v2"):
         times += changed(browser, f"{base}/whatif?model={model}", changes)
@@ -135,10 +154,18 @@ def whatif(browser: Any, base: str) -> list[float]:
 def clients(port: int, count: int, seconds: float) -> tuple[collections.Counter[str], list[float]]:
     """How often `count` clients that ask without pause were answered with which status, and how long each took in ms."""
     paths = [
-        "/runs", "/runs.json?model=model_17", "/runs?order=fastest", "/runs?device=device+3&batch=7", "/score.json?model=model_1",
-        "/sweeps", "/compare", "/runs?text=night+7", *(f"/whatif.json?batch={8 * i}&gpus=8&nodes={i}" for i in range(1, 5)),
-        *(f"/whatif?batch={8 * i}&zero=1&gpus=4" for i in range(1, 5)), "/static/charts.js",
-    ]  # fmt: skip
+        "/runs",
+        "/runs.json?model=model_17",
+        "/runs?order=fastest",
+        "/runs?device=device+3&batch=7",
+        "/score.json?model=model_1",
+        "/sweeps",
+        "/compare",
+        "/runs?text=night+7",
+        *(f"/whatif.json?batch={8 * i}&gpus=8&nodes={i}" for i in range(1, 5)),
+        *(f"/whatif?batch={8 * i}&zero=1&gpus=4" for i in range(1, 5)),
+        "/static/charts.js",
+    ]
     statuses: collections.Counter[str] = collections.Counter()
     times: list[float] = []
     end = time.monotonic() + seconds
@@ -172,10 +199,19 @@ def schemathesis(base: str, examples: int) -> str:
     if importlib.util.find_spec("schemathesis") is None:
         return "schemathesis is not installed: left out"
     command = [
-        sys.executable, "-m", "schemathesis.cli", "run", f"{base}/openapi.json", "--checks",
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{base}/openapi.json",
+        "--checks",
         "not_a_server_error,content_type_conformance,response_schema_conformance,status_code_conformance",
-        "--max-examples", str(examples), "--no-color", "--seed", "1",
-    ]  # fmt: skip
+        "--max-examples",
+        str(examples),
+        "--no-color",
+        "--seed",
+        "1",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     print(ended.stdout[-6000:], ended.stderr[-500:])
     said = [
@@ -195,7 +231,9 @@ def anonymous_mib(pid: int) -> float:
 def row(name: str, times: list[float], goal: int | None) -> str:
     ordered = sorted(times)
     p90 = ordered[int(0.9 * (len(ordered) - 1))]
-    return f"| {name} | {statistics.median(times):.0f} | {p90:.0f} | {max(times):.0f} | {goal or ''} |"
+    return (
+        f"| {name} | {statistics.median(times):.0f} | {p90:.0f} | {max(times):.0f} | {goal or ''} |"
+    )
 
 
 def main() -> None:
@@ -223,8 +261,13 @@ def main() -> None:
         with Journal.open(str(place)) as journal:
             count = journal.count()
         load = os.getloadavg()[0]
-        with served(Path(folder), "--journal", str(place)) as server, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        with (
+            served(Path(folder), "--journal", str(place)) as server,
+            sync_playwright() as playwright,
+        ):
+            browser = playwright.chromium.launch(
+                executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+            )
             for model in ("resnet50", "vgg16", "mobilenet_v2"):
                 http_get(server.port, f"/whatif.json?model={model}")  # traces it, once
             first = first_pages(browser, server.base)
@@ -236,13 +279,16 @@ def main() -> None:
             statuses, times = clients(server.port, options.clients, options.seconds)
             before = anonymous_mib(pid)
             hostile = collections.Counter(
-                send(server.port, request, kind) for kind, request in requests(options.hostile, server.port)
+                send(server.port, request, kind)
+                for kind, request in requests(options.hostile, server.port)
             )
             after = anonymous_mib(pid)
             fuzzed = schemathesis(server.base, options.examples)
             last = anonymous_mib(pid)
     errors = sum(n for status, n in statuses.items() if status != "200")
-    by_status = ", ".join(f"{status or 'closed'} {n}" for status, n in sorted(hostile.items(), key=str))
+    by_status = ", ".join(
+        f"{status or 'closed'} {n}" for status, n in sorted(hostile.items(), key=str)
+    )
     failed = sum(n for status, n in hostile.items() if status is not None and status >= 500)
     lines = [
         "# The dashboard under load",

@@ -31,25 +31,43 @@ PHOTOS = ROOT / "out" / "photos"
 PEERS = ROOT / ".peers"
 COUNT, ROUNDS, KILLS = 4000, 5, 50
 ENVIRONMENT = {
-    **os.environ, "PHOTO_FOLDER": str(PHOTOS), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": f"{ROOT / 'src'}:{PEERS}", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-}  # fmt: skip
+    **os.environ,
+    "PHOTO_FOLDER": str(PHOTOS),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": f"{ROOT / 'src'}:{PEERS}",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 READERS = {
-    "memmap": "numpy memmap, a sample at a time", "memmap_batches": "numpy memmap, `images[indices]`",
-    "huggingface": "Hugging Face datasets, map-style", "litdata": "litdata", "webdataset": "webdataset",
-    "trainpace": "`ShardDataset.loader`", "trainpace_plain": "`ShardDataset` in a plain DataLoader",
+    "memmap": "numpy memmap, a sample at a time",
+    "memmap_batches": "numpy memmap, `images[indices]`",
+    "huggingface": "Hugging Face datasets, map-style",
+    "litdata": "litdata",
+    "webdataset": "webdataset",
+    "trainpace": "`ShardDataset.loader`",
+    "trainpace_plain": "`ShardDataset` in a plain DataLoader",
     "trainpace_stream": "`ShardStream.loader`",
-}  # fmt: skip
+}
 SHUFFLING_PEERS = ("huggingface", "litdata", "webdataset")
 
 
 def _peers(*arguments: object) -> str:
-    command = [sys.executable, "-W", "ignore", str(HERE / "datapath_peers.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HERE / "datapath_peers.py"),
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env=ENVIRONMENT
+    ).stdout
 
 
 def _precompute(target: str, folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(target, folder, *options), capture_output=True, text=True, env=ENVIRONMENT)
+    return subprocess.run(
+        _command(target, folder, *options), capture_output=True, text=True, env=ENVIRONMENT
+    )
 
 
 def _command(target: str, folder: Path, *options: object) -> list[str]:
@@ -92,19 +110,26 @@ def computing(place: Path) -> list[str]:
     own, *peers = medians.values()
     ratios = [a / max(b) for a, *b in zip(*rates.values(), strict=True)]
     lines = [
-        f"| {name} | {medians[name]:.0f} | {min(found):.0f} to {max(found):.0f} |" for name, found in rates.items()
+        f"| {name} | {medians[name]:.0f} | {min(found):.0f} to {max(found):.0f} |"
+        for name, found in rates.items()
     ]
     return [
-        f"## Computing {COUNT} photographs (JPEG decode, Lanczos to 160 x 160), whole command, {ROUNDS} rounds in turns", "",
-        "| | samples/s, median | range |", "|---|---|---|", *lines, "",
+        f"## Computing {COUNT} photographs (JPEG decode, Lanczos to 160 x 160), whole command, {ROUNDS} rounds in turns",
+        "",
+        "| | samples/s, median | range |",
+        "|---|---|---|",
+        *lines,
+        "",
         f"Against the better peer: {own / max(peers):.2f} (medians), {min(ratios):.2f} to {max(ratios):.2f} by round."
         " To reach: 1.2.",
-    ]  # fmt: skip
+    ]
 
 
 def reading(place: Path) -> list[str]:
     """Shuffled epochs in batches of 64, a process each, in turns; the first epoch of each process does not count."""
-    folders = {name: place / name for name in ("huggingface_kept", "litdata", "webdataset", "memmap")}
+    folders = {
+        name: place / name for name in ("huggingface_kept", "litdata", "webdataset", "memmap")
+    }
     for name, folder in folders.items():
         _peers("write", name, folder)
     _photos(place / "trainpace")
@@ -117,13 +142,16 @@ def reading(place: Path) -> list[str]:
             for name in sorted(READERS, reverse=bool(i % 2)):
                 found = json.loads(_peers("read", name, where[name], workers).splitlines()[-1])
                 assert set(found["samples"]) == {COUNT}, f"{name} gave {found['samples']} samples"
-                rate = statistics.median(n / s for n, s in zip(found["samples"], found["seconds"], strict=True))
+                rate = statistics.median(
+                    n / s for n, s in zip(found["samples"], found["seconds"], strict=True)
+                )
                 rates.setdefault((name, workers), []).append(rate)
     median = {key: statistics.median(found) for key, found in rates.items()}
     for name, title in READERS.items():
         cells = [
-            f"{median[name, w]:.0f} | {min(rates[name, w]):.0f} to {max(rates[name, w]):.0f}" for w in (0, 2)
-        ]  # fmt: skip
+            f"{median[name, w]:.0f} | {min(rates[name, w]):.0f} to {max(rates[name, w]):.0f}"
+            for w in (0, 2)
+        ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     for workers in (0, 2):
         peer = max(median[name, workers] for name in SHUFFLING_PEERS)
@@ -135,9 +163,14 @@ def reading(place: Path) -> list[str]:
                 f" {own / median['memmap_batches', workers]:.2f} of memmap in whole batches"
             )
     return [
-        f"## Reading {COUNT} photographs back, samples/s, shuffled, batches of 64, {ROUNDS} rounds in turns", "",
-        "| | 0 workers | range | 2 workers | range |", "|---|---|---|---|---|", *lines, "", *verdicts,
-    ]  # fmt: skip
+        f"## Reading {COUNT} photographs back, samples/s, shuffled, batches of 64, {ROUNDS} rounds in turns",
+        "",
+        "| | 0 workers | range | 2 workers | range |",
+        "|---|---|---|---|---|",
+        *lines,
+        "",
+        *verdicts,
+    ]
 
 
 _SLOW = """
@@ -165,9 +198,13 @@ def _whole(folder: Path) -> bool:
 
     data = ShardDataset(folder)
     return len(data) == 600 and all(
-        int(data[i][1]) == i and (data[i][0] == np.random.default_rng(i).integers(0, 256, data[i][0].shape, dtype=np.uint8)).all()
+        int(data[i][1]) == i
+        and (
+            data[i][0]
+            == np.random.default_rng(i).integers(0, 256, data[i][0].shape, dtype=np.uint8)
+        ).all()
         for i in range(600)
-    )  # fmt: skip
+    )
 
 
 def killed(place: Path) -> list[str]:
@@ -200,10 +237,11 @@ def killed(place: Path) -> list[str]:
     assert done.returncode == 0, done.stderr
     good = _whole(folder) and _precompute(target, folder, "--verify").returncode == 0
     return [
-        "## Killed", "",
+        "## Killed",
+        "",
         f"{KILLS} kill -9 at random moments over {restarts + 1} folders of 600 samples: {recomputed} finished shards computed"
         f" again, every sample there once with its own content: {'yes' if good else 'NO'}.",
-    ]  # fmt: skip
+    ]
 
 
 def damaged(place: Path) -> list[str]:
@@ -228,16 +266,21 @@ def damaged(place: Path) -> list[str]:
         words = {d["number"]: d["problem"].split(":")[0] for d in named}
         mended = _precompute(target, folder, "--repair")
         after = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
-        only = {name for name in after if after[name] != before[name]} == {path.name for path in files}
+        only = {name for name in after if after[name] != before[name]} == {
+            path.name for path in files
+        }
         right += (
             words == dict(zip(numbers, ("truncated", "changed", "missing"), strict=True))
-            and mended.returncode == 0 and only and _whole(folder)
-        )  # fmt: skip
+            and mended.returncode == 0
+            and only
+            and _whole(folder)
+        )
     return [
-        "## Damaged", "",
+        "## Damaged",
+        "",
         "A truncated, a flipped (one bit anywhere) and a missing shard, 20 times: named rightly and repaired alone"
         f" {right} of 20.",
-    ]  # fmt: skip
+    ]
 
 
 def full(place: Path) -> list[str]:
@@ -245,8 +288,14 @@ def full(place: Path) -> list[str]:
     disk = place / "disk"
     disk.mkdir()
     target = _slow(place / "code", "(96, 96) if index % 85 in range(20, 60) else (8, 8)")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True).returncode:
-        return ["## A full disk", "", "Not done: this machine does not let a file system be mounted."]
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
+        return [
+            "## A full disk",
+            "",
+            "Not done: this machine does not let a file system be mounted.",
+        ]
     try:
         folder = disk / "shards"
         stopped = _precompute(target, folder, "--shard-samples", 20)
@@ -258,10 +307,11 @@ def full(place: Path) -> list[str]:
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     return [
-        "## A full disk", "",
-        f"tmpfs of 3 MB: exit code {stopped.returncode}, \"{stopped.stderr.strip().replace(str(place), '')}\" {len(there)} of 30"
+        "## A full disk",
+        "",
+        f'tmpfs of 3 MB: exit code {stopped.returncode}, "{stopped.stderr.strip().replace(str(place), "")}" {len(there)} of 30'
         f" shards kept; with more room the rest computed, nothing again, all 600 right: {'yes' if good else 'NO'}.",
-    ]  # fmt: skip
+    ]
 
 
 def exact(place: Path) -> list[str]:
@@ -273,9 +323,9 @@ def exact(place: Path) -> list[str]:
 
     def batches(rank: int, workers: int, epoch: int, stop: int | None) -> list[list[int]]:
         def loader() -> object:
-            return ShardStream(folder, 16, seed=4, buffer_samples=100, rank=rank, world_size=4).loader(
-                num_workers=workers
-            )
+            return ShardStream(
+                folder, 16, seed=4, buffer_samples=100, rank=rank, world_size=4
+            ).loader(num_workers=workers)
 
         first, seen = loader(), []
         first.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -297,13 +347,21 @@ def exact(place: Path) -> list[str]:
         same_order += resumed == plain
         orders.add(str(plain))
     return [
-        "## Exactly once", "",
+        "## Exactly once",
+        "",
         f"4 ranks x 2 workers, 5 epochs, each resumed mid-epoch: every sample exactly once in {once} of 5 epochs; the order is"
         f" that of an uninterrupted run without workers on the same seed in {same_order} of 5; {len(orders)} of 5 epochs differ.",
-    ]  # fmt: skip
+    ]
 
 
-PARTS = {"computing": computing, "reading": reading, "killed": killed, "damaged": damaged, "full": full, "exact": exact}
+PARTS = {
+    "computing": computing,
+    "reading": reading,
+    "killed": killed,
+    "damaged": damaged,
+    "full": full,
+    "exact": exact,
+}
 
 
 def main() -> None:
@@ -322,14 +380,17 @@ def main() -> None:
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="trainpace-datapath-", dir=ROOT / "out") as place:
             lines = PARTS[name](Path(place))
-        lines += ["", f"{datetime.date.today()}, load {os.getloadavg()[1]:.1f} over the last five minutes."]
+        lines += [
+            "",
+            f"{datetime.date.today()}, load {os.getloadavg()[1]:.1f} over the last five minutes.",
+        ]
         print("\n".join(lines), flush=True)
         kept[lines[0].removeprefix("## ").split(" ")[0]] = lines
-        machine = (
-            f"{processor}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}."
-        )
+        machine = f"{processor}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}."
         head = f"# The data path\n\n{machine}"
-        RESULT.write_text("\n\n".join([head, *("\n".join(section) for section in kept.values())]) + "\n")
+        RESULT.write_text(
+            "\n\n".join([head, *("\n".join(section) for section in kept.values())]) + "\n"
+        )
 
 
 if __name__ == "__main__":

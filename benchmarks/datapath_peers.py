@@ -36,9 +36,15 @@ def write_huggingface(folder: Path) -> None:
     import datasets
 
     source = datasets.Dataset.from_dict({"path": Photos().files})
-    features = datasets.Features({"image": datasets.Value("binary"), "label": datasets.Value("int64")})
+    features = datasets.Features(
+        {"image": datasets.Value("binary"), "label": datasets.Value("int64")}
+    )
     done = source.map(
-        _row, num_proc=PROCESSES, remove_columns=["path"], features=features, cache_file_name=str(folder / "map.arrow")
+        _row,
+        num_proc=PROCESSES,
+        remove_columns=["path"],
+        features=features,
+        cache_file_name=str(folder / "map.arrow"),
     )
     assert len(done) == len(source)
 
@@ -49,14 +55,20 @@ def write_huggingface_kept(folder: Path) -> None:
 
     write_huggingface(folder)
     files = sorted(str(p) for p in folder.glob("map*.arrow"))
-    datasets.concatenate_datasets([datasets.Dataset.from_file(f) for f in files]).save_to_disk(str(folder / "kept"))
+    datasets.concatenate_datasets([datasets.Dataset.from_file(f) for f in files]).save_to_disk(
+        str(folder / "kept")
+    )
 
 
 def write_litdata(folder: Path) -> None:
     import litdata
 
     litdata.optimize(
-        fn=_sample, inputs=Photos().files, output_dir=str(folder / "lit"), num_workers=PROCESSES, chunk_bytes="64MB"
+        fn=_sample,
+        inputs=Photos().files,
+        output_dir=str(folder / "lit"),
+        num_workers=PROCESSES,
+        chunk_bytes="64MB",
     )
 
 
@@ -133,7 +145,9 @@ def read_memmap_batches(folder: Path, workers: int) -> Iterable[Any]:
     from torch.utils.data import BatchSampler, RandomSampler
 
     data = _MemmapBatches(folder)
-    return _loader(data, workers, batch_size=None, sampler=BatchSampler(RandomSampler(data), BATCH, False))
+    return _loader(
+        data, workers, batch_size=None, sampler=BatchSampler(RandomSampler(data), BATCH, False)
+    )
 
 
 def read_huggingface(folder: Path, workers: int) -> Iterable[Any]:
@@ -147,23 +161,33 @@ def read_litdata(folder: Path, workers: int) -> Iterable[Any]:
     class Photographs(litdata.StreamingDataset):
         def __getitem__(self, index: Any) -> Any:
             sample = super().__getitem__(index)
-            return torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8).reshape(SHAPE), sample["label"]
+            return torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8).reshape(
+                SHAPE
+            ), sample["label"]
 
     data = Photographs(str(folder / "lit"), shuffle=True)
-    return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0)
+    return litdata.StreamingDataLoader(
+        data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+    )
 
 
 def _web_sample(sample: dict[str, Any]) -> Any:
     import torch
 
-    return torch.frombuffer(bytearray(sample["image.bin"]), dtype=torch.uint8).reshape(SHAPE), int(sample["label.cls"])
+    return torch.frombuffer(bytearray(sample["image.bin"]), dtype=torch.uint8).reshape(SHAPE), int(
+        sample["label.cls"]
+    )
 
 
 def read_webdataset(folder: Path, workers: int) -> Iterable[Any]:
     import webdataset
 
     files = sorted(str(path) for path in folder.glob("*.tar"))
-    data = webdataset.WebDataset(files, shardshuffle=100, empty_check=False).shuffle(1000).map(_web_sample)
+    data = (
+        webdataset.WebDataset(files, shardshuffle=100, empty_check=False)
+        .shuffle(1000)
+        .map(_web_sample)
+    )
     return _loader(data, workers, batch_size=BATCH)
 
 

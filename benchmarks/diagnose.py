@@ -37,21 +37,37 @@ PAIRS = 12
 BARE_RUNS = 2
 PREDICTED: dict[str, str | tuple[str, float]] = {
     # what the fix of a case changes, in the words of the diagnosis: an advice's beginning, or a share of a cause
-    "slow_decode": "prepare samples", "slow_augment": "prepare samples", "slow_collate": "prepare samples",
-    "hf_tokenise": "prepare samples", "busy_workers": "prepare samples", "accelerate_compressed": "prepare samples",
+    "slow_decode": "prepare samples",
+    "slow_augment": "prepare samples",
+    "slow_collate": "prepare samples",
+    "hf_tokenise": "prepare samples",
+    "busy_workers": "prepare samples",
+    "accelerate_compressed": "prepare samples",
     "accumulation_storage": ("data", 1.0),
-    "too_few_workers": ("workers", 4), "slow_storage": ("workers", 8), "lightning_storage": ("workers", 4),
-    "loader_recreated": "keep the loader", "host_to_device": "copy less",
-    "launch_samples": "compute all samples", "lightning_launch": ("launch", 1.0),
-    "optimizer_embedding": "(fused)", "hf_optimizer": "(fused)",
-    "ddp_slow_link": ("communication", 1 / 2), "ddp_accumulation": "exchange gradients once",
-    "ddp_embedding": ("communication", 7 / 8), "fsdp2_gather": ("communication", 1 / 3),
+    "too_few_workers": ("workers", 4),
+    "slow_storage": ("workers", 8),
+    "lightning_storage": ("workers", 4),
+    "loader_recreated": "keep the loader",
+    "host_to_device": "copy less",
+    "launch_samples": "compute all samples",
+    "lightning_launch": ("launch", 1.0),
+    "optimizer_embedding": "(fused)",
+    "hf_optimizer": "(fused)",
+    "ddp_slow_link": ("communication", 1 / 2),
+    "ddp_accumulation": "exchange gradients once",
+    "ddp_embedding": ("communication", 7 / 8),
+    "fsdp2_gather": ("communication", 1 / 3),
     "deepspeed_zero2": "exchange gradients once",
-    "ddp_straggler": "repair straggler rank", "ddp_lengths": "repair straggler rank",
-    "log_remote": ("logging", 49 / 50), "log_items": ("own_code", 49 / 50), "collect_garbage": ("own_code", 1.0),
-    "checkpoint_often": ("checkpoint", 1 - 2 / 50), "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
-    "evaluate_often": ("evaluation", 1 - 10 / 50), "hf_evaluate": ("evaluation", 1 - 10 / 40),
-}  # fmt: skip
+    "ddp_straggler": "repair straggler rank",
+    "ddp_lengths": "repair straggler rank",
+    "log_remote": ("logging", 49 / 50),
+    "log_items": ("own_code", 49 / 50),
+    "collect_garbage": ("own_code", 1.0),
+    "checkpoint_often": ("checkpoint", 1 - 2 / 50),
+    "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
+    "evaluate_often": ("evaluation", 1 - 10 / 50),
+    "hf_evaluate": ("evaluation", 1 - 10 / 40),
+}
 
 
 class Row(NamedTuple):
@@ -82,10 +98,16 @@ def cases(only: list[str]) -> list[str]:
             rows.append(Row(case, "no answer", False, 0, None, None, None, None, None, False))
         print(line(rows[-1]), flush=True)
     right = sum(r.right for r in rows)
-    close = [abs(r.foretold_ms - r.saved_ms) <= 0.15 * abs(r.saved_ms) for r in rows
-             if r.foretold_ms is not None and r.saved_ms is not None]  # fmt: skip
-    planted = [abs(r.found_ms - r.planted_ms) <= max(0.05 * r.planted_ms, 0.3) for r in rows
-               if r.found_ms is not None and r.planted_ms is not None]  # fmt: skip
+    close = [
+        abs(r.foretold_ms - r.saved_ms) <= 0.15 * abs(r.saved_ms)
+        for r in rows
+        if r.foretold_ms is not None and r.saved_ms is not None
+    ]
+    planted = [
+        abs(r.found_ms - r.planted_ms) <= max(0.05 * r.planted_ms, 0.3)
+        for r in rows
+        if r.found_ms is not None and r.planted_ms is not None
+    ]
     return [
         f"verdict right in {right} of {len(rows)}; planted ms within 5 % or 0.3 ms in {sum(planted)} of {len(planted)}; "
         f"saving foretold within 15 % in {sum(close)} of {len(close)}; losses the same under watch in "
@@ -103,10 +125,26 @@ def line(r: Row) -> str:
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.1f}"
 
-    off = "" if r.foretold_ms is None or not r.saved_ms else f"{100 * (r.foretold_ms / r.saved_ms - 1):+.0f} %"
+    off = (
+        ""
+        if r.foretold_ms is None or not r.saved_ms
+        else f"{100 * (r.foretold_ms / r.saved_ms - 1):+.0f} %"
+    )
     said = r.said if r.right else f"**{r.said}**"
-    cells = [r.case.name, r.case.engine, str(r.case.ranks), r.case.expected, said, number(r.step_ms), number(r.fixed_ms),
-             number(r.saved_ms), number(r.foretold_ms), off, number(r.planted_ms), number(r.found_ms)]  # fmt: skip
+    cells = [
+        r.case.name,
+        r.case.engine,
+        str(r.case.ranks),
+        r.case.expected,
+        said,
+        number(r.step_ms),
+        number(r.fixed_ms),
+        number(r.saved_ms),
+        number(r.foretold_ms),
+        off,
+        number(r.planted_ms),
+        number(r.found_ms),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -124,19 +162,35 @@ def one_case(case: Case) -> Row:
     saved = None if fixed is None else step - fixed
     planted = truth.planted_ms if truth is not None and case.planted_ms else None
     return Row(
-        case, found.verdict, found.verdict in case.accepted, step, fixed, saved, foretold(case, recording, found), planted,
-        None if planted is None else part_of(case, watched) - part_of(case, recorded(case, None, fixed=True)[0]), same,
-    )  # fmt: skip
+        case,
+        found.verdict,
+        found.verdict in case.accepted,
+        step,
+        fixed,
+        saved,
+        foretold(case, recording, found),
+        planted,
+        None
+        if planted is None
+        else part_of(case, watched) - part_of(case, recorded(case, None, fixed=True)[0]),
+        same,
+    )
 
 
-def recorded(case: Case, trials: dict[str, object] | None, fixed: bool = False) -> tuple[Recording, Truth | None, bool]:
+def recorded(
+    case: Case, trials: dict[str, object] | None, fixed: bool = False
+) -> tuple[Recording, Truth | None, bool]:
     """A run of the case under the recorder; by the script's own clock; whether its losses were a bare run's."""
     with tempfile.TemporaryDirectory() as folder:
-        trails, times, losses, bare = (Path(folder) / name for name in ("trails", "times", "losses", "bare"))
+        trails, times, losses, bare = (
+            Path(folder) / name for name in ("trails", "times", "losses", "bare")
+        )
         trails.mkdir()
         env = environment(trails, engines(), trials)
         env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE.parent / "src")])
-        outcome = run(case, fixed=fixed, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)})
+        outcome = run(
+            case, fixed=fixed, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)}
+        )
         note = {"command": [case.name], "seconds": 0.0, "exit_code": 0}
         (trails / COMMAND_FILE).write_text(json.dumps(note))
         recording = read_recording(trails)
@@ -162,7 +216,9 @@ def foretold(case: Case, recording: Recording, found: Diagnosis) -> float | None
     if change is None:
         return None
     if isinstance(change, str):
-        return next((a.saves_ms for a in (*found.advice, *found.not_worth) if change in a.title), None)
+        return next(
+            (a.saves_ms for a in (*found.advice, *found.not_worth) if change in a.title), None
+        )
     cause, share = change
     parted = split(recording.ranks)
     if cause == "workers":
@@ -196,9 +252,7 @@ def crowded(only: list[str]) -> list[str]:
     finally:
         other.kill()
         other.wait()
-    head = (
-        f"verdict right in {right} of {tried} while one of {os.cpu_count()} cores is taken; wrong and proved: {wrong}"
-    )
+    head = f"verdict right in {right} of {tried} while one of {os.cpu_count()} cores is taken; wrong and proved: {wrong}"
     return [head, "", *lines]
 
 
@@ -231,8 +285,12 @@ with open(os.environ["LOSSES"], "w") as file:
 def overhead(only: list[str]) -> list[str]:
     """Step time watched against bare: of ten milliseconds, and of next to nothing, where it is more than noise."""
     ten, tiny = pairs(encoder=True), pairs(encoder=False)
-    low, middle, high = statistics.quantiles([100 * (watched[0] / bare[0] - 1) for bare, watched in ten], n=4)
-    low_us, middle_us, high_us = statistics.quantiles([1e3 * (watched[0] - bare[0]) for bare, watched in tiny], n=4)
+    low, middle, high = statistics.quantiles(
+        [100 * (watched[0] / bare[0] - 1) for bare, watched in ten], n=4
+    )
+    low_us, middle_us, high_us = statistics.quantiles(
+        [1e3 * (watched[0] - bare[0]) for bare, watched in tiny], n=4
+    )
     same = all(watched[2] == bare[2] for bare, watched in (*ten, *tiny))
     ten_ms, tiny_ms = (statistics.median(bare[0] for bare, _ in found) for found in (ten, tiny))
     return [
@@ -287,8 +345,11 @@ def peer(only: list[str]) -> list[str]:
 
 
 PARTS: dict[str, Callable[[list[str]], list[str]]] = {
-    "cases": cases, "crowded": crowded, "overhead": overhead, "peer": peer,
-}  # fmt: skip
+    "cases": cases,
+    "crowded": crowded,
+    "overhead": overhead,
+    "peer": peer,
+}
 
 
 def main() -> None:
@@ -308,11 +369,17 @@ def keep(part: str, lines: list[str]) -> None:
 
     head = f"## {part}"
     stamp = f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    old = RESULT.read_text() if RESULT.exists() else "# trainpace watch and diagnose (`make bench-diagnose`)\n"
+    old = (
+        RESULT.read_text()
+        if RESULT.exists()
+        else "# trainpace watch and diagnose (`make bench-diagnose`)\n"
+    )
     sections = old.split("\n## ")
     kept = [s for s in sections[1:] if not s.startswith(f"{part}\n")]
     body = "\n".join([head, "", stamp, "", *lines, ""])
-    RESULT.write_text("\n".join([sections[0].rstrip("\n"), *(f"\n## {s}".rstrip("\n") for s in kept), "", body]))
+    RESULT.write_text(
+        "\n".join([sections[0].rstrip("\n"), *(f"\n## {s}".rstrip("\n") for s in kept), "", body])
+    )
 
 
 if __name__ == "__main__":

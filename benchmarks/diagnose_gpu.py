@@ -35,12 +35,22 @@ TRUTH_STEPS = ("--steps", "60")
 OVERHEAD_PAIRS = 4
 FORETOLD = {
     # a case's fix: words in the title of its advice, or a cause that it takes away
-    "gpu_fp32": "bf16", "gpu_launch": "launch", "gpu_adamw": "(fused)", "gpu_checkpoint": "checkpoint",
+    "gpu_fp32": "bf16",
+    "gpu_launch": "launch",
+    "gpu_adamw": "(fused)",
+    "gpu_checkpoint": "checkpoint",
     "gpu_evaluate": "evaluation",
-    "gpu_clean": "own_code", "gpu_files": "prepare samples", "gpu_few_workers": "loader workers", "gpu_lightning": "launch",
-    "gpu_trainer_tokens": "prepare samples", "gpu_pageable": "copy less", "gpu_images_compute": "torch.compile",
-    "gpu_compute": "torch.compile", "gpu_trainer": "torch.compile", "gpu_loss_each_step": "log every",
-}  # fmt: skip
+    "gpu_clean": "own_code",
+    "gpu_files": "prepare samples",
+    "gpu_few_workers": "loader workers",
+    "gpu_lightning": "launch",
+    "gpu_trainer_tokens": "prepare samples",
+    "gpu_pageable": "copy less",
+    "gpu_images_compute": "torch.compile",
+    "gpu_compute": "torch.compile",
+    "gpu_trainer": "torch.compile",
+    "gpu_loss_each_step": "log every",
+}
 LEFT_OUT = {"gpu_checkpoint": 1 - 10 / 50, "gpu_evaluate": 1 - 5 / 50}
 TRAINPACE = (sys.executable, "-m", "trainpace")
 
@@ -50,13 +60,20 @@ def measure(folder: Path, parts: list[str], only: list[str]) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else "no GPU"
+    device = (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        if torch.cuda.is_available()
+        else "no GPU"
+    )
     cases = [case for case in GPU_CASES if not only or case.name in only]
     with open(folder / "runs.jsonl", "a", buffering=1) as file:
         for part in parts or ["diagnose", "truth", "overhead"]:
             for row in PARTS[part](folder, cases):
                 file.write(
-                    json.dumps({"part": part, "device": device, "date": str(datetime.date.today()), **row}) + "\n"
+                    json.dumps(
+                        {"part": part, "device": device, "date": str(datetime.date.today()), **row}
+                    )
+                    + "\n"
                 )
 
 
@@ -66,12 +83,24 @@ def diagnosed(folder: Path, cases: list[Case]) -> Any:
         recording = folder / "recordings" / case.name
         recording.parent.mkdir(exist_ok=True)
         started = time.perf_counter()
-        command = (*TRAINPACE, "diagnose", "--json", "--output", str(recording), "--", sys.executable, *case.argv())
+        command = (
+            *TRAINPACE,
+            "diagnose",
+            "--json",
+            "--output",
+            str(recording),
+            "--",
+            sys.executable,
+            *case.argv(),
+        )
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         took_s = time.perf_counter() - started
         answer = json.loads(done.stdout) if done.stdout.startswith("{") else None
         verdict = answer and answer["verdict"]
-        print(f"{case.name}: {verdict} (true: {case.expected}) {took_s:.0f} s, exit code {done.returncode}", flush=True)
+        print(
+            f"{case.name}: {verdict} (true: {case.expected}) {took_s:.0f} s, exit code {done.returncode}",
+            flush=True,
+        )
         if answer is None:
             print(done.stderr[-1500:], flush=True)
         yield {
@@ -100,17 +129,25 @@ def truths(folder: Path, cases: list[Case]) -> Any:
 def true_step(case: Case, way: str) -> tuple[dict[str, Any], list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         times, losses = Path(folder, "times"), Path(folder, "losses")
-        before = (*TRAINPACE, "watch", "--output", f"{folder}/watch", "--") if way == "watched" else ()
+        before = (
+            (*TRAINPACE, "watch", "--output", f"{folder}/watch", "--") if way == "watched" else ()
+        )
         longer = case.__class__(
-            **{f: getattr(case, f) for f in case.__struct_fields__} | {"args": (*case.args, *TRUTH_STEPS)}
+            **{f: getattr(case, f) for f in case.__struct_fields__}
+            | {"args": (*case.args, *TRUTH_STEPS)}
         )
         outcome = run(
-            longer, fixed=way == "fixed", before=before, env={"STEP_TIMES": str(times), "LOSSES": str(losses)}
+            longer,
+            fixed=way == "fixed",
+            before=before,
+            env={"STEP_TIMES": str(times), "LOSSES": str(losses)},
         )
         if not losses.exists():
             raise RuntimeError(outcome.output[-1200:])
         truth = read_truth(times)
-        return {"mean_ms": truth.mean_ms, "median_ms": truth.median_ms}, json.loads(losses.read_text())
+        return {"mean_ms": truth.mean_ms, "median_ms": truth.median_ms}, json.loads(
+            losses.read_text()
+        )
 
 
 _STEPS = """
@@ -151,8 +188,17 @@ def overhead(folder: Path, cases: list[Case]) -> Any:
                 for way in in_turns(pair):
                     times = Path(work, f"{name}-{pair}-{way}")
                     env = {**os.environ, "WIDE": str(wide), "TIMES": str(times)}
-                    before = (*TRAINPACE, "watch", "--output", f"{times}.recording", "--") if way == "watched" else ()
-                    subprocess.run((*before, sys.executable, str(script)), env=env, capture_output=True, check=True)
+                    before = (
+                        (*TRAINPACE, "watch", "--output", f"{times}.recording", "--")
+                        if way == "watched"
+                        else ()
+                    )
+                    subprocess.run(
+                        (*before, sys.executable, str(script)),
+                        env=env,
+                        capture_output=True,
+                        check=True,
+                    )
                     row[way] = json.loads(times.read_text())
                 print(row, flush=True)
                 yield row
@@ -161,7 +207,9 @@ def overhead(folder: Path, cases: list[Case]) -> Any:
 def table(folder: Path) -> str:
     """The page of results."""
     rows = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
-    last: dict[tuple[str, str], dict[str, Any]] = {(row["part"], row.get("case", "")): row for row in rows}
+    last: dict[tuple[str, str], dict[str, Any]] = {
+        (row["part"], row.get("case", "")): row for row in rows
+    }
     cases = [c for c in GPU_CASES if ("diagnose", c.name) in last]
     lines, right, close, told = [], 0, 0, 0
     for case in cases:
@@ -180,19 +228,29 @@ def table(folder: Path) -> str:
         numbers = ["" if ms is None else f"{ms:.1f}" for ms in (step, bare, fixed)]
         numbers += ["" if share is None else f"{100 * share:.0f} %" for share in (saved, foretold)]
         shown = said if is_right else f"**{said}**"
-        lines.append(f"| {case.name} | {case.expected} | {shown} | {' | '.join(numbers)} | {found['took_s']:.0f} |")
+        lines.append(
+            f"| {case.name} | {case.expected} | {shown} | {' | '.join(numbers)} | {found['took_s']:.0f} |"
+        )
     first = last["diagnose", cases[0].name]
-    return "\n".join([
-        "# trainpace watch and diagnose on a GPU (`make bench-diagnose-gpu`)", "",
-        f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis. Steps of `diagnose`"
-        " and of bare runs are from different machines of this kind, so savings are shares of the step. For gpu_norms launching"
-        " is as right: reading the norms and launching the model take about half of its step each.", "",
-        f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}, of which"
-        " gpu_compute and gpu_images_compute helped to fit what torch.compile saves.", "",
-        "| case | true cause | said | step ms | bare | fixed | saved | foretold | s in all |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
-        *lines, "", *overhead_lines(rows), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# trainpace watch and diagnose on a GPU (`make bench-diagnose-gpu`)",
+            "",
+            f"{first['date']}, {first['device']}, 16 cores. Recorded there, and read by that day's diagnosis. Steps of `diagnose`"
+            " and of bare runs are from different machines of this kind, so savings are shares of the step. For gpu_norms launching"
+            " is as right: reading the norms and launching the model take about half of its step each.",
+            "",
+            f"Verdict right in {right} of {len(cases)}; saving foretold within 15 % in {close} of {told}, of which"
+            " gpu_compute and gpu_images_compute helped to fit what torch.compile saves.",
+            "",
+            "| case | true cause | said | step ms | bare | fixed | saved | foretold | s in all |",
+            "|---|---|---|--:|--:|--:|--:|--:|--:|",
+            *lines,
+            "",
+            *overhead_lines(rows),
+            "",
+        ]
+    )
 
 
 def read_again(recording: Path) -> dict[str, Any] | None:
@@ -200,7 +258,10 @@ def read_again(recording: Path) -> dict[str, Any] | None:
     if not recording.is_dir():
         return None
     done = subprocess.run(
-        (*TRAINPACE, "diagnose", "--json", str(recording)), capture_output=True, text=True, check=True
+        (*TRAINPACE, "diagnose", "--json", str(recording)),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -217,7 +278,9 @@ def share_foretold(case: Case, answer: dict[str, Any]) -> float | None:
     if wanted in causes:
         return float(causes[wanted]) * LEFT_OUT.get(case.name, 1.0) / float(answer["step_ms"])
     changes = (*answer["advice"], *answer["not_worth"])
-    return next((float(a["saves_ms"]) for a in changes if wanted in a["title"]), 0.0) / float(answer["step_ms"])
+    return next((float(a["saves_ms"]) for a in changes if wanted in a["title"]), 0.0) / float(
+        answer["step_ms"]
+    )
 
 
 def overhead_lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -239,7 +302,9 @@ PARTS = {"diagnose": diagnosed, "truth": truths, "overhead": overhead}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["measure", "table"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("parts", nargs="*", default=[], help=" ".join(PARTS))

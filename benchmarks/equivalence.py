@@ -20,11 +20,26 @@ from trainpace.verify import Equivalence, Question
 from trainpace.verify.equivalence import Change, verify
 
 RESULT = Path(__file__).parent / "results" / "equivalence.md"
-GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 500,
-        "n_positions": 64}  # fmt: skip
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
-         "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500,
-         "max_position_embeddings": 64}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 4,
+    "vocab_size": 500,
+    "n_positions": 64,
+}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 64,
+}
 CASES: tuple[tuple[str, int | None, tuple[Change, ...]], ...] = (
     ("transformers:llama.json", None, ()),
     ("timm:vit_tiny_patch16_224", 64, ()),
@@ -45,8 +60,10 @@ def _rows(found: Equivalence, expected: tuple[Change, ...]) -> list[str]:
         apart = way.failed or ("NaN" if way.difference is None else f"{way.difference:.1e}")
         said = "equal" if way.equal else ", ".join(way.cause) or "no cause found"
         held = way.equal if not expected else tuple(c for c in way.cause if c != "fp64") == expected
-        rows.append(f"| {found.question.model} | {WAY_IN_WORDS[way.way]} | {apart} | {way.moved or 0:.1e} | {said} |"
-                    f" {'' if left is None else f'{left:.1e}'} | {'yes' if held else 'no'} |")  # fmt: skip
+        rows.append(
+            f"| {found.question.model} | {WAY_IN_WORDS[way.way]} | {apart} | {way.moved or 0:.1e} | {said} |"
+            f" {'' if left is None else f'{left:.1e}'} | {'yes' if held else 'no'} |"
+        )
     return rows
 
 
@@ -80,7 +97,9 @@ def main() -> None:
         " Where fp64 stands beside another cause, that cause alone leaves rounding which training amplifies beyond the"
         " tolerance. Samples are random, drawn from the seed.\n\n"
         "| model | trained as | difference | weights moved | equal, or the cause | difference without it | as its layers say |\n"
-        "|---|---|---:|---:|---|---:|---|\n" + "\n".join(lines) + f"\n\n{yes} of {len(lines)} as the layers say.\n"
+        "|---|---|---:|---:|---|---:|---|\n"
+        + "\n".join(lines)
+        + f"\n\n{yes} of {len(lines)} as the layers say.\n"
     )
 
 

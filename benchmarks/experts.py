@@ -20,13 +20,26 @@ from trainpace.validation import Row, Run, evaluate, read_runs
 
 FILES = ("measured_runs.parquet", "runs2.parquet")
 DEEPSEEK_V3 = Run(
-    index=0, file="DeepSeek-V3 report", model="DeepSeekV3", framework="pytorch", gpu="H800", gpu_canonical="H800",
-    interconnect="InfiniBand 400 Gb/s per GPU", precision="fp8", compile="compile", optimizer="AdamW", engine="megatron_core",
+    index=0,
+    file="DeepSeek-V3 report",
+    model="DeepSeekV3",
+    framework="pytorch",
+    gpu="H800",
+    gpu_canonical="H800",
+    interconnect="InfiniBand 400 Gb/s per GPU",
+    precision="fp8",
+    compile="compile",
+    optimizer="AdamW",
+    engine="megatron_core",
     attention="flash3",
     parallelism="pp=16,dualpipe,ep=64,zero=1,deepep,ep_overlap,fp8_dispatch,expert_nodes=4",
-    num_gpus=2048.0, num_nodes=256.0, batch_per_gpu=1.0,
-    global_batch=15360.0, seq_len=4096.0, tokens_per_sec=1e12 / (180e3 / 2048 * 3600),
-)  # fmt: skip
+    num_gpus=2048.0,
+    num_nodes=256.0,
+    batch_per_gpu=1.0,
+    global_batch=15360.0,
+    seq_len=4096.0,
+    tokens_per_sec=1e12 / (180e3 / 2048 * 3600),
+)
 """DeepSeek-V3's training as its report tells it (arXiv:2412.19437, sections 3.1, 3.2 and 4.2): 180 thousand H800 hours for
 a trillion tokens. Its kernels are fused by hand, which `compile` stands for; what it computes again is not counted."""
 
@@ -34,7 +47,11 @@ a trillion tokens. Its kernels are fused by hand, which `compile` stands for; wh
 def expert_runs(data: Path) -> list[Run]:
     """The timed runs that divide their experts."""
     runs = [run for name in FILES for run in read_runs(data / name)]
-    divided = [run for run in runs if re.search(r"\bep=(?!1\b)\d", run.parallelism) and run.mode in ("", "train")]
+    divided = [
+        run
+        for run in runs
+        if re.search(r"\bep=(?!1\b)\d", run.parallelism) and run.mode in ("", "train")
+    ]
     return [DEEPSEEK_V3, *divided]
 
 
@@ -50,7 +67,11 @@ def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
         for name, errors in sorted(groups.items()):
             sizes = [abs(error) for error in errors]
             figures = statistics.fmean(sizes), statistics.median(sizes), statistics.fmean(errors)
-            yield f"| {name} | {len(errors)} | " + " | ".join(f"{figure:.1f} %" for figure in figures) + " |"
+            yield (
+                f"| {name} | {len(errors)} | "
+                + " | ".join(f"{figure:.1f} %" for figure in figures)
+                + " |"
+            )
     yield ""
     yield from spread(pairs)
     yield ""
@@ -108,11 +129,16 @@ def spread(pairs: Sequence[tuple[Run, Row]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--work", type=Path, default=Path("out/experts"))
     options = parser.parse_args()
-    runs = [prepared(run, options.data, options.work / "configurations") for run in expert_runs(options.data)]
+    runs = [
+        prepared(run, options.data, options.work / "configurations")
+        for run in expert_runs(options.data)
+    ]
     rows = evaluate(runs, options.data, options.work / "traces", print, workers=1)
     print("\n".join(table(runs, rows)))
 

@@ -27,7 +27,12 @@ CASES = [
     ("512 GPUs, a week", 168, 60, ((DEVICE_MTBF_H / 512, RESTART_S),)),
     ("16,384 GPUs, three days", 72, 60, ((DEVICE_MTBF_H / 16_384, RESTART_S),)),
     ("one spot server, a day", 24, 10, ((24, RESTART_S),)),
-    ("8 spot servers of 8 GPUs, a day", 24, 60, ((24 / 8, RESTART_S), (DEVICE_MTBF_H / 64, RESTART_S))),
+    (
+        "8 spot servers of 8 GPUs, a day",
+        24,
+        60,
+        ((24 / 8, RESTART_S), (DEVICE_MTBF_H / 64, RESTART_S)),
+    ),
     ("64 spot servers, a day", 24, 60, ((24 / 64, RESTART_S), (DEVICE_MTBF_H / 512, RESTART_S))),
     ("restarts as long as the mean time between", 5, 60, ((0.25, 900.0),)),
 ]

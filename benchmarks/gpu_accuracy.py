@@ -27,8 +27,14 @@ DEVICE_BOUND = 0.9
 
 
 def cases() -> list[dict[str, Any]]:
-    lines = [line for card in ("h200", "h100") for line in Path(DATA, f"{card}_steps.jsonl").read_text().splitlines()]
-    return [case for line in lines if "error" not in (case := json.loads(line)) and case["profiled"]]
+    lines = [
+        line
+        for card in ("h200", "h100")
+        for line in Path(DATA, f"{card}_steps.jsonl").read_text().splitlines()
+    ]
+    return [
+        case for line in lines if "error" not in (case := json.loads(line)) and case["profiled"]
+    ]
 
 
 def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -39,17 +45,30 @@ def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         path.write_text(json.dumps(CONFIGURATIONS[model.partition(":")[2]]))
         model = f"transformers:{path}"
     answer = trainpace.forecast(
-        model, gpu=CARDS[case["gpu"]], batch=case["batch"], precision=case["precision"], channels_last=case["channels_last"],
-        compile=case["compile"], optimizer=case["optimizer"], sequence_length=case["length"], image_size=case["image"],
-        checkpointing="full" if case["checkpoint"] else "none", no_journal=True,
-    )  # fmt: skip
+        model,
+        gpu=CARDS[case["gpu"]],
+        batch=case["batch"],
+        precision=case["precision"],
+        channels_last=case["channels_last"],
+        compile=case["compile"],
+        optimizer=case["optimizer"],
+        sequence_length=case["length"],
+        image_size=case["image"],
+        checkpointing="full" if case["checkpoint"] else "none",
+        no_journal=True,
+    )
     row = answer.rows[0]
     step, interval, memory = row.step, row.step_time_interval_ms, row.memory
     assert step is not None
     assert interval is not None
     assert memory is not None
-    return {"step_ms": step.total_ms, "device_ms": step.computing_ms, "low": interval.low, "high": interval.high,
-            "memory_gib": memory.allocated_gib}  # fmt: skip
+    return {
+        "step_ms": step.total_ms,
+        "device_ms": step.computing_ms,
+        "low": interval.low,
+        "high": interval.high,
+        "memory_gib": memory.allocated_gib,
+    }
 
 
 def table(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
@@ -95,13 +114,20 @@ def main() -> None:
                 refused.append(f"{case['model']}: {error}")
                 continue
             answer = rows[-1][1]
-            print(f"{case['model']} {case['batch']} {case['precision']} {answer['step_ms'] / case['median_ms'] - 1:+.0%} "
-                  f"GPU {answer['device_ms'] / case['busy_ms'] - 1:+.0%}", file=sys.stderr)  # fmt: skip
+            print(
+                f"{case['model']} {case['batch']} {case['precision']} {answer['step_ms'] / case['median_ms'] - 1:+.0%} "
+                f"GPU {answer['device_ms'] / case['busy_ms'] - 1:+.0%}",
+                file=sys.stderr,
+            )
     lines = [
-        "# Forecasts against steps measured on a lent H100 and H200", "",
+        "# Forecasts against steps measured on a lent H100 and H200",
+        "",
         f"{datetime.date.today()}; `make bench-gpu`; the measurements are those of fitting/data/README.md.",
-        "", *table(rows), "", *(f"Refused: {line}" for line in sorted(set(refused))),
-    ]  # fmt: skip
+        "",
+        *table(rows),
+        "",
+        *(f"Refused: {line}" for line in sorted(set(refused))),
+    ]
     RESULT.write_text("\n".join(lines).rstrip() + "\n")
     print("\n".join(lines))
 

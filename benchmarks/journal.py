@@ -39,12 +39,22 @@ START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 def example() -> Entry:
     """A run as `trainpace measure` keeps it: parts, an interval, 40 steps."""
     return Entry(
-        id=new_id(), created_at=now_utc(), kind="measure", outcome="ok", model="timm:resnet50", device="NVIDIA A100 SXM 80GB",
-        execution=Execution(micro_batch=32, precision="amp_bf16", optimizer="adamw"), step_time_ms=100.0,
-        interval_ms=Interval(low=99.0, high=101.0, coverage=0.9, basis="order statistics of 40 steps"),
-        step=StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0), peak_memory_gib=11.5,
-        step_times_ms=tuple(100 + random.random() for _ in range(40)), environment={"torch": "2.13.0", "cuda": "12.8"},
-    )  # fmt: skip
+        id=new_id(),
+        created_at=now_utc(),
+        kind="measure",
+        outcome="ok",
+        model="timm:resnet50",
+        device="NVIDIA A100 SXM 80GB",
+        execution=Execution(micro_batch=32, precision="amp_bf16", optimizer="adamw"),
+        step_time_ms=100.0,
+        interval_ms=Interval(
+            low=99.0, high=101.0, coverage=0.9, basis="order statistics of 40 steps"
+        ),
+        step=StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0),
+        peak_memory_gib=11.5,
+        step_times_ms=tuple(100 + random.random() for _ in range(40)),
+        environment={"torch": "2.13.0", "cuda": "12.8"},
+    )
 
 
 def write(place: str, count: int) -> None:
@@ -76,11 +86,15 @@ def many(count: int) -> Iterator[Entry]:
     for i in range(count):
         model = i * 7919 % MODELS
         yield replace(
-            one, id=content_id(str(i)), created_at=utc_text(START + datetime.timedelta(seconds=20 * i)),
-            model=f"timm:model_{model}", device=f"device {i % 12}",
+            one,
+            id=content_id(str(i)),
+            created_at=utc_text(START + datetime.timedelta(seconds=20 * i)),
+            model=f"timm:model_{model}",
+            device=f"device {i % 12}",
             execution=Execution(micro_batch=1 + i % 64, precision="amp_bf16", optimizer="adamw"),
-            step_time_ms=random.lognormvariate(4, 1), step_times_ms=one.step_times_ms[:8],
-        )  # fmt: skip
+            step_time_ms=random.lognormvariate(4, 1),
+            step_times_ms=one.step_times_ms[:8],
+        )
 
 
 def queries(place: str, count: int) -> tuple[float, dict[str, float]]:
@@ -95,15 +109,26 @@ def queries(place: str, count: int) -> tuple[float, dict[str, float]]:
         questions: dict[str, tuple[int, Callable[[int], object]]] = {
             "first page of the list": (ROUNDS, lambda i: journal.find(limit=20)),
             "page 51": (ROUNDS, lambda i: journal.find(limit=20, offset=1000)),
-            "newest 20 of one model": (ROUNDS, lambda i: journal.find(Query(model=f"timm:model_{i}", exact=True))),
-            "newest 20 with a part of a name": (ROUNDS, lambda i: journal.find(Query(model=f"model_1{i}"))),
-            "newest 20 of one device and batch": (ROUNDS, lambda i: journal.find(device_3(4 + 4 * i))),
+            "newest 20 of one model": (
+                ROUNDS,
+                lambda i: journal.find(Query(model=f"timm:model_{i}", exact=True)),
+            ),
+            "newest 20 with a part of a name": (
+                ROUNDS,
+                lambda i: journal.find(Query(model=f"model_1{i}")),
+            ),
+            "newest 20 of one device and batch": (
+                ROUNDS,
+                lambda i: journal.find(device_3(4 + 4 * i)),
+            ),
             "a filter that no run fulfils": (3, lambda i: journal.find(Query(precision="fp8"))),
             "one run by its id": (ROUNDS, lambda i: journal.get(some[i])),
             "one run by 10 digits": (ROUNDS, lambda i: journal.get(some[i][:10])),
             "count of all": (5, lambda i: journal.count()),
-        }  # fmt: skip
-        return filled, {name: timed(repeat, question) for name, (repeat, question) in questions.items()}
+        }
+        return filled, {
+            name: timed(repeat, question) for name, (repeat, question) in questions.items()
+        }
 
 
 def batch_of(device: str, batch: int) -> Query:
@@ -128,7 +153,9 @@ def main() -> None:
     import postgres  # type: ignore[import-not-found]
 
     program = postgres.binary("postgres")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    version = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()[2]
     with tempfile.TemporaryDirectory() as folder, postgres.server(settings=()) as url_of:
         places: dict[str, Callable[[str], str]] = {
             f"SQLite {sqlite3.sqlite_version}": lambda name: str(Path(folder, f"{name}.db")),
@@ -148,7 +175,9 @@ def main() -> None:
         for name, place in places.items():
             seconds, found, doubled = writers(place("writers"), options.adds)
             wanted = WRITERS * options.adds
-            lines.append(f"| {name} | {seconds:.1f} | {wanted / seconds:,.0f} | {wanted - found} | {doubled} |")
+            lines.append(
+                f"| {name} | {seconds:.1f} | {wanted / seconds:,.0f} | {wanted - found} | {doubled} |"
+            )
             print(lines[-1], flush=True)
         answers = {}
         for name, place in places.items():

@@ -32,9 +32,12 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "journal_repeats.md"
 TASKS, PHOTOS = HERE / "sweep_tasks.py", HERE.parent / "examples" / "photo_tasks.py"
 MODELS = {
-    f"{TASKS}:wide": (8, 16, 32, 64), f"{TASKS}:smooth": (8, 16, 32, 64), f"{PHOTOS}:cnn": (8, 16, 32, 64),
-    f"{PHOTOS}:transformer": (8, 16, 32, 64), f"{TASKS}:tiled": (8, 16, 32, 64),
-}  # fmt: skip
+    f"{TASKS}:wide": (8, 16, 32, 64),
+    f"{TASKS}:smooth": (8, 16, 32, 64),
+    f"{PHOTOS}:cnn": (8, 16, 32, 64),
+    f"{PHOTOS}:transformer": (8, 16, 32, 64),
+    f"{TASKS}:tiled": (8, 16, 32, 64),
+}
 SWEPT, REPEATED = 3, 3
 PROBE_S = 0.5
 LOAD = """
@@ -64,7 +67,9 @@ def load(processes: int) -> Iterator[None]:
             other.wait()
 
 
-def repeats(profile: MachineProfile, folder: Path) -> list[tuple[str, int, float, float, float, float]]:
+def repeats(
+    profile: MachineProfile, folder: Path
+) -> list[tuple[str, int, float, float, float, float]]:
     """(model, batch, forecast, low, high, measured) of every repeat."""
     target, rows = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels)), []
     for model, sizes in MODELS.items():
@@ -73,7 +78,9 @@ def repeats(profile: MachineProfile, folder: Path) -> list[tuple[str, int, float
         forecaster = Forecaster(workload, target)
         with Journal.open(str(folder / "journal.db")) as journal:
             plan = SweepPlan(batches=sizes, repeats=SWEPT, every=True)
-            record_sweep(journal, conditions, plan, Circumstances(device=profile.device.name), forecaster)
+            record_sweep(
+                journal, conditions, plan, Circumstances(device=profile.device.name), forecaster
+            )
             knowing = forecaster.knowing(Knowledge(journal, workload))
             execution = conditions.execution(1, workload.optimizer)
             for forecast in knowing.over_batches(execution, sizes).forecasts():
@@ -101,18 +108,24 @@ def section(name: str, rows: list[tuple[str, int, float, float, float, float]]) 
     widths = sorted(math.sqrt(high / low) - 1 for *_, low, high, _ in rows)
     error_pct, width_pct = (100 * values[len(values) // 2] for values in (errors, widths))
     lines = [
-        f"## {name}", "",
+        f"## {name}",
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores. {inside} of {len(rows)} repeats"
         f" ({100 * inside / len(rows):.0f} %) inside the 90 % interval; median error {error_pct:.1f} %, median half"
-        f" width {width_pct:.0f} %.", "",
-        "| model | batch | forecast ms (90 %) | measured ms |", "|---|--:|---|---|",
-    ]  # fmt: skip
+        f" width {width_pct:.0f} %.",
+        "",
+        "| model | batch | forecast ms (90 %) | measured ms |",
+        "|---|--:|---|---|",
+    ]
     for i in range(0, len(rows), REPEATED):
         model, batch, forecast, low, high, _ = rows[i]
         measured = ", ".join(
-            f"{ms:.4g}{'' if low <= ms <= high else ' (outside)'}" for *_, ms in rows[i : i + REPEATED]
+            f"{ms:.4g}{'' if low <= ms <= high else ' (outside)'}"
+            for *_, ms in rows[i : i + REPEATED]
         )
-        lines.append(f"| {model} | {batch} | {forecast:.4g} ({low:.4g} to {high:.4g}) | {measured} |")
+        lines.append(
+            f"| {model} | {batch} | {forecast:.4g} ({low:.4g} to {high:.4g}) | {measured} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -128,7 +141,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, load(2 if name == "loaded" else 0):
             sections[name] = section(name, repeats(profile, Path(folder)))
         text = "# The next measurement beside the journal's forecast (`make bench-measure`)\n\n"
-        RESULT.write_text(text + "\n".join(sections[key].rstrip() + "\n" for key in sorted(sections, reverse=True)))
+        RESULT.write_text(
+            text
+            + "\n".join(sections[key].rstrip() + "\n" for key in sorted(sections, reverse=True))
+        )
         print(sections[name].partition("| model")[0])
 
 

@@ -48,7 +48,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "3 % of points disturbed": {"disturbed": 0.03},
     "lengths 20 to 40": {"longest": 40},
 }
-NO_JUMPS = ("line", "line, 20 to 30 points", "launch-bound", "soft launch-bound", "quadratic", "odd-even")
+NO_JUMPS = (
+    "line",
+    "line, 20 to 30 points",
+    "launch-bound",
+    "soft launch-bound",
+    "quadratic",
+    "odd-even",
+)
 
 
 class Sweep(NamedTuple):
@@ -61,11 +68,27 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    rng: np.random.Generator, count: int | None = None, intercept: float | None = None, signs: bool = False,
-    slopes: bool = False, of_mean: bool = False, additive: bool = False, tails: str = "", disturbed: float = 0.0,
-    gap: int = 3, margin: int = 3, log_uniform: bool = False, shortest: int = 20, longest: int = 200, shape: str = "line",
-) -> Sweep:  # fmt: skip
-    n, noise, slope = int(rng.integers(shortest, longest + 1)), rng.uniform(0.005, 0.03), rng.uniform(0.2, 3)
+    rng: np.random.Generator,
+    count: int | None = None,
+    intercept: float | None = None,
+    signs: bool = False,
+    slopes: bool = False,
+    of_mean: bool = False,
+    additive: bool = False,
+    tails: str = "",
+    disturbed: float = 0.0,
+    gap: int = 3,
+    margin: int = 3,
+    log_uniform: bool = False,
+    shortest: int = 20,
+    longest: int = 200,
+    shape: str = "line",
+) -> Sweep:
+    n, noise, slope = (
+        int(rng.integers(shortest, longest + 1)),
+        rng.uniform(0.005, 0.03),
+        rng.uniform(0.2, 3),
+    )
     x = np.arange(1, n + 1)
     start = slope * (float(rng.choice([0, 0.1, 1, 10, 50])) if intercept is None else intercept)
     y = start + slope * x
@@ -81,12 +104,18 @@ def sweep(
     count = min(int(rng.integers(0, 5)) if count is None else count, (n - 2 * margin) // gap)
     places: list[int] = []
     while len(places) < count:
-        places = sorted(int(p) for p in rng.choice(np.arange(margin, n - margin + 1), count, replace=False))
+        places = sorted(
+            int(p) for p in rng.choice(np.arange(margin, n - margin + 1), count, replace=False)
+        )
         if any(b - a < gap for a, b in pairwise(places)):
             places = []
     mean, sizes = float(y.mean()), []
     for t in places:
-        share = np.exp(rng.uniform(np.log(0.03), np.log(0.3))) if log_uniform else rng.uniform(0.03, 0.3)
+        share = (
+            np.exp(rng.uniform(np.log(0.03), np.log(0.3)))
+            if log_uniform
+            else rng.uniform(0.03, 0.3)
+        )
         size = share * (mean if of_mean else y[t - 1]) * (-1 if signs and rng.random() < 0.4 else 1)
         if size < 0 and y[t:].min() + size < 0.3 * y[t]:
             size = -size
@@ -99,7 +128,13 @@ def sweep(
     step = y * np.exp(noise * z) if tails == "log-normal" else y + sigma * z
     step = np.where(rng.random(n) < disturbed, step * (1 + rng.uniform(0.05, 0.5, n)), step)
     jumps = [(t, abs(size) / float(sigma[t - 1])) for t, size in zip(places, sizes, strict=True)]
-    return Sweep(x, np.asarray(np.maximum(step, 1e-3 * y), dtype=float), np.asarray(sigma, dtype=float), noise, jumps)
+    return Sweep(
+        x,
+        np.asarray(np.maximum(step, 1e-3 * y), dtype=float),
+        np.asarray(sigma, dtype=float),
+        noise,
+        jumps,
+    )
 
 
 def bin_of(ratio: float) -> str:
@@ -130,7 +165,9 @@ class Score:
 
     def recall(self, tolerance: int, ratio: str = "") -> float:
         bins = [ratio] if ratio else BINS
-        return sum(self.hit[tolerance, b] for b in bins) / max(1, sum(self.planted[b] for b in bins))
+        return sum(self.hit[tolerance, b] for b in bins) / max(
+            1, sum(self.planted[b] for b in bins)
+        )
 
     def precision(self, tolerance: int) -> float:
         return 1 - self.false[tolerance] / max(1, self.found)
@@ -144,12 +181,17 @@ class Score:
 
     def cells(self) -> str:
         figures = [f"{self.recall(t):.3f} / {self.precision(t):.3f}" for t in (0, 1, 2)]
-        return " | ".join([*figures, *(f"{self.recall(1, b):.2f} ({self.planted[b]})" for b in BINS)])
+        return " | ".join(
+            [*figures, *(f"{self.recall(1, b):.2f} ({self.planted[b]})" for b in BINS)]
+        )
 
 
 def found_in(s: Sweep, known: bool) -> list[int]:
     # sweeps of consecutive batch sizes from 1: the batch after a jump is its index + 1
-    return [jump.after - 1 for jump in find_changes(s.x.tolist(), s.step_ms.tolist(), s.noise if known else None).jumps]
+    return [
+        jump.after - 1
+        for jump in find_changes(s.x.tolist(), s.step_ms.tolist(), s.noise if known else None).jumps
+    ]
 
 
 def oracle(s: Sweep, slopes: bool) -> list[int]:
@@ -189,7 +231,14 @@ def accuracy(count: int, seed: int) -> list[str]:
         for _ in range(count // 2):
             s = sweep(rng, **options)
             ceiling.add(s.jumps, oracle(s, options.get("slopes", False)))
-    return [*lines, "", "Ceiling (half of the same sweeps):", "", f"| oracle {head}", f"| all | {ceiling.cells()} |"]
+    return [
+        *lines,
+        "",
+        "Ceiling (half of the same sweeps):",
+        "",
+        f"| oracle {head}",
+        f"| all | {ceiling.cells()} |",
+    ]
 
 
 def no_jumps(count: int, seed: int) -> list[str]:
@@ -200,7 +249,10 @@ def no_jumps(count: int, seed: int) -> list[str]:
         for known in (False, True):
             rng = np.random.default_rng([seed, 100 + i])
             shape = name.split(",")[0]
-            clean = sum(not found_in(sweep(rng, count=0, shape=shape, **options), known) for _ in range(count))
+            clean = sum(
+                not found_in(sweep(rng, count=0, shape=shape, **options), known)
+                for _ in range(count)
+            )
             cells.append(f"{100 * clean / count:.1f} %")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
@@ -250,7 +302,14 @@ def adaptive(count: int, seed: int) -> list[str]:
         " within 2x noise of the curve | within 2x noise + its own 3x of all 70 |",
         "|---|---|---|---|---|---|---|",
     ]
-    kinds = ["line", "smooth", "launch-bound", "odd-even", "1 jump of 6 to 20 %", "2 jumps of 6 to 20 %"]
+    kinds = [
+        "line",
+        "smooth",
+        "launch-bound",
+        "odd-even",
+        "1 jump of 6 to 20 %",
+        "2 jumps of 6 to 20 %",
+    ]
     for i, kind in enumerate(
         [*kinds, "VGG, padded to 16", "VGG, 4 jumps of 6 to 20 %", "VGG, padded to 16, with hints"]
     ):
@@ -262,20 +321,29 @@ def adaptive(count: int, seed: int) -> list[str]:
                 measured: dict[int, list[float]] = {}
                 hints = jumps if "hints" in kind else []
                 while (b := next_batch(range(1, 71), measured, hints, seed=k)) is not None:
-                    measured.setdefault(b, []).append(float(truth[b - 1] * (1 + noise * rng.standard_normal())))
+                    measured.setdefault(b, []).append(
+                        float(truth[b - 1] * (1 + noise * rng.standard_normal()))
+                    )
                 all_ms = truth * (1 + noise * rng.standard_normal(70))
                 few, every = fitted_curve(measured), find_changes(range(1, 71), all_ms.tolist())
                 found = [jump.after for jump in few.jumps]
                 found_by_all = [jump.after for jump in every.jumps]
                 at = np.array([few.at(b) for b in range(1, 71)])
                 probes.append(sum(map(len, measured.values())))
-                marks.append([
-                    same(found, found_by_all), same(found, jumps), same(found_by_all, jumps),
-                    np.abs(at / truth - 1).max() <= 2 * noise, np.abs(at / all_ms - 1).max() <= 5 * noise,
-                ])  # fmt: skip
+                marks.append(
+                    [
+                        same(found, found_by_all),
+                        same(found, jumps),
+                        same(found_by_all, jumps),
+                        np.abs(at / truth - 1).max() <= 2 * noise,
+                        np.abs(at / all_ms - 1).max() <= 5 * noise,
+                    ]
+                )
             share = [f"{100 * s:.0f} %" for s in np.mean(marks, axis=0)]
             cells = f"{share[0]} | {share[1]} ({share[2]}) | {share[3]} | {share[4]}"
-            lines.append(f"| {kind} | {100 * noise:g} % | {np.mean(probes):.1f} ({max(probes)}) | {cells} |")
+            lines.append(
+                f"| {kind} | {100 * noise:g} % | {np.mean(probes):.1f} ({max(probes)}) | {cells} |"
+            )
     return lines
 
 
@@ -295,7 +363,10 @@ def public_sweep(data: Path) -> list[str]:
             assert epoch, "every digitised row has its epoch time in the notes"
             batch = int(row["batch_per_gpu"])
             times.setdefault(batch, []).append(1e3 * float(epoch[1]) * batch / 50_000)
-    lines = ["| read as | batches | jump between | ms (90 % interval) | % of the step |", "|---|---|---|---|---|"]
+    lines = [
+        "| read as | batches | jump between | ms (90 % interval) | % of the step |",
+        "|---|---|---|---|---|",
+    ]
     for label, pick in (("the slower of two values in a column", max), ("the faster", min)):
         for top in (256, 900):
             sizes = [b for b in sorted(times) if b <= top]
@@ -305,15 +376,21 @@ def public_sweep(data: Path) -> list[str]:
                 place = f"{sizes[0]} to {sizes[-1]} | {jump.before} and {jump.after}"
                 lines.append(f"| {label} | {place} | {interval} | {jump.percent:.1f} |")
             best = best_batches(curve).best
-            lines.append(f"| | | best throughput: batch {best.batch}, {best.samples_per_second:.0f} samples/s | | |")
+            lines.append(
+                f"| | | best throughput: batch {best.batch}, {best.samples_per_second:.0f} samples/s | | |"
+            )
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of measured_runs.parquet")
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="folder of measured_runs.parquet"
+    )
     parser.add_argument("--sweeps", type=int, default=200, help="of each variant")
-    parser.add_argument("--seed", type=int, default=2026, help="not 0 to 9: those were used to set the prices")
+    parser.add_argument(
+        "--seed", type=int, default=2026, help="not 0 to 9: those were used to set the prices"
+    )
     options = parser.parse_args()
     where = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
     lines = ["# Jumps of measured curves", "", f"{datetime.date.today()}, {where}", ""]
@@ -322,7 +399,10 @@ def main() -> None:
     ]
     lines += accuracy(options.sweeps, options.seed)
     lines += ["", *no_jumps(options.sweeps, options.seed), "", *timing(options.seed), ""]
-    lines += ["Adaptive sweeps (at most 28 probes, repeats included; a jump within one batch counts as the same):", ""]
+    lines += [
+        "Adaptive sweeps (at most 28 probes, repeats included; a jump within one batch counts as the same):",
+        "",
+    ]
     lines += adaptive(max(options.sweeps // 10, 2), options.seed)
     if (options.data / "measured_runs.parquet").exists():
         lines += ["", "The public sweep: VGG16 on a K80, digitised (batch +-3, time +-0.3 %):", ""]

@@ -122,7 +122,9 @@ def shards_are_sound(folder: Path) -> str:
 
 def recordings_are_sound(folder: Path) -> str:
     notes = (folder / "data" / "trainpace" / "recordings").glob("*/command.json")
-    return next(filter(None, (whole_json(str(note.relative_to(folder)))(folder) for note in notes)), "")
+    return next(
+        filter(None, (whole_json(str(note.relative_to(folder)))(folder) for note in notes)), ""
+    )
 
 
 def intact(folder: Path) -> str:
@@ -147,7 +149,9 @@ def holds_runs(count: int) -> Callable[[Path], str]:
     def check(folder: Path) -> str:
         found = len(kept_runs(folder))
         whole = found and found % count == 0
-        return journal_is_sound(folder) or ("" if whole else f"{found} runs in the journal, not {count} or a multiple")
+        return journal_is_sound(folder) or (
+            "" if whole else f"{found} runs in the journal, not {count} or a multiple"
+        )
 
     return check
 
@@ -158,28 +162,73 @@ def leaving(file: str, *words: str, early_s: float | None = None) -> Verb:
 
 
 VERBS = {
-    "run": leaving("climb/ladder.json", "run", "ladder.toml", "--out", "climb", "--no-forecast", early_s=12.0),
+    "run": leaving(
+        "climb/ladder.json", "run", "ladder.toml", "--out", "climb", "--no-forecast", early_s=12.0
+    ),
     "diagnose": Verb(
-        ("diagnose", "--rounds", "2", "--block", "4", "--", sys.executable, "train.py"), nothing, nothing, early_s=8.0
+        ("diagnose", "--rounds", "2", "--block", "4", "--", sys.executable, "train.py"),
+        nothing,
+        nothing,
+        early_s=8.0,
     ),
     "measure": Verb(
-        ("measure", "task.py:task", "--batch", "1,2", "--repeats", "1", "--seconds", "0.2s", "--no-forecast"),
-        journal_is_sound, holds_runs(2),
+        (
+            "measure",
+            "task.py:task",
+            "--batch",
+            "1,2",
+            "--repeats",
+            "1",
+            "--seconds",
+            "0.2s",
+            "--no-forecast",
+        ),
+        journal_is_sound,
+        holds_runs(2),
     ),
-    "verify": Verb(("verify", "task.py:task", "--batch", "8", "--accumulate", "2"), nothing, nothing),
+    "verify": Verb(
+        ("verify", "task.py:task", "--batch", "8", "--accumulate", "2"), nothing, nothing
+    ),
     "loader": leaving(
-        "loader.json", "loader", "task.py:Samples", "--output", "loader.json", "--workers", "0,2", "--seconds", "0.2s",
-        "--repeats", "1",
+        "loader.json",
+        "loader",
+        "task.py:Samples",
+        "--output",
+        "loader.json",
+        "--workers",
+        "0,2",
+        "--seconds",
+        "0.2s",
+        "--repeats",
+        "1",
     ),
-    "watch": Verb(("watch", "--", sys.executable, "train.py"), recordings_are_sound, recordings_are_sound),
+    "watch": Verb(
+        ("watch", "--", sys.executable, "train.py"), recordings_are_sound, recordings_are_sound
+    ),
     "precompute": Verb(
-        ("precompute", "task.py:Samples", "--out", "shards", "--shard-samples", "25", "--workers", "2"),
-        shards_are_sound, intact,
+        (
+            "precompute",
+            "task.py:Samples",
+            "--out",
+            "shards",
+            "--shard-samples",
+            "25",
+            "--workers",
+            "2",
+        ),
+        shards_are_sound,
+        intact,
     ),
-    "forecast": leaving("w.json", "forecast", "task.py:task", "--gpu", "T4", "--save-workload", "w.json"),
-    "journal import": Verb(("journal", "import", "many.csv"), journal_is_sound, holds_runs(IMPORTED)),
-    "calibrate": leaving("profile.json", "calibrate", "--seconds", "2s", "--output", "profile.json", early_s=6.0),
-}  # fmt: skip
+    "forecast": leaving(
+        "w.json", "forecast", "task.py:task", "--gpu", "T4", "--save-workload", "w.json"
+    ),
+    "journal import": Verb(
+        ("journal", "import", "many.csv"), journal_is_sound, holds_runs(IMPORTED)
+    ),
+    "calibrate": leaving(
+        "profile.json", "calibrate", "--seconds", "2s", "--output", "profile.json", early_s=6.0
+    ),
+}
 
 
 def environment(folder: Path, mark: str) -> dict[str, str]:
@@ -193,7 +242,12 @@ def command(words: tuple[str, ...]) -> list[str]:
 
 def trainpace(folder: Path, *words: str, mark: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(words), cwd=folder, env=environment(folder, mark), capture_output=True, text=True, check=False
+        command(words),
+        cwd=folder,
+        env=environment(folder, mark),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -202,7 +256,9 @@ def new_folder() -> Iterator[Path]:
     """A folder with the files that the commands need."""
     texts = {"task.py": TASK, "train.py": TRAIN, "ladder.toml": LADDER}
     rows = [f"resnet18,T4,fp32,{n % 64 + 1},{20 + n / 1000}" for n in range(IMPORTED)]
-    texts["many.csv"] = "\n".join(["model_spec,gpu,precision,batch_per_gpu,step_time_ms", *rows]) + "\n"
+    texts["many.csv"] = (
+        "\n".join(["model_spec,gpu,precision,batch_per_gpu,step_time_ms", *rows]) + "\n"
+    )
     with tempfile.TemporaryDirectory(prefix="kills-") as place:
         folder = Path(place)
         (folder / TEMPORARY).mkdir()
@@ -216,7 +272,9 @@ def processes_of(mark: str) -> list[str]:
     found = []
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if f"{MARK}={mark}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(
+                b"\0"
+            ):
                 found.append(Path(f"/proc/{number}/cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
@@ -275,13 +333,25 @@ def kill_once(verb: Verb, folder: Path, longest_s: float, rng: random.Random, ma
         text = said.read().decode("utf-8", "replace")
     if code in (0, 1) and gone_s < ENDING_ANYWAY_S:
         return Killed(number.name, ended=True)
-    return Killed(number.name, gone_s=gone_s, trouble=tuple(_troubles(verb, folder, number, code, before, left, text)))
+    return Killed(
+        number.name,
+        gone_s=gone_s,
+        trouble=tuple(_troubles(verb, folder, number, code, before, left, text)),
+    )
 
 
 def _troubles(
-    verb: Verb, folder: Path, number: signal.Signals, code: int, before: set[str], left: list[str], text: str
+    verb: Verb,
+    folder: Path,
+    number: signal.Signals,
+    code: int,
+    before: set[str],
+    left: list[str],
+    text: str,
 ) -> Iterator[tuple[str, str]]:
-    unsound = verb.sound(folder) or ("" if before <= kept_runs(folder) else "runs of the journal are lost")
+    unsound = verb.sound(folder) or (
+        "" if before <= kept_runs(folder) else "runs of the journal are lost"
+    )
     if unsound:
         yield TROUBLES[0], f"{number.name}: {unsound}"
     if left:
@@ -290,10 +360,15 @@ def _troubles(
         yield TROUBLES[2], f"{number.name}: {', '.join(files[:4])}"
     if code not in EXIT_CODES[number]:
         yield TROUBLES[3], f"{number.name}: {code}: {_last(text.encode())}"
-    own = "--" not in verb.words or "\nKeyboardInterrupt" not in text  # an interrupted script shows its own traceback
+    own = (
+        "--" not in verb.words or "\nKeyboardInterrupt" not in text
+    )  # an interrupted script shows its own traceback
     if own and "Traceback" in text and f"{PACKAGE}/" in text:
         where = [line.strip() for line in text.splitlines() if f"{PACKAGE}/" in line][-1]
-        yield TROUBLES[4], f"{number.name}: {_last(text.encode())}, at {where.partition(str(PACKAGE))[2]}"
+        yield (
+            TROUBLES[4],
+            f"{number.name}: {_last(text.encode())}, at {where.partition(str(PACKAGE))[2]}",
+        )
 
 
 def _last(text: bytes) -> str:
@@ -303,7 +378,11 @@ def _last(text: bytes) -> str:
 def files_left(folder: Path) -> list[str]:
     """What only a process that is still at work may have: in the temporary folder, and half-written beside its final name.
     torch keeps a cache of compiled code in the temporary folder."""
-    temporary = [path.name for path in (folder / TEMPORARY).iterdir() if not path.name.startswith("torchinductor")]
+    temporary = [
+        path.name
+        for path in (folder / TEMPORARY).iterdir()
+        if not path.name.startswith("torchinductor")
+    ]
     asides = [path.name for path in folder.glob(".*") if path.name != ".lock"]
     return temporary + asides
 
@@ -327,7 +406,11 @@ class Tally:
             begun = time.monotonic()
             first = trainpace(folder, *self.verb.words)
             self.longest_s = time.monotonic() - begun
-            wrong = _last(first.stderr.encode()) if first.returncode not in (0, 1) else self.verb.done(folder)
+            wrong = (
+                _last(first.stderr.encode())
+                if first.returncode not in (0, 1)
+                else self.verb.done(folder)
+            )
             self.said += [f"{self.name}: before: {wrong}"] if wrong else []
 
     def end_again_and_again(self, most: int) -> None:
@@ -336,7 +419,13 @@ class Tally:
             self.time_it()
         with new_folder() as folder:
             for _ in range(most):
-                one = kill_once(self.verb, folder, self.longest_s, self._rng, f"{self.name}-{self.kills}-{os.getpid()}")
+                one = kill_once(
+                    self.verb,
+                    folder,
+                    self.longest_s,
+                    self._rng,
+                    f"{self.name}-{self.kills}-{os.getpid()}",
+                )
                 if one.ended:
                     break
                 self._signals[one.signal] += 1
@@ -394,7 +483,10 @@ def main() -> int:
     )  # a shell's background jobs, and what they start, ignore it
     begun, tallies = time.monotonic(), [Tally(name, asked.seed) for name in asked.verbs]
     work_through(tallies, asked.kills, begun + 60 * asked.minutes, asked.at_once)
-    rows, said = [tally.row for tally in tallies], [words for tally in tallies for words in tally.said]
+    rows, said = (
+        [tally.row for tally in tallies],
+        [words for tally in tallies for words in tally.said],
+    )
     page = _page(rows, said, (time.monotonic() - begun) / 60)
     print(page)
     if len(asked.verbs) == len(VERBS):
@@ -411,17 +503,24 @@ HEAD = (
 
 def _page(rows: list[str], trouble: list[str], minutes: float) -> str:
     today, shown = datetime.date.today(), Counter(trouble).items()
-    return "\n".join([
-        "# Ended at random moments (`make bench-kills`)", "",
-        f"{today}, {platform.machine()}, {os.cpu_count()} cores, two verbs at a time, {minutes:.0f} minutes. Signals came at"
-        " moments spread evenly over what the verb takes (for one with `first`, nine of ten in its first seconds), and are"
-        f" counted where it still ran and did not end by itself within {ENDING_ANYWAY_S:.0f} s. Afterwards: the journal is whole"
-        " and holds every run that it held before, no file is half-written, no process is left, no temporary file (after SIGTERM"
-        " and SIGINT; nobody can remove those of a process that was killed), the exit code is the signal's. The command was"
-        " ended again and again in the same folder until it came to its end, or was then let run to it.",
-        "", *HEAD, *rows, "",
-        *(f"- {count} x {words}" for words, count in shown), *([""] if trouble else []),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Ended at random moments (`make bench-kills`)",
+            "",
+            f"{today}, {platform.machine()}, {os.cpu_count()} cores, two verbs at a time, {minutes:.0f} minutes. Signals came at"
+            " moments spread evenly over what the verb takes (for one with `first`, nine of ten in its first seconds), and are"
+            f" counted where it still ran and did not end by itself within {ENDING_ANYWAY_S:.0f} s. Afterwards: the journal is whole"
+            " and holds every run that it held before, no file is half-written, no process is left, no temporary file (after SIGTERM"
+            " and SIGINT; nobody can remove those of a process that was killed), the exit code is the signal's. The command was"
+            " ended again and again in the same folder until it came to its end, or was then let run to it.",
+            "",
+            *HEAD,
+            *rows,
+            "",
+            *(f"- {count} x {words}" for words, count in shown),
+            *([""] if trouble else []),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,11 @@ def main() -> None:
         once = [*match, "resnet50", *JOB, "--save-workload", saved, "--json"]
         ways = len(json.loads(subprocess.run(once, capture_output=True, check=True).stdout)["rows"])
         commands = {
-            "python -c 'import numpy, click, msgspec'": [sys.executable, "-c", "import numpy, click, msgspec"],
+            "python -c 'import numpy, click, msgspec'": [
+                sys.executable,
+                "-c",
+                "import numpy, click, msgspec",
+            ],
             "python -c 'import torch'": [sys.executable, "-c", "import torch"],
             "from a saved workload": [*match, saved, *JOB],
             "... with spot prices, by hours": [*match, saved, *JOB, "--spot", "--by", "hours"],

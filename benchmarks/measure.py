@@ -64,7 +64,10 @@ def overhead() -> list[str]:
         for which in ("bare", "measured") if i % 2 else ("measured", "bare"):
             if which == "bare":
                 done = subprocess.run(
-                    [sys.executable, "-c", _BARE, str(HERE)], capture_output=True, text=True, check=True
+                    [sys.executable, "-c", _BARE, str(HERE)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 )
                 pair[which] = float(done.stdout)
             else:
@@ -133,7 +136,7 @@ def adaptive() -> list[str]:
             f" {', '.join(jumps[1]) or 'none'} | the same |",
             f"| 1:70 {name}: largest / median deviation of the curves | {100 * worst:.1f} % /"
             f" {100 * statistics.median(map(abs, deviations)):.1f} %, noise {100 * noise:.1f} % | 2 x noise |",
-        ]  # fmt: skip
+        ]
     return lines
 
 
@@ -143,9 +146,23 @@ def killed() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         place = str(Path(folder, "journal.db"))
         command = [
-            sys.executable, "-m", "trainpace", "measure", f"{TASKS}:smooth", "--batch", "1:70", "--every", "--repeats", "1",
-            "--seconds", "0s", "--journal", place, "--no-forecast", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "trainpace",
+            "measure",
+            f"{TASKS}:smooth",
+            "--batch",
+            "1:70",
+            "--every",
+            "--repeats",
+            "1",
+            "--seconds",
+            "0s",
+            "--journal",
+            place,
+            "--no-forecast",
+            "--json",
+        ]
         lost = doubled = corrupt = 0
         kept = 0
         for _ in range(KILLS):
@@ -160,7 +177,9 @@ def killed() -> list[str]:
             time.sleep(draw.uniform(0.2, 8.0))
             os.kill(process.pid, signal.SIGKILL)
             assert process.stderr is not None
-            began = sum(line.startswith("measuring batch") for line in process.stderr.read().splitlines())
+            began = sum(
+                line.startswith("measuring batch") for line in process.stderr.read().splitlines()
+            )
             process.wait()
             if not Path(place).exists():
                 continue
@@ -194,7 +213,9 @@ def _workers(folder: str) -> int:
     for number in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{number}/cmdline").read_text()
-            alive += "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == folder
+            alive += (
+                "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == folder
+            )
     return alive
 
 
@@ -211,8 +232,12 @@ def calibrated() -> list[str]:
 
 
 PARTS: dict[str, Callable[[], list[str]]] = {
-    "overhead": overhead, "repeats": repeats, "adaptive": adaptive, "killed": killed, "calibrated": calibrated,
-}  # fmt: skip
+    "overhead": overhead,
+    "repeats": repeats,
+    "adaptive": adaptive,
+    "killed": killed,
+    "calibrated": calibrated,
+}
 
 
 def main() -> None:
@@ -232,11 +257,22 @@ def main() -> None:
         when = f"{datetime.date.today()}, {machine.cpu.name}, {cores:g} cores, Python {platform.python_version()}"
         took = f"{(time.perf_counter() - start) / 60:.0f} min"
         text = "\n".join(
-            [part, "", f"{when}, {took}", "", "| what | reached | to reach |", "|---|---|---|", *lines, ""]
+            [
+                part,
+                "",
+                f"{when}, {took}",
+                "",
+                "| what | reached | to reach |",
+                "|---|---|---|",
+                *lines,
+                "",
+            ]
         )
         print(f"\n## {text}", flush=True)
         sections[part] = text
-        RESULT.write_text("\n## ".join([head, *(sections[name] for name in PARTS if name in sections)]))
+        RESULT.write_text(
+            "\n## ".join([head, *(sections[name] for name in PARTS if name in sections)])
+        )
 
 
 if __name__ == "__main__":

@@ -44,39 +44,69 @@ OLD_PACKAGES = ".fms"
 RESULT = Path(__file__).parent / "results" / "memory.md"
 
 
-def _llama(hidden: int, wide: int, layers: int, heads: int, keys: int, words: int, **more: Any) -> dict[str, Any]:
+def _llama(
+    hidden: int, wide: int, layers: int, heads: int, keys: int, words: int, **more: Any
+) -> dict[str, Any]:
     return {
-        "model_type": "llama", "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": keys, "vocab_size": words, "max_position_embeddings": 8192,
-        "rope_theta": 10000.0, **more,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "vocab_size": words,
+        "max_position_embeddings": 8192,
+        "rope_theta": 10000.0,
+        **more,
+    }
 
 
 _QWEN = {"model_type": "qwen2", "tie_word_embeddings": False}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "bigcode/gpt_bigcode-santacoder": {
-        "model_type": "gpt_bigcode", "n_embd": 2048, "n_head": 16, "n_layer": 24, "n_inner": 8192, "n_positions": 2048,
-        "vocab_size": 49280, "multi_query": True,
+        "model_type": "gpt_bigcode",
+        "n_embd": 2048,
+        "n_head": 16,
+        "n_layer": 24,
+        "n_inner": 8192,
+        "n_positions": 2048,
+        "vocab_size": 49280,
+        "multi_query": True,
     },
     "ibm/PowerLM-3b": _llama(2304, 9216, 40, 36, 36, 49152, tie_word_embeddings=True),
     "mistralai/Mistral-7B-v0.1": _llama(4096, 14336, 32, 32, 8, 32000),
-    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, 128256, head_dim=128, tie_word_embeddings=True),
+    "meta-llama/Llama-3.2-3B": _llama(
+        3072, 8192, 28, 24, 8, 128256, head_dim=128, tie_word_embeddings=True
+    ),
     "Qwen-1.8B": _llama(2048, 5504, 24, 16, 16, 151936, **_QWEN),
     "Qwen-7B": _llama(4096, 11008, 32, 32, 32, 151936, **_QWEN),
     "Qwen-14B": _llama(5120, 13696, 40, 40, 40, 152064, **_QWEN),
     "Qwen-72B": _llama(8192, 24576, 80, 64, 64, 152064, **_QWEN),
     "Llama-2-70B": _llama(8192, 28672, 80, 64, 8, 32000),
     "Mixtral-8x7B": _llama(
-        4096, 14336, 32, 32, 8, 32000, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, rope_theta=1e6
+        4096,
+        14336,
+        32,
+        32,
+        8,
+        32000,
+        model_type="mixtral",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        rope_theta=1e6,
     ),
     "Llama2-7B": _llama(4096, 11008, 32, 32, 32, 32000),
     "Llama3-8B": _llama(4096, 14336, 32, 32, 8, 128256),
-}  # fmt: skip
+}
 """Published configurations. Qwen's first generation is Qwen2's with as many keys as queries."""
 OPTIMIZERS = {
-    "bnb 8-bit": "adamw_8bit", "ao 8-bit": "adamw_torch_8bit", "ao FP8 E4M3": "adamw_torch_8bit", "ao 4-bit": "adamw_torch_4bit",
-    "lpmm 4-bit": "adamw_torch_4bit", "lpmm 4-bit rank-1": "adamw_torch_4bit",
-}  # fmt: skip
+    "bnb 8-bit": "adamw_8bit",
+    "ao 8-bit": "adamw_torch_8bit",
+    "ao FP8 E4M3": "adamw_torch_8bit",
+    "ao 4-bit": "adamw_torch_4bit",
+    "lpmm 4-bit": "adamw_torch_4bit",
+    "lpmm 4-bit rank-1": "adamw_torch_4bit",
+}
 """By torchao's table; what it calls lpmm has states of 4 bits with a scale for 128 of them, as torchao's own."""
 _NAMES = (
     ("llama-2-70b", "Llama-2-70B"),
@@ -111,7 +141,9 @@ class Case(NamedTuple):
         return OLD_PACKAGES if self.is_old else ""
 
     def trace_file(self, traces: Path) -> str:
-        return str(traces / f"{md5(repr((self.trace_key, self.packages)).encode()).hexdigest()}.json")
+        return str(
+            traces / f"{md5(repr((self.trace_key, self.packages)).encode()).hexdigest()}.json"
+        )
 
 
 def spec_of(row: dict[str, Any], folder: Path) -> str:
@@ -119,7 +151,11 @@ def spec_of(row: dict[str, Any], folder: Path) -> str:
     if row["model_spec"]:
         return str(row["model_spec"])
     name = row["model"] or ""
-    known = name if name in CONFIGURATIONS else next((k for word, k in _NAMES if word in name.casefold()), None)
+    known = (
+        name
+        if name in CONFIGURATIONS
+        else next((k for word, k in _NAMES if word in name.casefold()), None)
+    )
     if known is None:
         raise TrainpaceError("no definition of the model")
     path = folder / (known.replace("/", "_") + ".json")
@@ -137,7 +173,9 @@ def adaptation_of(text: str, sharded: bool) -> tuple[Adaptation, str]:
     rank = re.search(r"r=(\d+)", lower)
     targets = re.search(r"targets=([\w ]+)", text)
     names = ",".join(targets[1].split()) if targets else "all-linear"
-    how = Adaptation("lora", int(rank[1]) if rank else 16, names, weights="nf4_double" if quantised else "")
+    how = Adaptation(
+        "lora", int(rank[1]) if rank else 16, names, weights="nf4_double" if quantised else ""
+    )
     # trl casts norms to fp32 where the weights are on the GPU; fms-acceleration's own plugin, and sharded weights, cast nothing
     how = how._replace(fp32_weights="norms" if "baseline" in lower and not sharded else "none")
     if gptq:
@@ -170,7 +208,9 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     if how.adapter and "gpt_bigcode" in (row["model"] or ""):
         how = how._replace(targets="c_attn")
     elif how.targets != "all-linear":
-        how = how._replace(targets=",".join(name for name in how.targets.split(",") if name != "c_attn"))
+        how = how._replace(
+            targets=",".join(name for name in how.targets.split(",") if name != "c_attn")
+        )
     gpus = int(row["num_gpus"] or 1)
     zero = re.search(r"ZeRO.?(\d)", row["parallelism"] or "", re.IGNORECASE)
     if zero is None and "zero" in text.casefold():
@@ -179,7 +219,9 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     recomputes = "checkpointing on" in (row["notes"] or "") or "gradient checkpointing" in text
     # with packages of its time the model's own switch is taken: what it keeps besides is that code's
     own = recomputes and is_old
-    optimizer = OPTIMIZERS.get(row["optimizer"] or "", "sgd_momentum" if "SGD" in (row["optimizer"] or "") else "adamw")
+    optimizer = OPTIMIZERS.get(
+        row["optimizer"] or "", "sgd_momentum" if "SGD" in (row["optimizer"] or "") else "adamw"
+    )
     implementation = "fused" if "fused" in (row["optimizer"] or "").casefold() else None
     if gib is not None and re.search(r"GB.*1e9", row["mem_kind"] or ""):
         gib = gib * 1e9 / BYTES_PER_GIB
@@ -187,27 +229,49 @@ def case_of(row: dict[str, Any], folder: Path) -> Case:
     if "autocast" in (row["notes"] or "").casefold():
         precision = "amp_bf16"
     execution = Execution(
-        micro_batch=int(row["batch_per_gpu"]), accumulation=int(row["grad_accum"] or 1), precision=precision,  # type: ignore[arg-type]
-        nproc_per_node=gpus, zero_stage=3 if fsdp else int(zero[1]) if zero else 0,  # type: ignore[arg-type]
-        activation_checkpointing="full" if recomputes and not own else "none", optimizer=optimizer,
+        micro_batch=int(row["batch_per_gpu"]),
+        accumulation=int(row["grad_accum"] or 1),
+        precision=precision,  # type: ignore[arg-type]
+        nproc_per_node=gpus,
+        zero_stage=3 if fsdp else int(zero[1]) if zero else 0,  # type: ignore[arg-type]
+        activation_checkpointing="full" if recomputes and not own else "none",
+        optimizer=optimizer,
         compile=row["compile"] == "compile",
         pure_16_bit=row["file"] == "fms_acceleration",
-    )  # fmt: skip
-    variant = Variant(optimizer, length, int(row["img_size"]) if image else None, checkpointing=own, adaptation=how)
+    )
+    variant = Variant(
+        optimizer,
+        length,
+        int(row["img_size"]) if image else None,
+        checkpointing=own,
+        adaptation=how,
+    )
     # Unsloth's kernel takes what the model's code gives it: logits in fp32 from Llama's, in bf16 from gpt_bigcode's
-    fused = None if "foak" not in text else "fused" if "bigcode" in (row["model"] or "") else "fused_fp32"
+    fused = (
+        None
+        if "foak" not in text
+        else "fused"
+        if "bigcode" in (row["model"] or "")
+        else "fused_fp32"
+    )
     cluster = Cluster(device=find_device(row["gpu_canonical"]), devices_per_node=gpus)
     peak = "allocated" if "allocated" in kind else "reserved" if "reserved" in kind else "device"
     software = Software(cross_entropy=fused, optimizer=implementation)  # type: ignore[arg-type]
-    return Case(row, spec_of(row, folder), variant, execution, cluster, software, gib, peak, way, is_old)
+    return Case(
+        row, spec_of(row, folder), variant, execution, cluster, software, gib, peak, way, is_old
+    )
 
 
 def forecast_gib(case: Case, workload: Workload) -> tuple[float, Any]:
     """(the forecast peak in the row's own kind of memory, the whole forecast)."""
-    forecast = Forecaster(workload, Target(case.cluster, software=case.software)).forecast(case.execution)
+    forecast = Forecaster(workload, Target(case.cluster, software=case.software)).forecast(
+        case.execution
+    )
     m = forecast.memory
     assert m is not None, "one rank's memory is always forecast"
-    return {"allocated": m.allocated_gib, "reserved": m.reserved_gib, "device": m.device_gib}[case.kind], forecast
+    return {"allocated": m.allocated_gib, "reserved": m.reserved_gib, "device": m.device_gib}[
+        case.kind
+    ], forecast
 
 
 @contextlib.contextmanager
@@ -241,7 +305,9 @@ def main(data: Path, traces: Path) -> None:
     for packages in ("", OLD_PACKAGES):
         wanted = {c.trace_file(traces): c.trace_key for c in cases if c.packages == packages}
         with packages_of(packages):
-            reasons |= trace_many({file: key for file, key in wanted.items() if not Path(file).is_file()})
+            reasons |= trace_many(
+                {file: key for file, key in wanted.items() if not Path(file).is_file()}
+            )
         print(f"{len(wanted)} traces with {packages or 'the packages of today'}", file=sys.stderr)
     results = []
     for c in cases:
@@ -276,14 +342,18 @@ class Fit(NamedTuple):
     error: float | None = None
 
 
-def fit_of(model: str, compiles: bool, ran: bool, forecast: Any, cluster: Cluster, more_gib: float = 0.0) -> Fit:
+def fit_of(
+    model: str, compiles: bool, ran: bool, forecast: Any, cluster: Cluster, more_gib: float = 0.0
+) -> Fit:
     """more_gib: what the run's script is known to hold besides."""
     capacity, memory = cluster.device.memory_gib, forecast.memory
     assert capacity is not None, "the card's memory is known"
     parts = ("parameters_gib", "reserved_gib", "device_gib")
     memory = replace(memory, **{name: getattr(memory, name) + more_gib for name in parts})
     distance = float(np.log(room_gib(capacity.value) / needed_gib(memory)))
-    return Fit(model, compiles, ran, distance, float(fit_probability(memory, capacity.value, compiles)))
+    return Fit(
+        model, compiles, ran, distance, float(fit_probability(memory, capacity.value, compiles))
+    )
 
 
 def languini_fits(data: Path, traces: Path) -> list[Fit]:
@@ -301,7 +371,10 @@ def languini_fits(data: Path, traces: Path) -> list[Fit]:
                 loaded_gib[run.model] = float(said[1]) / 1024
             with contextlib.suppress(TrainpaceError):
                 cases.append((run, prepared_case(run, data, traces)))
-    keys = {case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json") for _, case in cases}
+    keys = {
+        case.trace_key: str(traces / f"{md5(repr(case.trace_key).encode()).hexdigest()}.json")
+        for _, case in cases
+    }
     reasons = trace_many({file: key for key, file in keys.items() if not Path(file).is_file()})
     fits = []
     for run, case in cases:
@@ -311,15 +384,33 @@ def languini_fits(data: Path, traces: Path) -> list[Fit]:
             ran = run.step_time_ms is not None
             weights_gib = forecast.memory.parameters_gib  # type: ignore[union-attr]
             logits_gib = 4 * 16384 * 512 * case.execution.micro_batch / BYTES_PER_GIB
-            more_gib = loaded_gib[run.model] - weights_gib + logits_gib / 2 + max(weights_gib - 2 * logits_gib, 0.0)
-            fits.append(fit_of(Path(case.spec).stem, case.execution.compile, ran, forecast, case.cluster, more_gib))
+            more_gib = (
+                loaded_gib[run.model]
+                - weights_gib
+                + logits_gib / 2
+                + max(weights_gib - 2 * logits_gib, 0.0)
+            )
+            fits.append(
+                fit_of(
+                    Path(case.spec).stem,
+                    case.execution.compile,
+                    ran,
+                    forecast,
+                    case.cluster,
+                    more_gib,
+                )
+            )
     return fits
 
 
 def spread_of(fits: Sequence[Fit]) -> float:
     """The standard deviation of log(needed / forecast) under which measured peaks, and what ran and what did not, are the
     likeliest."""
-    distance, ran = np.array([(f.distance, f.ran) for f in fits if f.error is None], dtype=float).reshape(-1, 2).T
+    distance, ran = (
+        np.array([(f.distance, f.ran) for f in fits if f.error is None], dtype=float)
+        .reshape(-1, 2)
+        .T
+    )
     errors = np.array([f.error for f in fits if f.error is not None])
 
     def surprise(sd: float) -> float:
@@ -345,9 +436,13 @@ def fit_table(fits: Sequence[Fit]) -> str:
         "| | runs of the fit | peaks among them | spread | spread shipped | spread on the others |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for name, compiles, shipped in (("eager", False, NEED_SD), ("torch.compile", True, COMPILED_NEED_SD)):
+    for name, compiles, shipped in (
+        ("eager", False, NEED_SD),
+        ("torch.compile", True, COMPILED_NEED_SD),
+    ):
         some, rest = (
-            [f for f in fits if f.compiles == compiles and (f.model in fitted_on) == inside] for inside in (True, False)
+            [f for f in fits if f.compiles == compiles and (f.model in fitted_on) == inside]
+            for inside in (True, False)
         )
         peaks = sum(f.error is not None for f in some)
         lines.append(
@@ -368,12 +463,21 @@ def fit_table(fits: Sequence[Fit]) -> str:
             lines.append(
                 f"| {low:.2f} to {min(high, 1):.2f} | {len(some)} | {100 * p.mean():.0f} % | {100 * ran.mean():.0f} % |"
             )
-    lines += ["", "Fits or not is right:", "", "| | fitted on | right | others | right |", "|---|--:|--:|--:|--:|"]
+    lines += [
+        "",
+        "Fits or not is right:",
+        "",
+        "| | fitted on | right | others | right |",
+        "|---|--:|--:|--:|--:|",
+    ]
     close = np.log(1 / 0.85)
     for name, wanted in (
-        ("all", lambda f: True), ("eager", lambda f: not f.compiles), ("torch.compile", lambda f: f.compiles),
-        ("ran out", lambda f: not f.ran), ("forecast at 85 to 118 % of the card", lambda f: abs(f.distance) < close),
-    ):  # fmt: skip
+        ("all", lambda f: True),
+        ("eager", lambda f: not f.compiles),
+        ("torch.compile", lambda f: f.compiles),
+        ("ran out", lambda f: not f.ran),
+        ("forecast at 85 to 118 % of the card", lambda f: abs(f.distance) < close),
+    ):
         cells = []
         for half in ([f for f in fits if f.model in fitted_on], others):
             rows = [f for f in half if wanted(f)]
@@ -408,7 +512,10 @@ def table(results: list[tuple[Case, float, Any]], left: Counter[tuple[str, str]]
         "Made by `python -m benchmarks.memory`; errors in per cent of the measured peak.",
         "",
     ]
-    lines += ["| file | way | memory | n | mean | median | bias | within 8 % |", "|---|---|---|--:|--:|--:|--:|--:|"]
+    lines += [
+        "| file | way | memory | n | mean | median | bias | within 8 % |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
     every = {**groups, ("all", "", ""): [e for errors in groups.values() for e in errors]}
     for (file, way, kind), errors in every.items():
         e = np.array(errors)

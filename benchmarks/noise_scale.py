@@ -57,7 +57,9 @@ class Case(NamedTuple):
             model.zero_grad()
             for part in range(self.parts):
                 x = torch.randn(self.small, self.dims) * spread
-                loss = 0.5 * (model(x) - self.deviation * torch.randn(self.small, 1)).square().mean()
+                loss = (
+                    0.5 * (model(x) - self.deviation * torch.randn(self.small, 1)).square().mean()
+                )
                 (loss / self.parts).backward()
                 if part == 0:
                     gathered.after_first()
@@ -94,7 +96,8 @@ def main() -> None:
     costs = []
     for task, batch in (("cnn", 32), ("cnn", 64)):
         m = measure_noise_scale(
-            Conditions(model=f"{HERE.parent / 'examples' / 'photo_tasks.py'}:{task}", seconds=10.0), batch
+            Conditions(model=f"{HERE.parent / 'examples' / 'photo_tasks.py'}:{task}", seconds=10.0),
+            batch,
         )
         words = (
             m.scale.reason

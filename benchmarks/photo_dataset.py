@@ -26,13 +26,17 @@ def make_photos(folder: Path, count: int) -> None:
         x, y = int(left * (original.width - width)), int(top * (original.height - width))
         if (folder / f"{i:06d}.jpg").exists():
             continue
-        crop = original.crop((x, y, x + int(width), y + int(width))).resize((STORED, STORED), Image.Resampling.BILINEAR)
+        crop = original.crop((x, y, x + int(width), y + int(width))).resize(
+            (STORED, STORED), Image.Resampling.BILINEAR
+        )
         crop.save(folder / f"{i:06d}.jpg", quality=90)
 
 
 def decode(data: bytes) -> np.ndarray:
     """The expensive, deterministic part: decode, and resize by Lanczos. (160, 160, 3) uint8."""
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS))
+    return np.asarray(
+        Image.open(io.BytesIO(data)).convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    )
 
 
 class Photos:

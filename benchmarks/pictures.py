@@ -24,22 +24,70 @@ COLOURS = 200
 JOB = ["--samples", "1281167", "--epochs", "90"]
 Scheme = Literal["light", "dark"]
 COMMANDS: dict[str, tuple[Scheme, list[str]]] = {
-    "forecast": ("light", ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:64", "--no-journal"]),
+    "forecast": (
+        "light",
+        ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:64", "--no-journal"],
+    ),
     "forecast_cluster": (
         "dark",
-        ["forecast", "resnet50", "--gpu", "T4", "--gpu", "A100", "--gpu", "H100", "--num-gpus", "4", "--nodes", "4",
-         "--network", "12.5", "--batch", "64", "--precision", "amp_fp16", *JOB, "--price", "2", "--no-journal"],
+        [
+            "forecast",
+            "resnet50",
+            "--gpu",
+            "T4",
+            "--gpu",
+            "A100",
+            "--gpu",
+            "H100",
+            "--num-gpus",
+            "4",
+            "--nodes",
+            "4",
+            "--network",
+            "12.5",
+            "--batch",
+            "64",
+            "--precision",
+            "amp_fp16",
+            *JOB,
+            "--price",
+            "2",
+            "--no-journal",
+        ],
     ),
     "match": ("light", ["match", "resnet50", *JOB, "--spot"]),
     "plan": (
         "light",
-        ["plan", "resnet50", "--gpu", "A100", "--num-gpus", "4", "--batch", "64", *JOB, "--price", "2.5", "--workers", "4",
-         "--sample-ms", "8", "--cores", "32"],
+        [
+            "plan",
+            "resnet50",
+            "--gpu",
+            "A100",
+            "--num-gpus",
+            "4",
+            "--batch",
+            "64",
+            *JOB,
+            "--price",
+            "2.5",
+            "--workers",
+            "4",
+            "--sample-ms",
+            "8",
+            "--cores",
+            "32",
+        ],
     ),
-    "sweep": ("light", ["measure", "examples/photo_tasks.py:cnn", "--batch", "1:64", "--no-journal"]),
-    "diagnosis": ("dark", ["diagnose", "--epochs", "20", "--", "python", "benchmarks/planted/scripts/slow_decode.py"]),
+    "sweep": (
+        "light",
+        ["measure", "examples/photo_tasks.py:cnn", "--batch", "1:64", "--no-journal"],
+    ),
+    "diagnosis": (
+        "dark",
+        ["diagnose", "--epochs", "20", "--", "python", "benchmarks/planted/scripts/slow_decode.py"],
+    ),
     "ladder": ("light", ["run", "examples/ladder/ladder.toml", "--no-journal"]),
-}  # fmt: skip
+}
 """The scheme that is shown, and the command."""
 
 
@@ -48,7 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *COMMANDS], default=[], metavar="NAME")
     parser.add_argument(
-        "--pages", type=Path, help="a folder with NAME.html already in it, in place of running commands"
+        "--pages",
+        type=Path,
+        help="a folder with NAME.html already in it, in place of running commands",
     )
     options = parser.parse_args()
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -61,7 +111,10 @@ def main() -> None:
                 if command[0] == "run":
                     made += ["--out", f"{folder}/run"]
                 subprocess.run(
-                    [sys.executable, "-m", "trainpace", *made], cwd=ROOT, check=False, stdout=subprocess.DEVNULL
+                    [sys.executable, "-m", "trainpace", *made],
+                    cwd=ROOT,
+                    check=False,
+                    stdout=subprocess.DEVNULL,
                 )
             page.write_text(
                 page.read_text(encoding="utf-8").replace(f"{ROOT}/", ""), encoding="utf-8"
@@ -77,10 +130,14 @@ def save_picture(page: Path, target: Path, scheme: Scheme) -> int:
 
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, offline=True)
+        opened = browser.new_page(
+            viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, offline=True
+        )
         opened.goto(page.resolve().as_uri())
         whole = int(opened.evaluate("document.documentElement.scrollHeight"))
-        shot = opened.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": min(HEIGHT, whole)}, full_page=True)
+        shot = opened.screenshot(
+            clip={"x": 0, "y": 0, "width": WIDTH, "height": min(HEIGHT, whole)}, full_page=True
+        )
         browser.close()
     few = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     few.save(target, optimize=True)

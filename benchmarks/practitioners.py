@@ -66,9 +66,12 @@ def matched(model: str, ask: Mapping[str, Any]) -> Answer:
     m = matches[0]
     device = find_device(m.offer.device)
     facts = {
-        "fits": True, "gpu": m.offer.device, "spot": m.spot, "world_size": m.offer.count * m.nodes,
+        "fits": True,
+        "gpu": m.offer.device,
+        "spot": m.spot,
+        "world_size": m.offer.count * m.nodes,
         "gpu_memory_gib": 0.0 if device.memory_gib is None else device.memory_gib.value,
-    }  # fmt: skip
+    }
     servers = f"{m.nodes} x " if m.nodes > 1 else ""
     words = f"{servers}{m.offer.count} x {m.offer.device} of {m.offer.provider}{', spot' if m.spot else ''}"
     return Answer(facts, f"{words}, ${m.mean_usd:,.2f} in {m.mean_hours:,.1f} h")
@@ -82,7 +85,9 @@ def missed(expect: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ..
         if name == "not_gpu":
             met = value is not None and not any(str(value).startswith(other) for other in wanted)
         elif isinstance(wanted, dict):
-            met = value is not None and wanted.get("at_least", value) <= value <= wanted.get("at_most", value)
+            met = value is not None and wanted.get("at_least", value) <= value <= wanted.get(
+                "at_most", value
+            )
         else:
             met = value in wanted
         if not met:
@@ -108,15 +113,19 @@ def page(judged: list[Judged], first: Mapping[str, Any]) -> str:
     agree = sum(one.agrees for one in judged)
     then = sum(one["agrees"] for one in first.values())
     lines = [
-        "# What practitioners do, and what Trainpace recommends", "",
+        "# What practitioners do, and what Trainpace recommends",
+        "",
         f"`make bench-practitioners`, {datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}. The"
         " cases, their sources and what is expected of each were written down before `plan` and `match` were asked"
         " (benchmarks/practitioners.toml). No expectation was changed. Of the questions, two that the verbs refused were mended"
         " after the first run (a card's name, BLOOM's accumulation), and torchtitan's five on H100 name the cards of their"
-        " source, which have 96 GB.", "",
-        f"**{agree} of {len(judged)} agree** ({then} of {len(first)} at the first run, on 2026-11-24).", "",
-        "| case | practitioners | Trainpace | agree | at first | source |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        " source, which have 96 GB.",
+        "",
+        f"**{agree} of {len(judged)} agree** ({then} of {len(first)} at the first run, on 2026-11-24).",
+        "",
+        "| case | practitioners | Trainpace | agree | at first | source |",
+        "|---|---|---|---|---|---|",
+    ]
     for one in judged:
         case, before = one.case, first.get(one.case["name"])
         said = one.answer.words + "".join(f"; **{miss}**" for miss in one.missed)
@@ -130,7 +139,9 @@ def page(judged: list[Judged], first: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--first", action="store_true")
     options = parser.parse_args()
@@ -141,7 +152,9 @@ def main() -> None:
         for case in chosen:
             one = judge(case, Path(folder), table["configs"])
             judged.append(one)
-            print(f"{'agrees ' if one.agrees else 'DIFFERS'} {one.seconds:5.1f} s  {case['name']}: {one.answer.words}")
+            print(
+                f"{'agrees ' if one.agrees else 'DIFFERS'} {one.seconds:5.1f} s  {case['name']}: {one.answer.words}"
+            )
             for miss in one.missed:
                 print(f"                 {miss}")
     agree = sum(one.agrees for one in judged)
@@ -149,7 +162,9 @@ def main() -> None:
     if options.only:
         return
     if options.first:
-        kept = {one.case["name"]: {"agrees": one.agrees, "words": one.answer.words} for one in judged}
+        kept = {
+            one.case["name"]: {"agrees": one.agrees, "words": one.answer.words} for one in judged
+        }
         FIRST.write_text(json.dumps(kept, indent=1) + "\n")
     RESULT.write_text(page(judged, json.loads(FIRST.read_text())))
     if agree < WANTED:

@@ -28,11 +28,24 @@ def climb(number: int, seconds: str) -> tuple[dict[str, Any], str]:
     """One whole ladder: its JSON and its table in Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         # the user's own profile and journal are left alone, and a library's threads are the ladder's own
-        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"XDG_DATA_HOME": folder}
-        options = ["--out", folder, "--seconds", seconds, "--markdown", f"{folder}/table.md", "--no-journal", "--json"]
+        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {
+            "XDG_DATA_HOME": folder
+        }
+        options = [
+            "--out",
+            folder,
+            "--seconds",
+            seconds,
+            "--markdown",
+            f"{folder}/table.md",
+            "--no-journal",
+            "--json",
+        ]
         command = [sys.executable, "-m", "trainpace", "run", str(LADDER), *options]
         print(f"ladder {number + 1}", file=sys.stderr, flush=True)
-        done = subprocess.run(command, cwd=HERE.parent, env=env, text=True, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            command, cwd=HERE.parent, env=env, text=True, stdout=subprocess.PIPE, check=True
+        )
         return json.loads(done.stdout), Path(folder, "table.md").read_text()
 
 
@@ -47,14 +60,25 @@ def forecasts(answers: list[dict[str, Any]]) -> list[tuple[str, float, float, bo
                     continue
                 ms = statistics.median(measured["trials_ms"])
                 interval = foreseen["interval_ms"]
-                found.append((rung["title"], foreseen["step_ms"], ms, interval["low"] <= ms <= interval["high"]))
+                found.append(
+                    (
+                        rung["title"],
+                        foreseen["step_ms"],
+                        ms,
+                        interval["low"] <= ms <= interval["high"],
+                    )
+                )
     return found
 
 
 def total(answer: dict[str, Any]) -> float:
     """The speed-up from the first setup to the last, measured in turn where several rungs were kept."""
     ends = answer["end_to_end"]
-    return float(ends["gain"]["ratio"] if ends else [row["total"] for row in answer["rows"] if row["kept"]][-1])
+    return float(
+        ends["gain"]["ratio"]
+        if ends
+        else [row["total"] for row in answer["rows"] if row["kept"]][-1]
+    )
 
 
 def main() -> None:
@@ -85,9 +109,12 @@ def main() -> None:
         "",
         "| rung | forecast ms | measured ms | error | in its interval |",
         "|---|---|---|---|---|",
-        *(f"| {title} | {f:.1f} | {m:.1f} | {f / m - 1:+.0%} | {'yes' if ok else 'no'} |" for title, f, m, ok in held),
+        *(
+            f"| {title} | {f:.1f} | {m:.1f} | {f / m - 1:+.0%} | {'yes' if ok else 'no'} |"
+            for title, f, m, ok in held
+        ),
         "",
-    ]  # fmt: skip
+    ]
     RESULT.write_text("\n".join(lines).replace(f"{Path(__file__).resolve().parents[1]}/", ""))
     print("\n".join(lines))
 

@@ -52,7 +52,10 @@ class Row(NamedTuple):
     def is_right(self) -> bool:
         if self.fault is None:
             return self.found.cause == "none"
-        return (self.found.cause, self.found.node) == (self.fault.expected, f"node{self.fault.rank + 1}")
+        return (self.found.cause, self.found.node) == (
+            self.fault.expected,
+            f"node{self.fault.rank + 1}",
+        )
 
     @property
     def error(self) -> float:
@@ -67,16 +70,23 @@ class Row(NamedTuple):
             else f"- | {self.found.ms:.1f} | -"
         )
         clock = f"{self.off_ms:.2f} (said: within {self.within_ms:.0f})"
-        name, right = self.fault.name if self.fault else "none", "yes" if self.is_right else "**no**"
+        name, right = (
+            self.fault.name if self.fault else "none",
+            "yes" if self.is_right else "**no**",
+        )
         return f"| {name} | {where} | {told} | {right} | {planted} | {clock} |"
 
 
 def row_of(fault: Fault | None, made: Made) -> Row:
     recording = made.recording
     assert recording.together is not None
-    worst = max(recording.together.clocks, key=lambda c: abs(c.offset_ms))  # in truth all nodes have one clock
+    worst = max(
+        recording.together.clocks, key=lambda c: abs(c.offset_ms)
+    )  # in truth all nodes have one clock
     planted = fault.planted_ms(made) if fault else 0.0
-    return Row(fault, several_nodes.named(recording), planted, abs(worst.offset_ms), worst.uncertainty_ms)
+    return Row(
+        fault, several_nodes.named(recording), planted, abs(worst.offset_ms), worst.uncertainty_ms
+    )
 
 
 class Diagnosis(NamedTuple):
@@ -97,7 +107,9 @@ class Diagnosis(NamedTuple):
     @property
     def share(self) -> Share:
         """Of what the fault costs: waiting for the slowest rank, or the exchange."""
-        cause = "straggler" if self.fault is not None and not self.fault.is_link else "communication"
+        cause = (
+            "straggler" if self.fault is not None and not self.fault.is_link else "communication"
+        )
         return next(s for s in self.made.diagnosis.shares if s.cause == cause)
 
     @property
@@ -105,7 +117,10 @@ class Diagnosis(NamedTuple):
         if self.fault is None:
             return self.found.cause == "none" and self.verdict != "straggler"
         node = f"{'place' if self.without_slurm else 'node'}{self.fault.rank + 1}"
-        return (self.found.cause, self.found.node) == (self.fault.expected, node) and self.share.proved
+        return (self.found.cause, self.found.node) == (
+            self.fault.expected,
+            node,
+        ) and self.share.proved
 
     @property
     def error(self) -> float:
@@ -119,14 +134,18 @@ class Diagnosis(NamedTuple):
         saved = next((p for p in self.made.diagnosis.proofs if p.trial == trial), None)
         left_out = {"cached_batch": "cached batch", "no_sync": "no exchange"}[trial]
         tried = (
-            "-" if saved is None else f"{left_out}: {saved.saved_ms:.1f} ({saved.low_ms:.1f} to {saved.high_ms:.1f})"
+            "-"
+            if saved is None
+            else f"{left_out}: {saved.saved_ms:.1f} ({saved.low_ms:.1f} to {saved.high_ms:.1f})"
         )
         return f"{share.ms:.1f}{', proved' if share.proved else ''} | {tried}"
 
     def line(self) -> str:
         on = f"node{self.fault.rank + 1}" if self.fault else "-"
         told = f"{self.found.cause}, {self.found.node}" if self.found.node else "none"
-        planted, error = (f"{self.made.planted_ms:.1f}", f"{self.error:+.0%}") if self.fault else ("-", "-")
+        planted, error = (
+            (f"{self.made.planted_ms:.1f}", f"{self.error:+.0%}") if self.fault else ("-", "-")
+        )
         name = f"{self.fault.name if self.fault else 'none'}{', torchrun' if self.without_slurm else ''}"
         right = "yes" if self.is_right else "**no**"
         figures = f"{planted} | {self.found.ms:.1f} | {error} | {self.proved}"
@@ -157,20 +176,28 @@ def main() -> None:
         RESULT.write_text(kept(RESULT.read_text() if RESULT.exists() else "", parts))
 
 
-def _watched(faults: Sequence[Fault | None], made: slurm_cluster.Cluster, folder: Path) -> Iterator[Row]:
+def _watched(
+    faults: Sequence[Fault | None], made: slurm_cluster.Cluster, folder: Path
+) -> Iterator[Row]:
     for i, fault in enumerate(faults):
         row = row_of(fault, several_nodes.recorded(fault, made, folder / f"watch-{i}"))
         print(row.line(), flush=True)
         yield row
 
 
-def _diagnosed(faults: Sequence[Fault | None], made: slurm_cluster.Cluster, folder: Path) -> Iterator[Diagnosis]:
+def _diagnosed(
+    faults: Sequence[Fault | None], made: slurm_cluster.Cluster, folder: Path
+) -> Iterator[Diagnosis]:
     for i, fault in enumerate(faults):
         row = Diagnosis(fault, several_nodes.diagnosed(fault, made, folder / f"diagnose-{i}"))
         print(row.line(), flush=True)
         yield row
     slow = FAULTS[0]
-    row = Diagnosis(slow, several_nodes.diagnosed_by_torchrun(slow, made, folder / "torchrun"), without_slurm=True)
+    row = Diagnosis(
+        slow,
+        several_nodes.diagnosed_by_torchrun(slow, made, folder / "torchrun"),
+        without_slurm=True,
+    )
     print(row.line(), flush=True)
     yield row
 
@@ -181,7 +208,10 @@ DIAGNOSE_TITLE = "## The same under `srun trainpace diagnose`"
 def kept(before: str, parts: Mapping[str, Sequence[str]]) -> str:
     """The whole result: parts that were run in place of those that stood there before."""
     watch, _, diagnose = before.partition(DIAGNOSE_TITLE)
-    whole = {"watch": watch.strip(), "diagnose": f"{DIAGNOSE_TITLE}{diagnose}".strip() if diagnose else ""}
+    whole = {
+        "watch": watch.strip(),
+        "diagnose": f"{DIAGNOSE_TITLE}{diagnose}".strip() if diagnose else "",
+    }
     whole |= {part: "\n".join(lines).strip() for part, lines in parts.items()}
     return "\n\n".join(text for text in (whole["watch"], whole["diagnose"]) if text) + "\n"
 
@@ -190,47 +220,63 @@ def diagnose_report(rows: list[Diagnosis], load: float) -> list[str]:
     import torch
 
     faults = [r for r in rows if r.fault is not None]
-    right, close = sum(r.is_right for r in rows), sum(abs(r.error) <= CLOSE for r in faults if r.is_right)
+    right, close = (
+        sum(r.is_right for r in rows),
+        sum(abs(r.error) <= CLOSE for r in faults if r.is_right),
+    )
     return [
-        DIAGNOSE_TITLE, "",
+        DIAGNOSE_TITLE,
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo; load {load:.1f}"
         " (5 min, before it began). The same nodes and faults; interventions on all nodes at once, and one diagnosis by the first"
-        " task. The last row is torchrun on two of the nodes, past Slurm.", "",
+        " task. The last row is torchrun on two of the nodes, past Slurm.",
+        "",
         f"Cause and node right, and proved: {right} of {len(rows)}, of which {len(rows) - len(faults)} without a fault."
         f" Milliseconds of a step within {CLOSE:.0%}: {close} of {len(faults)}. By intervention: how far a straggler's step"
         " without exchange is behind the others'; of a slow link, and of none, the whole exchange. The verdict is the largest"
-        " part of a step, and so either of the two where both take 20 ms.", "",
+        " part of a step, and so either of the two where both take 20 ms.",
+        "",
         "| fault | on | verdict | named | right | planted ms | found ms | error | ms by intervention | saved, ms |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(r.line() for r in rows), "",
-    ]  # fmt: skip
+        *(r.line() for r in rows),
+        "",
+    ]
 
 
 def report(rows: list[Row], load: float) -> list[str]:
     import torch
 
     faults = [r for r in rows if r.fault is not None]
-    right, close = sum(r.is_right for r in rows), sum(abs(r.error) <= CLOSE for r in faults if r.is_right)
+    right, close = (
+        sum(r.is_right for r in rows),
+        sum(abs(r.error) <= CLOSE for r in faults if r.is_right),
+    )
     worst = max((abs(r.error) for r in faults), default=0.0)
     middle = statistics.median(abs(r.error) for r in faults)
     return [
-        "# Faults on one of four nodes (`make bench-nodes`, as root)", "",
+        "# Faults on one of four nodes (`make bench-nodes`, as root)",
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo; load {load:.1f}"
         f" (5 min, before it began). {NODES} nodes on a real Slurm, each a network namespace with one rank and a link of"
         f" {several_nodes.MBIT_PER_S:.0f} Mbit/s, recorded by `srun trainpace watch`; gradients of"
-        f" {several_nodes.GRADIENT_BYTES / 1e6:.2f} MB go around in DistributedDataParallel.", "",
+        f" {several_nodes.GRADIENT_BYTES / 1e6:.2f} MB go around in DistributedDataParallel.",
+        "",
         f"Named right: {right} of {len(rows)}, of which {len(rows) - len(faults)} without a fault. Milliseconds of a step"
         f" within {CLOSE:.0%}: {close} of {len(faults)}; off by {middle:.0%} at the median, {worst:.0%} at most. Planted:"
         " what the script says that it waited longer; of a slow link"
         f" ({several_nodes.SLOW_MBIT_PER_S:.0f} Mbit/s) what its bytes take longer at its speed."
-        " The nodes share one clock, so that an offset which is found is an error.", "",
-        "| fault | on | named | right | planted ms | found ms | error | clock off by ms |", "|---|---|---|---|---|---|---|---|",
-        *(r.line() for r in rows), "",
+        " The nodes share one clock, so that an offset which is found is an error.",
+        "",
+        "| fault | on | named | right | planted ms | found ms | error | clock off by ms |",
+        "|---|---|---|---|---|---|---|---|",
+        *(r.line() for r in rows),
+        "",
         f"Read with it: the share of a step from which a rank is called a straggler ({BEHIND:.0%}) was 3 % until an earlier"
         " complete run, which named all 12 faults (within 11 %) and a straggler in one of three recordings without a fault."
         f" {len(rows) - len(faults)} recordings without a fault are too few for a rate of false alarms. A slow node and longer"
-        " sequences are sleeps of a known length, not a slower processor.", "",
-    ]  # fmt: skip
+        " sequences are sleeps of a known length, not a slower processor.",
+        "",
+    ]
 
 
 if __name__ == "__main__":

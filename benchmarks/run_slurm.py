@@ -44,7 +44,14 @@ from trainpace.ladder.rungs import Setup  # noqa: E402
 from trainpace.launch.job import Ended  # noqa: E402
 from trainpace.launch.slurm import Slurm  # noqa: E402
 from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402
-from trainpace.launch.trial import EngineName, LoaderSettings, TrialResult, job_of, outcome, run_trial  # noqa: E402
+from trainpace.launch.trial import (  # noqa: E402
+    EngineName,
+    LoaderSettings,
+    TrialResult,
+    job_of,
+    outcome,
+    run_trial,
+)
 from trainpace.machine import MachineProfile  # noqa: E402
 
 NODES = (2, 4)
@@ -52,14 +59,23 @@ MBIT_PER_S = 500.0
 MICRO_BATCH = 16
 TIMEOUT_S = 300.0
 PHOTOGRAPHS = HERE.parent / "examples" / "ladder" / "task.py"
-SPECS = {"photographs": f"{PHOTOGRAPHS}:task", "transformer": f"{HERE / 'planted' / 'small_models.py'}:transformer"}
+SPECS = {
+    "photographs": f"{PHOTOGRAPHS}:task",
+    "transformer": f"{HERE / 'planted' / 'small_models.py'}:transformer",
+}
 ENGINES: tuple[tuple[str, EngineName, ZeroStage], ...] = (
-    ("DDP", "ddp", 0), ("FSDP2", "fsdp2", 3), ("ZeRO 1", "deepspeed", 1), ("ZeRO 2", "deepspeed", 2), ("ZeRO 3", "deepspeed", 3),
-)  # fmt: skip
+    ("DDP", "ddp", 0),
+    ("FSDP2", "fsdp2", 3),
+    ("ZeRO 1", "deepspeed", 1),
+    ("ZeRO 2", "deepspeed", 2),
+    ("ZeRO 3", "deepspeed", 3),
+)
 KILLED_TRAINS_S = 20.0
 QUIET = 1.5
 BUSY = "**taken on a busy machine: load {:.1f}**"
-LAUNCHER = Slurm(options=SlurmOptions(setup=(f"export GLOO_SOCKET_IFNAME={INTERFACE}",)), poll_s=0.2)
+LAUNCHER = Slurm(
+    options=SlurmOptions(setup=(f"export GLOO_SOCKET_IFNAME={INTERFACE}",)), poll_s=0.2
+)
 
 
 class Row(NamedTuple):
@@ -96,19 +112,25 @@ def say(words: str) -> None:
 
 
 def setup_of(task: str, nodes: int, engine: EngineName, stage: ZeroStage, shards: str) -> Setup:
-    execution = Execution(micro_batch=MICRO_BATCH, nnodes=nodes, optimizer="adamw", zero_stage=stage)
+    execution = Execution(
+        micro_batch=MICRO_BATCH, nnodes=nodes, optimizer="adamw", zero_stage=stage
+    )
     loader = LoaderSettings(shards=shards if task == "photographs" else None)
     return Setup(task=SPECS[task], execution=execution, engine=engine, loader=loader, threads=1)
 
 
-def forecasts_of(folder: Path, nodes: int, profile: MachineProfile, links: HostLinks) -> LadderForecasts:
+def forecasts_of(
+    folder: Path, nodes: int, profile: MachineProfile, links: HostLinks
+) -> LadderForecasts:
     """What `trainpace run` would know of such nodes, had it been calibrated on them; more nodes than cores take turns."""
     folder.mkdir(parents=True)
     busy = cluster_of(links, nodes, MBIT_PER_S).host_links
     assert busy is not None
     between = replace(busy, gb_per_s=MBIT_PER_S / 8e3)
     profile = replace(profile, kernels=crowded(profile.kernels, nodes))
-    return LadderForecasts(folder, "cpu", lambda: profile, say, TIMEOUT_S, between_nodes=lambda: between)
+    return LadderForecasts(
+        folder, "cpu", lambda: profile, say, TIMEOUT_S, between_nodes=lambda: between
+    )
 
 
 def rows_of(
@@ -132,7 +154,9 @@ def rows_of(
 
 def kill_a_node(made: Cluster, folder: Path, median_ms: float) -> Requeued:
     """The transformer under DDP on 2 of 4 nodes, of which one is gone half-way through the training."""
-    trial = setup_of("transformer", 2, "ddp", 0, "").trial(steps=round(1e3 * KILLED_TRAINS_S / median_ms))
+    trial = setup_of("transformer", 2, "ddp", 0, "").trial(
+        steps=round(1e3 * KILLED_TRAINS_S / median_ms)
+    )
     undisturbed = run_trial(trial, LAUNCHER, folder / "undisturbed", TIMEOUT_S)
     assert isinstance(undisturbed, TrialResult), undisturbed.reason
     starts: list[tuple[float, str]] = []
@@ -160,19 +184,26 @@ def kill_a_node(made: Cluster, folder: Path, median_ms: float) -> Requeued:
     assert len(starts) == 2, starts
     (first, before), (second, after) = starts
     at, lost = killed[0]
-    return Requeued(lost, before, after, at - first, second - first, done - first, ended, found, undisturbed)
+    return Requeued(
+        lost, before, after, at - first, second - first, done - first, ended, found, undisturbed
+    )
 
 
 def nodes_in_use() -> str:
     """Names of the nodes of the only job."""
-    asked = subprocess.run(("squeue", "-h", "-o", "%N"), capture_output=True, text=True, check=True).stdout.strip()
+    asked = subprocess.run(
+        ("squeue", "-h", "-o", "%N"), capture_output=True, text=True, check=True
+    ).stdout.strip()
     return slurm_cluster.control("show", "hostnames", asked).replace("\n", " ").strip()
 
 
 def line(row: Row) -> str:
     """A table row."""
     f = row.foreseen
-    low, high = min(t.interval_ms.low for t in row.trials), max(t.interval_ms.high for t in row.trials)
+    low, high = (
+        min(t.interval_ms.low for t in row.trials),
+        max(t.interval_ms.high for t in row.trials),
+    )
     measured = f"{row.measured_ms:.1f} ({low:.1f} to {high:.1f})"
     head = f"| {row.task} | {row.nodes} | {row.engine} |"
     if f.step_ms is None or f.interval_ms is None:
@@ -190,11 +221,16 @@ def summary(rows: list[Row]) -> str:
     for r, ms in known:
         sets[r.task, r.nodes].append((r.measured_ms, ms))
     pairs = [
-        (a, b) for s in sets.values() for a, b in itertools.combinations(s, 2) if abs(a[0] / b[0] - 1) >= CLOSE
-    ]  # fmt: skip
+        (a, b)
+        for s in sets.values()
+        for a, b in itertools.combinations(s, 2)
+        if abs(a[0] / b[0] - 1) >= CLOSE
+    ]
     right = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
     alike = sum(a[1] == b[1] for a, b in pairs)
-    best = sum(min(s, key=lambda x: x[1])[0] <= (1 + CLOSE) * min(m for m, _ in s) for s in sets.values())
+    best = sum(
+        min(s, key=lambda x: x[1])[0] <= (1 + CLOSE) * min(m for m, _ in s) for s in sets.values()
+    )
     held = sum(r.foreseen.holds(r.measured_ms) is True for r, _ in known)
     return (
         f"Forecast of {len(known)} of {len(rows)}: error {statistics.mean(errors):.0%} at the mean, {max(errors):.0%} at most;"
@@ -206,7 +242,9 @@ def summary(rows: list[Row]) -> str:
 
 def story(r: Requeued) -> list[str]:
     """What happened when a node was killed."""
-    apart = max(abs(a - b) / abs(b) for a, b in zip(r.result.losses, r.undisturbed.losses, strict=True))
+    apart = max(
+        abs(a - b) / abs(b) for a, b in zip(r.result.losses, r.undisturbed.losses, strict=True)
+    )
     whole = "the same" if apart == 0 else f"at most {apart:.1e} (relative) apart"
     return [
         f"The transformer under DDP on {r.first_nodes}, {len(r.undisturbed.step_ms)} steps; undisturbed"
@@ -223,7 +261,9 @@ def story(r: Requeued) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="one short trial each, a short calibration, result not kept"
+        "--quick",
+        action="store_true",
+        help="one short trial each, a short calibration, result not kept",
     )
     parser.add_argument("--repeats", type=int, default=3, help="trials of each engine")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a trial")
@@ -245,7 +285,9 @@ def main() -> None:
                 forecasts = forecasts_of(folder / f"sights-{nodes}", nodes, profile, links)
                 rows += rows_of(forecasts, nodes, shards, folder, seconds, repeats)
                 if nodes == NODES[-1]:
-                    its = next(r for r in rows if (r.task, r.nodes, r.engine) == ("transformer", 2, "DDP"))
+                    its = next(
+                        r for r in rows if (r.task, r.nodes, r.engine) == ("transformer", 2, "DDP")
+                    )
                     requeued = kill_a_node(made, folder, its.measured_ms)
     lines = report(rows, requeued, profile, load)
     say("\n".join(lines))
@@ -256,17 +298,25 @@ def main() -> None:
 def report(rows: list[Row], requeued: Requeued, profile: MachineProfile, load: float) -> list[str]:
     versions: dict[str, Any] = requeued.result.environment
     return [
-        "# The ladder's task on a real Slurm (`make bench-run`, as root)", "",
+        "# The ladder's task on a real Slurm (`make bench-run`, as root)",
+        "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {versions.get('torch', '')}, gloo;"
         f" {BUSY.format(load) if load > QUIET else f'load {load:.1f}'} (5 min, before it began); drift {profile.drift:.0%} and"
         f" spread {profile.spread:.0%} while calibrating. Links of {MBIT_PER_S:.0f} Mbit/s, calibrated at {CALIBRATED_MBIT:.0f}."
         f" One rank of one thread a node, micro-batch {MICRO_BATCH}; 4 nodes share {os.cpu_count()} cores. Measured: the median"
-        f" of {len(rows[0].trials)} trial(s), and the ends of the 90 % intervals of their medians.", "",
-        summary(rows), "",
-        "| task | nodes | engine | forecast ms (90 %) | measured ms | error | in its interval |", "|---|---|---|---|---|---|---|",
-        *map(line, rows), "",
-        "## A node killed half-way", "", *story(requeued), "",
-    ]  # fmt: skip
+        f" of {len(rows[0].trials)} trial(s), and the ends of the 90 % intervals of their medians.",
+        "",
+        summary(rows),
+        "",
+        "| task | nodes | engine | forecast ms (90 %) | measured ms | error | in its interval |",
+        "|---|---|---|---|---|---|---|",
+        *map(line, rows),
+        "",
+        "## A node killed half-way",
+        "",
+        *story(requeued),
+        "",
+    ]
 
 
 if __name__ == "__main__":

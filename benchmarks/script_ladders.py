@@ -31,11 +31,23 @@ def climb(name: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         # launchers such as torchrun are those of this environment
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"XDG_DATA_HOME": folder, "PATH": path}
+        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {
+            "XDG_DATA_HOME": folder,
+            "PATH": path,
+        }
         ladder = f"examples/{name}/ladder.toml"
-        options = ["--out", f"{folder}/out", "--markdown", f"{folder}/table.md", "--no-journal", "--json"]
+        options = [
+            "--out",
+            f"{folder}/out",
+            "--markdown",
+            f"{folder}/table.md",
+            "--no-journal",
+            "--json",
+        ]
         command = [sys.executable, "-m", "trainpace", "run", ladder, *options]
-        done = subprocess.run(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, check=True
+        )
         answer, table = json.loads(done.stdout), Path(folder, "table.md").read_text()
     return [*summary(name, answer), "", table.rstrip().replace(f"{ROOT}/", ""), ""]
 
@@ -44,7 +56,11 @@ def summary(name: str, answer: dict[str, Any]) -> list[str]:
     held = forecasts([answer])
     told = f"{sum(ok for *_, ok in held)} of {len(held)}"
     errors = [abs(forecast / measured - 1) for _, forecast, measured, _ in held]
-    error = f", error {statistics.median(errors):.0%} median, {max(errors):.0%} at most" if errors else ""
+    error = (
+        f", error {statistics.median(errors):.0%} median, {max(errors):.0%} at most"
+        if errors
+        else ""
+    )
     return [
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} (15 min).",
         "",

@@ -107,7 +107,8 @@ def phase(port: int, seconds: float, crowded: bool, seed: int) -> tuple[list[flo
     times: list[float] = []
     failures: list[str] = []
     people = [
-        threading.Thread(target=working, args=(port, until, 100 * seed + i, times, failures)) for i in range(WORKING)
+        threading.Thread(target=working, args=(port, until, 100 * seed + i, times, failures))
+        for i in range(WORKING)
     ]
     for person in people:
         person.start()
@@ -149,19 +150,28 @@ def main() -> int:
     rows = [("alone", quiet), ("beside the crowd", crowded)]
     table = [
         f"| {name} | {sum(map(len, some)):,} | {statistics.median(statistics.median(t) for t in some):.0f} |"
-        f" {statistics.median(map(p95, some)):.0f} | {max(map(max, some)):.0f} |" for name, some in rows
-    ]  # fmt: skip
-    report = "\n".join([
-        "# The dashboard beside a crowd (`make bench-soak`)", "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores for server and clients. {WORKING} people ask for"
-        f" a page every {PAUSE_S:g} s; the crowd is {IDLE} connections that ask nothing and {SLOW} that send a byte every half"
-        f" second, all from one address, and connect again when they are closed. {rounds} phases of {PHASE_S:.0f} s each, taking"
-        f" turns; {RUNS:,} runs.", "",
-        "| | answers | median ms | 95th percentile ms | slowest ms |", "|---|--:|--:|--:|--:|", *table, "",
-        f"The 95th percentile beside the crowd is {ratio:.2f} of that alone (median of the rounds; {MOST_RATIO} allowed). Failed"
-        f" requests: {len(failures)}{' (' + ', '.join(sorted(set(failures))) + ')' if failures else ''}. Anonymous memory of the"
-        f" server: {before:.0f} MiB before, {after:.0f} after.", "",
-    ])  # fmt: skip
+        f" {statistics.median(map(p95, some)):.0f} | {max(map(max, some)):.0f} |"
+        for name, some in rows
+    ]
+    report = "\n".join(
+        [
+            "# The dashboard beside a crowd (`make bench-soak`)",
+            "",
+            f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores for server and clients. {WORKING} people ask for"
+            f" a page every {PAUSE_S:g} s; the crowd is {IDLE} connections that ask nothing and {SLOW} that send a byte every half"
+            f" second, all from one address, and connect again when they are closed. {rounds} phases of {PHASE_S:.0f} s each, taking"
+            f" turns; {RUNS:,} runs.",
+            "",
+            "| | answers | median ms | 95th percentile ms | slowest ms |",
+            "|---|--:|--:|--:|--:|",
+            *table,
+            "",
+            f"The 95th percentile beside the crowd is {ratio:.2f} of that alone (median of the rounds; {MOST_RATIO} allowed). Failed"
+            f" requests: {len(failures)}{' (' + ', '.join(sorted(set(failures))) + ')' if failures else ''}. Anonymous memory of the"
+            f" server: {before:.0f} MiB before, {after:.0f} after.",
+            "",
+        ]
+    )
     print(report)
     RESULT.write_text(report)
     return 0 if ratio <= MOST_RATIO and not failures else 1

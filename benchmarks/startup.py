@@ -62,10 +62,16 @@ print(json.dumps([times[0], min(times[1:]), resource.getrusage(resource.RUSAGE_S
 """
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 _LLAMA_70B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
-    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
     "max_position_embeddings": 8192,
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -108,15 +114,26 @@ def processes() -> list[str]:
     commands |= {name: [sys.executable, "-m", *name.split()] for name in GOALS}
     times: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "XDG_DATA_HOME": folder}  # no journal or calibration of this machine's user
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python keeps the bytecode of what it imports
-        saving = [sys.executable, "-m", *"trainpace forecast vgg16 --gpu T4 --save-workload vgg16.json".split()]
+        environment = {
+            **os.environ,
+            "XDG_DATA_HOME": folder,
+        }  # no journal or calibration of this machine's user
+        environment.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # users' Python keeps the bytecode of what it imports
+        saving = [
+            sys.executable,
+            "-m",
+            *"trainpace forecast vgg16 --gpu T4 --save-workload vgg16.json".split(),
+        ]
         subprocess.run(saving, capture_output=True, check=True, cwd=folder, env=environment)
         Path(folder, "task.py").write_text(TASK)
         for _ in range(ROUNDS):
             for name, command in commands.items():
                 start = time.perf_counter()
-                done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, cwd=folder, env=environment
+                )
                 times[name].append(time.perf_counter() - start)
                 if done.returncode:
                     raise SystemExit(f"{name} failed: {done.stderr}")
@@ -128,7 +145,9 @@ def processes() -> list[str]:
     for name, seconds in times.items():
         ratio = statistics.median(one / torch for one, torch in zip(seconds, torch_s, strict=True))
         fastest, median = min(seconds), statistics.median(seconds)
-        lines.append(f"| `{name}` | {median:.3f} | {fastest:.3f} | {ratio:.2f} | {GOALS.get(name, '')} |")
+        lines.append(
+            f"| `{name}` | {median:.3f} | {fastest:.3f} | {ratio:.2f} | {GOALS.get(name, '')} |"
+        )
     return lines
 
 

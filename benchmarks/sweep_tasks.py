@@ -46,9 +46,19 @@ def smooth() -> tuple[Any, ...]:
 def wide() -> tuple[Any, ...]:
     """A step of some 20 ms at batch 16, for figures that a clock's own cost must not blur."""
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(1728, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+        nn.Flatten(),
+        nn.Linear(1728, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 10),
     )
-    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), _data()
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+        _data(),
+    )
 
 
 def hangs() -> tuple[Any, ...]:

@@ -28,20 +28,40 @@ def run(*arguments: object, cwd: str) -> str:
     """A command's standard output."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_DATA_HOME": cwd}
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, check=True
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     return done.stdout
 
 
-def rung(name: str, arguments: list[str], epochs: int, cwd: str) -> tuple[str, float, float, dict[str, Any]]:
+def rung(
+    name: str, arguments: list[str], epochs: int, cwd: str
+) -> tuple[str, float, float, dict[str, Any]]:
     """(name, seconds an epoch, last loss, diagnosis) of the script under these arguments; epochs by its own clock."""
     output = run(SCRIPT, *arguments, "--epochs", epochs, cwd=cwd)
     seconds = [float(s) for s in re.findall(r", ([\d.]+) s$", output, re.MULTILINE)]
     loss = float(re.findall(r"loss ([\d.]+)", output)[-1])
     text = run(
-        "-m", "trainpace", "diagnose", "--json", "--rounds", "3", "--block", "6", "--",
-        sys.executable, SCRIPT, *arguments, "--epochs", "99", cwd=cwd,
-    )  # fmt: skip
+        "-m",
+        "trainpace",
+        "diagnose",
+        "--json",
+        "--rounds",
+        "3",
+        "--block",
+        "6",
+        "--",
+        sys.executable,
+        SCRIPT,
+        *arguments,
+        "--epochs",
+        "99",
+        cwd=cwd,
+    )
     return name, statistics.median(seconds[1:] or seconds), loss, json.loads(text)
 
 
@@ -59,8 +79,17 @@ def main() -> None:
         start = time.monotonic()
         said = run("-m", "trainpace", "precompute", "faces.py:faces", "--out", "shards", cwd=folder)
         once = time.monotonic() - start
-        rungs.append(rung("precomputed shards, flips and brightness online", ["--shards", "shards"], 12, folder))
-        size = sum(f.stat().st_size for f in (Path(folder) / "shards").rglob("*") if f.is_file()) / 1e6
+        rungs.append(
+            rung(
+                "precomputed shards, flips and brightness online",
+                ["--shards", "shards"],
+                12,
+                folder,
+            )
+        )
+        size = (
+            sum(f.stat().st_size for f in (Path(folder) / "shards").rglob("*") if f.is_file()) / 1e6
+        )
     base = rungs[0][1]
     lines = [
         "# The thesis' case (`make bench-datapath`)",

@@ -56,11 +56,16 @@ def example(file: str) -> dict[str, Any]:
 def environment(folder: str) -> dict[str, str]:
     """The user's own profile and journal are left alone; `python` and `trainpace` are those that run this."""
     return {
-        **os.environ, "XDG_DATA_HOME": folder, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": netns.INTERFACE,
+        **os.environ,
+        "XDG_DATA_HOME": folder,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": netns.INTERFACE,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / ".engines"), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(ROOT / ".engines"), os.environ.get("PYTHONPATH")))
+        ),
         "COLUMNS": "200",
-    }  # fmt: skip
+    }
 
 
 def replay(options: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, float]]:
@@ -70,7 +75,9 @@ def replay(options: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, 
     def run(name: str, *words: str, **streams: Any) -> str:
         print(f"{name} ...", file=sys.stderr, flush=True)
         begin = time.monotonic()
-        done = subprocess.run(words, cwd=ROOT, env=around, text=True, stdout=subprocess.PIPE, check=True, **streams)
+        done = subprocess.run(
+            words, cwd=ROOT, env=around, text=True, stdout=subprocess.PIPE, check=True, **streams
+        )
         took[name] = time.monotonic() - begin
         return done.stdout
 
@@ -83,7 +90,16 @@ def replay(options: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, 
     ):
         around = environment(folder)
         if not options.no_forecast:
-            run("calibrating a node", "srun", "-N1", "-n1", "trainpace", "calibrate", "--seconds", options.calibration)
+            run(
+                "calibrating a node",
+                "srun",
+                "-N1",
+                "-n1",
+                "trainpace",
+                "calibrate",
+                "--seconds",
+                options.calibration,
+            )
             run("timing the links of two nodes", "srun", "-N2", "-n2", "bash", "-c", LINKS)
         words = [
             "--launcher",
@@ -97,7 +113,9 @@ def replay(options: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, 
         ]
         words += ["--steps", str(options.steps)] if options.steps else []
         words += ["--no-forecast"] if options.no_forecast else []
-        answer = run("the ladder", *asking, "trainpace", "run", str(LADDER.relative_to(ROOT)), *words)
+        answer = run(
+            "the ladder", *asking, "trainpace", "run", str(LADDER.relative_to(ROOT)), *words
+        )
         return json.loads(answer), Path(folder, "t.md").read_text(), took
 
 
@@ -106,8 +124,10 @@ def notes(answer: dict[str, Any], took: dict[str, float]) -> list[str]:
     start = answer["ladder"]["start"]["execution"]
     batches = {
         e["micro_batch"] * e["accumulation"] * e["nnodes"] * e["nproc_per_node"]
-        for rung in answer["rungs"] for tried in rung["tried"] if (e := tried["setup"]["execution"])
-    }  # fmt: skip
+        for rung in answer["rungs"]
+        for tried in rung["tried"]
+        if (e := tried["setup"]["execution"])
+    }
     before = start["micro_batch"] * start["accumulation"]
     same = batches == {before}
     shards = sum(rung["precompute_s"] for rung in answer["rungs"])
@@ -126,8 +146,12 @@ def notes(answer: dict[str, Any], took: dict[str, float]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short trials, no forecasts, result not kept")
-    parser.add_argument("--steps", type=int, default=0, help="of a trial, in place of the ladder's own")
+    parser.add_argument(
+        "--quick", action="store_true", help="short trials, no forecasts, result not kept"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of a trial, in place of the ladder's own"
+    )
     parser.add_argument("--calibration", default="20s", help="of one node")
     options = parser.parse_args()
     options.no_forecast = options.quick

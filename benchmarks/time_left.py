@@ -58,7 +58,16 @@ def main() -> None:
     for round_ in range(arguments.rounds):
         for engine in ENGINES:
             for case in CASES:
-                command = [sys.executable, __file__, "--engine", engine, "--case", case, "--clock", arguments.clock]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--engine",
+                    engine,
+                    "--case",
+                    case,
+                    "--clock",
+                    arguments.clock,
+                ]
                 found = subprocess.run(command, capture_output=True, text=True, check=False)
                 if found.returncode:
                     raise SystemExit(f"{engine}, {case}: {found.stderr[-2000:]}")
@@ -66,7 +75,8 @@ def main() -> None:
                 runs.append(run)
                 shown = ", ".join(f"{100 * m['error']:+.0f}" for m in run["moments"])
                 print(
-                    f"round {round_ + 1}, {engine}, {case}: {run['seconds']:.0f} s, off by {shown} %", file=sys.stderr
+                    f"round {round_ + 1}, {engine}, {case}: {run['seconds']:.0f} s, off by {shown} %",
+                    file=sys.stderr,
                 )
     arguments.output.write_text(report(runs, arguments.rounds, arguments.clock))
 
@@ -74,7 +84,9 @@ def main() -> None:
 def one(engine: str, case: str, clock: Clock) -> dict[str, Any]:
     """Train once; what was foretold at each moment, and what was true."""
     with tempfile.TemporaryDirectory() as folder:
-        return (_transformers if engine == "transformers" else _lightning)(case, Path(folder), Notes(clock))
+        return (_transformers if engine == "transformers" else _lightning)(
+            case, Path(folder), Notes(clock)
+        )
 
 
 class Notes:
@@ -87,15 +99,23 @@ class Notes:
         self.steps = 0
         self.begun = clock()
 
-    def take(self, done: int, first: int, total: int, left: Any, peers: dict[str, float | None]) -> None:
+    def take(
+        self, done: int, first: int, total: int, left: Any, peers: dict[str, float | None]
+    ) -> None:
         """At the step that passes one of the shares of the run."""
         self.steps = done - first
         share = self.steps / (total - first)
         if left is None or len(self.foretold) == len(AT) or share < AT[len(self.foretold)]:
             return
-        moment: dict[str, float] = {"at": AT[len(self.foretold)], "now": self.clock(), "seconds": left.seconds}
+        moment: dict[str, float] = {
+            "at": AT[len(self.foretold)],
+            "now": self.clock(),
+            "seconds": left.seconds,
+        }
         moment |= {"low": left.interval_s.low, "high": left.interval_s.high}
-        self.foretold.append(moment | {name: value for name, value in peers.items() if value is not None})
+        self.foretold.append(
+            moment | {name: value for name, value in peers.items() if value is not None}
+        )
 
     def done(self, engine: str, case: str) -> dict[str, Any]:
         """Against the end, which is now."""
@@ -110,9 +130,14 @@ class Notes:
             moments.append(moment)
         seconds = end - self.begun
         return {
-            "engine": engine, "case": case, "seconds": seconds, "hooks_s": self.hooks_s, "end_s": self.end_s, "steps": self.steps,
+            "engine": engine,
+            "case": case,
+            "seconds": seconds,
+            "hooks_s": self.hooks_s,
+            "end_s": self.end_s,
+            "steps": self.steps,
             "moments": moments,
-        }  # fmt: skip
+        }
 
 
 def _timed(callback: Any, notes: Notes) -> Any:
@@ -150,7 +175,9 @@ def _model() -> Any:
     layers: list[Any] = [torch.nn.Conv2d(3, 16, 3, padding=1)]
     for _ in range(4):
         layers += [torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3, padding=1)]
-    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10))
+    return torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10)
+    )
 
 
 def _data(samples: int) -> Any:
@@ -197,12 +224,24 @@ def _transformers(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
 
     def trainer_of(**more: Any) -> Any:
         arguments = TrainingArguments(
-            output_dir=str(folder), use_cpu=True, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-            gradient_accumulation_steps=3 if case == "accumulation" else 1, num_train_epochs=EPOCHS, report_to=[],
-            eval_strategy="steps" if evaluates else "no", eval_steps=EVALUATE_EVERY, logging_steps=50,
-            save_strategy="steps" if evaluates else "no", save_steps=EVALUATE_EVERY, dataloader_pin_memory=False, **more,
-        )  # fmt: skip
-        return Trainer(Net(), arguments, train_dataset=_data(_samples(case)), eval_dataset=_data(40 * BATCH))
+            output_dir=str(folder),
+            use_cpu=True,
+            per_device_train_batch_size=BATCH,
+            per_device_eval_batch_size=BATCH,
+            gradient_accumulation_steps=3 if case == "accumulation" else 1,
+            num_train_epochs=EPOCHS,
+            report_to=[],
+            eval_strategy="steps" if evaluates else "no",
+            eval_steps=EVALUATE_EVERY,
+            logging_steps=50,
+            save_strategy="steps" if evaluates else "no",
+            save_steps=EVALUATE_EVERY,
+            dataloader_pin_memory=False,
+            **more,
+        )
+        return Trainer(
+            Net(), arguments, train_dataset=_data(_samples(case)), eval_dataset=_data(40 * BATCH)
+        )
 
     resume = None
     if case == "resume":
@@ -217,7 +256,10 @@ def _transformers(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
         resume = str(folder / f"checkpoint-{EVALUATE_EVERY * 4}")
     trainer = trainer_of()
     callback = _timed(
-        TimeLeft(trainer, tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")), notes
+        TimeLeft(
+            trainer, tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")
+        ),
+        notes,
     )
 
     class Watch(TrainerCallback):
@@ -232,9 +274,13 @@ def _transformers(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
             notes.take(done, self.first, total, callback.time_left(control), peers)
 
     def _tqdm(trainer: Any) -> float | None:
-        bar: Any = next(c for c in trainer.callback_handler.callbacks if isinstance(c, ProgressCallback)).training_bar
+        bar: Any = next(
+            c for c in trainer.callback_handler.callbacks if isinstance(c, ProgressCallback)
+        ).training_bar
         state = bar.format_dict
-        rate = state["rate"] or ((state["n"] - state["initial"]) / state["elapsed"] if state["elapsed"] else 0)
+        rate = state["rate"] or (
+            (state["n"] - state["initial"]) / state["elapsed"] if state["elapsed"] else 0
+        )
         return (state["total"] - state["n"]) / rate if rate else None
 
     trainer.add_callback(callback)
@@ -276,11 +322,19 @@ def _lightning(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
 
     def trainer_of(callbacks: list[Any], max_steps: int = -1) -> Any:
         return Trainer(
-            max_epochs=EPOCHS, max_steps=max_steps, accelerator="cpu", callbacks=callbacks, logger=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(folder), enable_checkpointing=evaluates,
-            accumulate_grad_batches=3 if case == "accumulation" else 1, val_check_interval=EVALUATE_EVERY if evaluates else None,
+            max_epochs=EPOCHS,
+            max_steps=max_steps,
+            accelerator="cpu",
+            callbacks=callbacks,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(folder),
+            enable_checkpointing=evaluates,
+            accumulate_grad_batches=3 if case == "accumulation" else 1,
+            val_check_interval=EVALUATE_EVERY if evaluates else None,
             check_val_every_n_epoch=None if evaluates else 1,
-        )  # fmt: skip
+        )
 
     train = DataLoader(_data(_samples(case)), BATCH, shuffle=True)
     validation = DataLoader(_data(40 * BATCH), BATCH) if evaluates else None
@@ -290,7 +344,10 @@ def _lightning(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
         keep = ModelCheckpoint(dirpath=folder, filename="resume", every_n_train_steps=stop)
         trainer_of([keep], max_steps=stop).fit(Net(), train, validation)
         path = str(folder / "resume.ckpt")
-    callback = _timed(TimeLeft(tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")), notes)
+    callback = _timed(
+        TimeLeft(tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")),
+        notes,
+    )
 
     class Watch(Callback):
         first = 0
@@ -298,7 +355,9 @@ def _lightning(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self.first = trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             total = trainer.num_training_batches * EPOCHS
             peers = {"passed": _passed(notes, done, self.first, total)}
@@ -340,12 +399,21 @@ def report(runs: list[dict[str, Any]], rounds: int, clock: str) -> str:
                 these = [run for run in runs if run["engine"] == engine and run["case"] == case]
                 cells = []
                 for at in AT:
-                    found = [m[key] for run in these for m in run["moments"] if m["at"] == at and key in m]
+                    found = [
+                        m[key]
+                        for run in these
+                        for m in run["moments"]
+                        if m["at"] == at and key in m
+                    ]
                     if found:
-                        cells.append(f"{100 * statistics.median(found):+.1f} ({100 * max(found, key=abs):+.1f})")
+                        cells.append(
+                            f"{100 * statistics.median(found):+.1f} ({100 * max(found, key=abs):+.1f})"
+                        )
                 if cells:
                     seconds = statistics.median(run["seconds"] for run in these)
-                    lines.append(f"| {engine} | {title}{case} | {seconds:.1f} | " + " | ".join(cells) + " |")
+                    lines.append(
+                        f"| {engine} | {title}{case} | {seconds:.1f} | " + " | ".join(cells) + " |"
+                    )
     return "\n".join(lines) + "\n"
 
 

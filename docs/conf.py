@@ -41,7 +41,10 @@ def _copy_results() -> None:
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir()
     names = []
-    for path in [*sorted((ROOT / "benchmarks/results").glob("*.md")), ROOT / "fitting/residuals.md"]:
+    for path in [
+        *sorted((ROOT / "benchmarks/results").glob("*.md")),
+        ROOT / "fitting/residuals.md",
+    ]:
         shutil.copy(path, RESULTS / path.name)
         names.append(path.stem)
     listed = "\n".join(names)
@@ -53,14 +56,20 @@ def _copy_results() -> None:
 
 def _relink(app: object, name: str, source: list[str]) -> None:
     """In the checkout links lead to benchmarks/results; here to the copies."""
-    source[0] = re.sub(r"\]\((?:\.\./)+(?:benchmarks/results|fitting)/(\w+\.md)", r"](/results/\1", source[0])
+    source[0] = re.sub(
+        r"\]\((?:\.\./)+(?:benchmarks/results|fitting)/(\w+\.md)", r"](/results/\1", source[0]
+    )
 
 
-def _for_keyboards_and_readers(app: object, page: str, template: str, context: dict, doctree: object) -> None:
+def _for_keyboards_and_readers(
+    app: object, page: str, template: str, context: dict, doctree: object
+) -> None:
     """What scrolls sideways can be reached by keyboard; captions of the sidebar have a level."""
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
-        context["body"] = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        context["body"] = body.replace(
+            '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'
+        )
     if "furo_navigation_tree" in context:
         context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
             'role="heading"', 'role="heading" aria-level="2"'
@@ -82,7 +91,9 @@ def _dates() -> dict[str, str]:
         "fitting",
     ]
     try:
-        logged = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        logged = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return {}
     dates: dict[str, str] = {}
@@ -108,4 +119,6 @@ def setup(app) -> None:
     _copy_results()
     app.connect("source-read", _relink)
     app.connect("html-page-context", _dated)
-    app.connect("html-page-context", _for_keyboards_and_readers, priority=900)  # after the theme's own
+    app.connect(
+        "html-page-context", _for_keyboards_and_readers, priority=900
+    )  # after the theme's own

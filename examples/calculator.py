@@ -18,7 +18,14 @@ from trainpace.report.match import cheapest_and_fastest, server
 from trainpace.report.measurement import sweep_page, sweep_verdict
 from trainpace.report.phrases import duration, interval, number, plural, usd
 from trainpace.report.sweep_words import jumps_in_words
-from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_named,
+    print_next,
+    print_table,
+    words,
+)
 from trainpace.validation import case_of, read_runs
 from trainpace.verbs.request import BATCHES
 
@@ -32,14 +39,31 @@ IMAGENET_SAMPLES, EPOCHS = 1_281_167, 90
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS, help="built-in names, or timm:NAME")
-    parser.add_argument("--sizes", default="1:70", help="batch sizes, as in trainpace measure (default 1:70)")
-    parser.add_argument("--image", type=int, default=32, help="side of the measured images; forecasts are at 224")
-    parser.add_argument("--seconds", default="1s", help="training time of a probe, at least eight steps (default 1s)")
+    parser.add_argument(
+        "--sizes", default="1:70", help="batch sizes, as in trainpace measure (default 1:70)"
+    )
+    parser.add_argument(
+        "--image", type=int, default=32, help="side of the measured images; forecasts are at 224"
+    )
+    parser.add_argument(
+        "--seconds",
+        default="1s",
+        help="training time of a probe, at least eight steps (default 1s)",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what is measured")
     parser.add_argument("--journal", type=Path, default=Path("out/calculator/journal.db"))
-    parser.add_argument("--first", type=Path, default=HERE / "profet_t4.csv", help="published runs that are kept")
-    parser.add_argument("--second", type=Path, default=HERE / "profet_k80.csv", help="runs to be predicted from those")
-    parser.add_argument("--no-measure", action="store_true", help="leave part 1 out, which takes long")
+    parser.add_argument(
+        "--first", type=Path, default=HERE / "profet_t4.csv", help="published runs that are kept"
+    )
+    parser.add_argument(
+        "--second",
+        type=Path,
+        default=HERE / "profet_k80.csv",
+        help="runs to be predicted from those",
+    )
+    parser.add_argument(
+        "--no-measure", action="store_true", help="leave part 1 out, which takes long"
+    )
     options = parser.parse_args()
     try:
         options.sizes = BATCHES.parse(options.sizes)
@@ -61,8 +85,15 @@ def main() -> None:
 
 def sweep_columns(sizes: tuple[int, ...]) -> list[Column]:
     """What is said of a sweep, whether it was measured or forecast."""
-    at = [Column(f"ms at {size}", rank) for size, rank in zip(shown_sizes(sizes), (2, 4, 3, 0), strict=False)]
-    jumps = [words("jumps after", least=6), words("by %", 2, least=4), words("good again at", 2, least=4)]
+    at = [
+        Column(f"ms at {size}", rank)
+        for size, rank in zip(shown_sizes(sizes), (2, 4, 3, 0), strict=False)
+    ]
+    jumps = [
+        words("jumps after", least=6),
+        words("by %", 2, least=4),
+        words("good again at", 2, least=4),
+    ]
     shape, best = words("shape", 1, least=6), Column("best batch", 1)
     return [words("model", least=8), words("on", least=4), *at, shape, *jumps, best]
 
@@ -71,7 +102,10 @@ def sweep_cells(sizes, step_ms: dict[int, float], shape: str, jumps, best: int |
     """`step_ms` by batch size: where one is missing, the nearest stands there and says so."""
     seen = [(size, nearest(step_ms, size)) for size in shown_sizes(sizes)] if step_ms else []
     at = [number(step_ms[got]) + ("" if got == size else f" ({got})") for size, got in seen]
-    each = [(str(j.before), f"{100 * j.excess_ms / j.before_ms:.0f}", str(j.next_good or "none")) for j in jumps]
+    each = [
+        (str(j.before), f"{100 * j.excess_ms / j.before_ms:.0f}", str(j.next_good or "none"))
+        for j in jumps
+    ]
     of_jumps = map(", ".join, zip(*each, strict=True)) if each else "---"
     return [*(at or "-" * len(shown_sizes(sizes))), shape, *of_jumps, str(best or "-")]
 
@@ -85,16 +119,27 @@ def nearest(sizes, wanted: int) -> int:
 
 
 def measured_here(options) -> None:
-    print_lines(f"1. Measured here, on images of {options.image} x {options.image}, each probe in a process of its own")
+    print_lines(
+        f"1. Measured here, on images of {options.image} x {options.image}, each probe in a process of its own"
+    )
     rows, said = [], []
     for model in options.models:
         sweep = trainpace.measure(
-            model, batch=options.sizes, image_size=options.image, seconds=options.seconds, device=options.device,
-            journal=str(options.journal), no_forecast=options.device == "cpu",
-        )  # fmt: skip
+            model,
+            batch=options.sizes,
+            image_size=options.image,
+            seconds=options.seconds,
+            device=options.device,
+            journal=str(options.journal),
+            no_forecast=options.device == "cpu",
+        )
         a = sweep.analysis
-        shape, best = ("-", None) if a.trend is None or a.too_noisy else (a.trend.shape, a.best.best.batch)
-        cells = sweep_cells(options.sizes, {p.batch: p.step_ms for p in a.points}, shape, sweep.jumps, best)
+        shape, best = (
+            ("-", None) if a.trend is None or a.too_noisy else (a.trend.shape, a.best.best.batch)
+        )
+        cells = sweep_cells(
+            options.sizes, {p.batch: p.step_ms for p in a.points}, shape, sweep.jumps, best
+        )
         least = "-" if a.curve.least_jump is None else f"{100 * a.curve.least_jump:.0f} %"
         failing = ", ".join(str(failure.batch) for failure in a.failures) or "-"
         rows.append([model, options.device, *cells, least, failing])
@@ -102,12 +147,17 @@ def measured_here(options) -> None:
         said += [("", f"Batch {failure.batch} failed: {failure.reason}") for failure in a.failures]
         page = sweep_page(sweep.measurements, a, sweep.forecasts, sweep.causes)
         write_whole(options.journal.parent / f"{Path(model).stem}_measured.html", page)
-    print_table([*sweep_columns(options.sizes), Column("least jump seen", 1), words("failing", 2, least=4)], rows)
+    print_table(
+        [*sweep_columns(options.sizes), Column("least jump seen", 1), words("failing", 2, least=4)],
+        rows,
+    )
     print_named("", said)
 
 
 def forecast_on_cards(options) -> None:
-    print_lines("2. Forecast on the Calculator's cards, on images of 224 x 224, from the models' code alone")
+    print_lines(
+        "2. Forecast on the Calculator's cards, on images of 224 x 224, from the models' code alone"
+    )
     rows, jumps, notes = [], [], {}
     for model in options.models:
         found = trainpace.forecast(model, gpu=CARDS, batch=options.sizes, no_journal=True)
@@ -152,38 +202,68 @@ def second_device_predicted(options, cases) -> None:
     for case in cases:
         e, card = case.execution, case.cluster.device.name
         asked = {
-            "gpu": card, "batch": e.micro_batch, "precision": e.precision, "optimizer": e.optimizer,
-            "image_size": case.variant.image_size, "software": case.software.framework,
-        }  # fmt: skip
+            "gpu": card,
+            "batch": e.micro_batch,
+            "precision": e.precision,
+            "optimizer": e.optimizer,
+            "image_size": case.variant.image_size,
+            "software": case.software.framework,
+        }
         alone = trainpace.forecast(case.spec, **asked, no_journal=True)
         found = trainpace.forecast(case.spec, **asked, journal=str(options.journal))
         both = [each.rows[0].step.total_ms for each in (alone, found)]
         errors.append([ms / case.measured_ms - 1 for ms in both])
-        cells = [f"{number(ms)} ({100 * error:+.0f} %)" for ms, error in zip(both, errors[-1], strict=True)]
+        cells = [
+            f"{number(ms)} ({100 * error:+.0f} %)"
+            for ms, error in zip(both, errors[-1], strict=True)
+        ]
         between = found.rows[0].step_time_interval_ms
         inside += between.low <= case.measured_ms <= between.high
-        rows.append([case.spec, card, str(e.micro_batch), number(case.measured_ms), *cells, interval(between)])
+        rows.append(
+            [
+                case.spec,
+                card,
+                str(e.micro_batch),
+                number(case.measured_ms),
+                *cells,
+                interval(between),
+            ]
+        )
         notes |= dict.fromkeys(found.notes)
     heads = ("batch", "measured ms", "from the code alone", "by the journal", "90 % interval")
     print_table([words("model"), words("on", 1, least=4), *map(Column, heads)], rows)
-    without, with_it = (100 * sum(map(abs, each)) / len(cases) for each in zip(*errors, strict=True))
+    without, with_it = (
+        100 * sum(map(abs, each)) / len(cases) for each in zip(*errors, strict=True)
+    )
     print_lines(
         f"Mean error: {without:.0f} % from the code alone, {with_it:.0f} % by the journal, whose interval holds {inside} of the"
         f" {plural(len(cases), 'measured step')}.",
-        *notes, "",
-    )  # fmt: skip
+        *notes,
+        "",
+    )
 
 
 def best_server(options) -> None:
     model = options.models[0]
-    print_lines(f"5. The best server for {EPOCHS} epochs of ImageNet's {IMAGENET_SAMPLES:,} images with {model}")
-    job = {"samples": IMAGENET_SAMPLES, "epochs": EPOCHS, "precision": ("fp32", "amp_fp16", "amp_bf16")}
+    print_lines(
+        f"5. The best server for {EPOCHS} epochs of ImageNet's {IMAGENET_SAMPLES:,} images with {model}"
+    )
+    job = {
+        "samples": IMAGENET_SAMPLES,
+        "epochs": EPOCHS,
+        "precision": ("fp32", "amp_fp16", "amp_bf16"),
+    }
     matches = trainpace.match(model, **job, journal=str(options.journal)).matches
     alone = {(m.offer, m.nodes): m for m in trainpace.match(model, **job, no_journal=True).matches}
-    of_cards = [next((m for m in matches if m.offer.device.split()[0] == card), None) for card in CARDS]
+    of_cards = [
+        next((m for m in matches if m.offer.device.split()[0] == card), None) for card in CARDS
+    ]
     rows = []
     for m in {m.offer: m for m in (matches[0], *of_cards) if m}.values():
-        times = [duration(3600 * each.mean_hours) if each else "-" for each in (m, alone.get((m.offer, m.nodes)))]
+        times = [
+            duration(3600 * each.mean_hours) if each else "-"
+            for each in (m, alone.get((m.offer, m.nodes)))
+        ]
         price = usd(m.nodes * m.offer.price_usd_per_hour)
         rows.append([server(m), m.forecast.execution.precision, price, usd(m.mean_usd), *times])
     heads = (Column("$/h"), Column("cost"), Column("time"), Column("without the journal", 1))

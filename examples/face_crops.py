@@ -81,9 +81,15 @@ class Faces(Dataset):
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
         photo = Image.open(self.files[index]).convert("RGB")
         top, left, side = find(np.asarray(photo.convert("L"), dtype=np.float32) / 255)
-        crop = photo.crop((left, top, left + side, top + side)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+        crop = photo.crop((left, top, left + side, top + side)).resize(
+            (SIDE, SIDE), Image.Resampling.LANCZOS
+        )
         gray = np.asarray(crop.convert("L"), dtype=np.float32) / 255
-        return np.asarray(crop).transpose(2, 0, 1).copy(), points(gray), int(Path(self.files[index]).stem.split("-")[1])
+        return (
+            np.asarray(crop).transpose(2, 0, 1).copy(),
+            points(gray),
+            int(Path(self.files[index]).stem.split("-")[1]),
+        )
 
 
 def augment(sample: tuple[np.ndarray, np.ndarray, int]) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -118,7 +124,10 @@ class SmallNet(nn.Module):
         super().__init__()
         widths = (3, 16, 32, 64)
         self.features = nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)) for a, b in pairwise(widths))
+            *(
+                nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+                for a, b in pairwise(widths)
+            )
         )
         self.head = nn.Linear(64 * (SIDE // 8) ** 2 + 2 * POINTS, 2)
 

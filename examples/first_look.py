@@ -44,37 +44,53 @@ def main() -> None:
         print_lines(f"2. Tracing the {name}: its operators, without weights and without a GPU")
         workload = load_workload(spec, ("fp32",))
         on_cpu = load_workload(spec, ("fp32",), Variant(cpu=True))
-        this_cpu = Forecaster(on_cpu, Target(Cluster(device=machine.device), CalibratedKernels(machine.kernels)))
+        this_cpu = Forecaster(
+            on_cpu, Target(Cluster(device=machine.device), CalibratedKernels(machine.kernels))
+        )
         on_gpus = Forecaster(workload, Target(Cluster(device=find_device(GPUS[0]))))
         for batch in options.batches:
-            print_lines(f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}")
+            print_lines(
+                f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}"
+            )
             measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
             here = this_cpu.forecast(Execution(micro_batch=batch))
             rows.append((replace(here, model=name, device="this CPU"), measured))
             for gpu in GPUS:
-                there = on_gpus.on(Cluster(device=find_device(gpu))).forecast(Execution(micro_batch=batch))
+                there = on_gpus.on(Cluster(device=find_device(gpu))).forecast(
+                    Execution(micro_batch=batch)
+                )
                 rows.append((replace(there, model=name, device=gpu), None))
 
     print_table(
-        HEAD, cells_of_pairs(rows), left=3,
+        HEAD,
+        cells_of_pairs(rows),
+        left=3,
         title="Time of one training step (fp32): forecast from the code alone, and measured here",
-    )  # fmt: skip
+    )
     meaning = explain(rows, max(machine.spread, machine.drift))
     print_lines(*meaning)
     page = options.output / "first_look.html"
     write_whole(page, side_by_side_page("Trainpace: a first look", meaning, rows))
     print_lines(f"The same with the parts of a step: {page}")
-    print_lines("Next: trainpace forecast resnet50 --gpu 'RTX 3090' --batch 8:64:8, or your own FILE.py:FUNCTION")
+    print_lines(
+        "Next: trainpace forecast resnet50 --gpu 'RTX 3090' --batch 8:64:8, or your own FILE.py:FUNCTION"
+    )
 
 
 def explain(rows, spread) -> list[str]:
     here = [(f, m.median_ms) for f, m in rows if m is not None]
     errors = sorted(100 * abs(f.step.total_ms / ms - 1) for f, ms in here)
-    inside = sum(f.step_time_interval_ms.low <= ms <= f.step_time_interval_ms.high for f, ms in here)
+    inside = sum(
+        f.step_time_interval_ms.low <= ms <= f.step_time_interval_ms.high for f, ms in here
+    )
     slow, slow_ms = max(here, key=lambda pair: pair[1])
     batch = slow.execution.micro_batch
-    there = [f for f, m in rows if m is None and (f.model, f.execution.micro_batch) == (slow.model, batch)]
+    there = [
+        f
+        for f, m in rows
+        if m is None and (f.model, f.execution.micro_batch) == (slow.model, batch)
+    ]
     fastest = min(there, key=lambda f: f.step.total_ms)
     step_ms, interval = fastest.step.total_ms, fastest.step_time_interval_ms
     return [

@@ -61,7 +61,9 @@ def write_photos(folder):
     places = random.Random(0)
     for i in range(FILES):
         left, top = places.randrange(300), places.randrange(150)
-        photos[i % 2].crop((left, top, left + 320, top + 260)).save(folder / f"{i // 2:04d}_{i % 2}.jpg", quality=90)
+        photos[i % 2].crop((left, top, left + 320, top + 260)).save(
+            folder / f"{i // 2:04d}_{i % 2}.jpg", quality=90
+        )
 
 
 def photos():
@@ -74,7 +76,12 @@ def photos():
 
 def task():
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(32, 2),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 2),
+    )
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), photos()

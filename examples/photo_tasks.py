@@ -20,7 +20,10 @@ class PhotoCrops(Dataset):
 
     def __init__(self, length: int = 2048) -> None:
         photos = load_sample_images().images
-        self.photos = [torch.from_numpy(photo.copy()).permute(2, 0, 1).float().div(127.5).sub(1) for photo in photos]
+        self.photos = [
+            torch.from_numpy(photo.copy()).permute(2, 0, 1).float().div(127.5).sub(1)
+            for photo in photos
+        ]
         generator = torch.Generator().manual_seed(0)
         self.places = torch.rand(length, 2, generator=generator)
 
@@ -30,7 +33,10 @@ class PhotoCrops(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         label = index % len(self.photos)
         photo = self.photos[label]
-        top, left = (int(p * (size - CROP)) for p, size in zip(self.places[index], photo.shape[1:], strict=True))
+        top, left = (
+            int(p * (size - CROP))
+            for p, size in zip(self.places[index], photo.shape[1:], strict=True)
+        )
         return photo[:, top : top + CROP, left : left + CROP], label
 
 
@@ -41,7 +47,9 @@ class PatchTransformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.positions = nn.Parameter(torch.zeros(1, (CROP // patch) ** 2, width))
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.head = nn.Linear(width, 2)
 
@@ -62,10 +70,20 @@ def cnn():
         ]
         channels = width
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 2))
-    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), PhotoCrops()
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        PhotoCrops(),
+    )
 
 
 def transformer():
     """A small vision transformer."""
     model = PatchTransformer()
-    return model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=3e-4), PhotoCrops()
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.AdamW(model.parameters(), lr=3e-4),
+        PhotoCrops(),
+    )

@@ -45,18 +45,40 @@ LENT = Path(__file__).parent / "data"
 CARDS = {
     name: NAMES[name]
     for name in (
-        "A100-SXM-80GB", "H100-SXM-80GB", "H100-PCIe-80GB", "H200-SXM", "H200-NVL", "B200", "B300", "GB200", "GB300",
-        "L40S", "RTX-4090", "NVIDIA H100 80GB HBM3", "NVIDIA H200",
+        "A100-SXM-80GB",
+        "H100-SXM-80GB",
+        "H100-PCIe-80GB",
+        "H200-SXM",
+        "H200-NVL",
+        "B200",
+        "B300",
+        "GB200",
+        "GB300",
+        "L40S",
+        "RTX-4090",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
     )
-}  # fmt: skip
+}
 FLASH2, FLASH3, FLASH4, CUDNN = "flash2", "flash3", "flash4", "cudnn"
 KERNELS = {
-    "flash_attention": FLASH2, "vllm_flash_attn": FLASH2, "flashinfer": FLASH2, "vllm_flash_attn_fa2": FLASH2,
-    "vllm_vit_flash_attn_fa2": FLASH2, "vllm": FLASH2, "fa3": FLASH3, "flash_attention_v3": FLASH3,
-    "vllm_flash_attn_fa3": FLASH3, "vllm_vit_flash_attn_fa3": FLASH3, "vllm__backend.flash_attn": FLASH3,
-    "flash_attention_v4": FLASH4, "vllm_vit_flash_attn_fa4": FLASH4, "trtllm_mha": CUDNN,
-    "vllm_flashinfer_trtllmprefill": CUDNN, "cudnn": CUDNN,
-}  # fmt: skip
+    "flash_attention": FLASH2,
+    "vllm_flash_attn": FLASH2,
+    "flashinfer": FLASH2,
+    "vllm_flash_attn_fa2": FLASH2,
+    "vllm_vit_flash_attn_fa2": FLASH2,
+    "vllm": FLASH2,
+    "fa3": FLASH3,
+    "flash_attention_v3": FLASH3,
+    "vllm_flash_attn_fa3": FLASH3,
+    "vllm_vit_flash_attn_fa3": FLASH3,
+    "vllm__backend.flash_attn": FLASH3,
+    "flash_attention_v4": FLASH4,
+    "vllm_vit_flash_attn_fa4": FLASH4,
+    "trtllm_mha": CUDNN,
+    "vllm_flashinfer_trtllmprefill": CUDNN,
+    "cudnn": CUDNN,
+}
 """The implementation of every kernel name of kernels16 that is used. TensorRT's and Triton's own are none of torch's. What
 flashinfer and TensorRT-LLM bring for Blackwell stands for cuDNN's there, with a share of its own: NVIDIA's kernels both."""
 ON_HOPPER = {"flash_attention": FLASH3}
@@ -65,7 +87,9 @@ FAMILIES = {"ampere": (FLASH2, "efficient", "efficient_full"), "native": (CUDNN,
 REFERENCE = {"torch", "cudnn", "flash_attention_v3", "vllm_vit_flash_attn_fa4"}
 """Libraries whose rows are the implementation itself; others differ from it by what is theirs."""
 
-START = dict(zip(PARAMETERS, (0.7, 4.0, 100.0, 0.5, 0.5, 1.0, 0.8, 4.0, 0.7, 0.9, 128.0), strict=True))
+START = dict(
+    zip(PARAMETERS, (0.7, 4.0, 100.0, 0.5, 0.5, 1.0, 0.8, 4.0, 0.7, 0.9, 128.0), strict=True)
+)
 FREE = PARAMETERS[:-1]
 """Rows a block are set, not fitted: 256 in the kernels for Blackwell (two tiles at a time), 128 elsewhere."""
 SHARED_SD = (1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.3, 1.0, 0.7, 0.3)
@@ -98,29 +122,47 @@ def read_rows(data: Path) -> pd.DataFrame:
     """Measured attention in 16 bits with as many queries as keys or many queries, one row a kernel; times in microseconds."""
     table = pyarrow.dataset.dataset(data / "kernels16.parquet")
     field = pyarrow.dataset.field
-    wanted = field("op").isin(["attention_fwd", "attention_bwd"]) & field("dtype").isin(["bf16", "fp16"])
+    wanted = field("op").isin(["attention_fwd", "attention_bwd"]) & field("dtype").isin(
+        ["bf16", "fp16"]
+    )
     found = table.to_table(filter=wanted).to_pandas()
     found = found[found.gpu.isin(list(CARDS)) & (found.window.fillna(0) == 0)]
-    found = found[~found.extra.str.contains('"deterministic_bwd": "True"') | (found.op == "attention_fwd")]
+    found = found[
+        ~found.extra.str.contains('"deterministic_bwd": "True"') | (found.op == "attention_fwd")
+    ]
     library = found.kernel.where(found.kernel != "", found.library.astype(str))
     card = found.gpu.map(CARDS)
     way = library.map(KERNELS)
     way = way.mask(found.gpu.str.startswith("H"), library.map(ON_HOPPER).fillna(way))
     way = way.mask(found.gpu.str.contains("B[23]00"), library.map(ON_BLACKWELL).fillna(way))
-    rows = pd.DataFrame({
-        "card": card, "way": way, "library": library, "backward": found.op == "attention_bwd", "b": found.b,
-        "heads": found.heads, "kv_heads": found.kv_heads.fillna(found.heads), "queries": found.seq_q, "keys": found.seq_kv,
-        "head": (found.head_dim + found.head_dim_v.fillna(found.head_dim)) / 2, "causal": found.causal, "us": found.time_us,
-    })  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "card": card,
+            "way": way,
+            "library": library,
+            "backward": found.op == "attention_bwd",
+            "b": found.b,
+            "heads": found.heads,
+            "kv_heads": found.kv_heads.fillna(found.heads),
+            "queries": found.seq_q,
+            "keys": found.seq_kv,
+            "head": (found.head_dim + found.head_dim_v.fillna(found.head_dim)) / 2,
+            "causal": found.causal,
+            "us": found.time_us,
+        }
+    )
     lent = [read(card) for card in ("h100", "h200") for read in (_lent, _profiled)]
     rows = pd.concat([rows[rows.way.notna()], *lent], ignore_index=True).fillna({"bias": 0})
     numbers = ["b", "heads", "kv_heads", "queries", "keys", "head", "bias", "us"]
     rows[numbers], rows["causal"] = rows[numbers].astype(float), rows.causal.astype(bool)
     alike = rows.heads == rows.kv_heads
     rows = rows[(rows.queries >= SHORTEST) | (alike & (rows.queries >= 32))]
-    rows["generation"] = rows.card.map({name: generation_of(find_device(name)) for name in rows.card.unique()})
+    rows["generation"] = rows.card.map(
+        {name: generation_of(find_device(name)) for name in rows.card.unique()}
+    )
     rows["draw"] = [
-        _draw(tuple(key)) for key in rows[["b", "heads", "kv_heads", "queries", "head", "causal"]].to_numpy()
+        _draw(tuple(key))
+        for key in rows[["b", "heads", "kv_heads", "queries", "head", "causal"]].to_numpy()
     ]
     return rows.reset_index(drop=True)
 
@@ -131,17 +173,32 @@ def _lent(card: str) -> pd.DataFrame:
     found = found[found.op.str.startswith("attention")]
     sizes = pd.DataFrame([json.loads(text) for text in found["sizes"]], index=found.index)
     full = np.where(found.dtype == "tf32", "_full", "")
-    rows = pd.DataFrame({
-        "card": found.gpu.map(CARDS), "way": sizes.kernel.replace("flash", FLASH2) + full, "library": "torch",
-        "backward": found.op == "attention_bwd", "b": sizes.b, "heads": sizes.heads, "kv_heads": sizes.heads, "queries": sizes.m,
-        "keys": sizes.m, "head": sizes.head_dim, "causal": sizes.causal, "us": found.latency_us,
-    })  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "card": found.gpu.map(CARDS),
+            "way": sizes.kernel.replace("flash", FLASH2) + full,
+            "library": "torch",
+            "backward": found.op == "attention_bwd",
+            "b": sizes.b,
+            "heads": sizes.heads,
+            "kv_heads": sizes.heads,
+            "queries": sizes.m,
+            "keys": sizes.m,
+            "head": sizes.head_dim,
+            "causal": sizes.causal,
+            "us": found.latency_us,
+        }
+    )
     waited = rows.backward & (rows.us < HOST_BOUND_US)
     return rows[(sizes.kernel != "math") & (found.spread < 0.3) & ~waited]
 
 
-CALLS = {"aten::_cudnn_attention_forward": (0, 9, 10), "aten::_cudnn_attention_backward": (1, 13, 14),
-         "aten::_efficient_attention_forward": (0, 8, 9), "aten::_efficient_attention_backward": (1, 11, 14)}  # fmt: skip
+CALLS = {
+    "aten::_cudnn_attention_forward": (0, 9, 10),
+    "aten::_cudnn_attention_backward": (1, 13, 14),
+    "aten::_efficient_attention_forward": (0, 8, 9),
+    "aten::_efficient_attention_backward": (1, 11, 14),
+}
 """ATen's calls: where their queries, the share that is dropped, and whether (or how) they are causal stand."""
 
 
@@ -163,11 +220,20 @@ def _profiled(card: str) -> pd.DataFrame:
         us = (kernels.mean_us * kernels["count"]).sum() / kernels["count"].min()
         sizes = (*query, key[1], said[causal] in ("True", "1"), call, full)
         rows[sizes] = {
-            "card": CARDS["NVIDIA H200" if card == "h200" else "NVIDIA H100 80GB HBM3"], "library": "torch",
-            "way": (CUDNN if "cudnn" in call else "efficient") + full, "backward": "backward" in call, "b": query[0],
-            "heads": query[1], "kv_heads": key[1], "queries": query[2], "keys": key[2], "head": query[3],
-            "causal": said[causal] in ("True", "1"), "bias": math.prod(bias) if "efficient" in call and bias else 0, "us": us,
-        }  # fmt: skip
+            "card": CARDS["NVIDIA H200" if card == "h200" else "NVIDIA H100 80GB HBM3"],
+            "library": "torch",
+            "way": (CUDNN if "cudnn" in call else "efficient") + full,
+            "backward": "backward" in call,
+            "b": query[0],
+            "heads": query[1],
+            "kv_heads": key[1],
+            "queries": query[2],
+            "keys": key[2],
+            "head": query[3],
+            "causal": said[causal] in ("True", "1"),
+            "bias": math.prod(bias) if "efficient" in call and bias else 0,
+            "us": us,
+        }
     return pd.DataFrame(rows.values())
 
 
@@ -192,15 +258,24 @@ class Rows(NamedTuple):
 
 def prepared(table: pd.DataFrame) -> Rows:
     devices = {name: find_device(name) for name in table.card.unique()}
-    c = {name: table[name].to_numpy() for name in ("b", "heads", "queries", "keys", "head", "kv_heads")}
+    c = {
+        name: table[name].to_numpy()
+        for name in ("b", "heads", "queries", "keys", "head", "kv_heads")
+    }
     full = table.way.str.endswith("_full").to_numpy()
-    width = np.where(full, 4.0, 2.0) * np.where(table.backward, 2.0, 1.0)  # a gradient beside each tensor
+    width = np.where(full, 4.0, 2.0) * np.where(
+        table.backward, 2.0, 1.0
+    )  # a gradient beside each tensor
 
     def of(figure: Any) -> np.ndarray:
-        return table.card.map({name: figure(device) for name, device in devices.items()}).to_numpy(float)
+        return table.card.map({name: figure(device) for name, device in devices.items()}).to_numpy(
+            float
+        )
 
     peak = np.where(
-        full, of(lambda d: d.tf32_tensor_tflops.value / TF32_PRODUCTS), of(lambda d: d.bf16_tensor_tflops.value)
+        full,
+        of(lambda d: d.tf32_tensor_tflops.value / TF32_PRODUCTS),
+        of(lambda d: d.bf16_tensor_tflops.value),
     )
     pairs = zip(table.card, table.way, strict=True)
     boost = of(consumer_boost)
@@ -214,10 +289,16 @@ def prepared(table: pd.DataFrame) -> Rows:
     )
     bias = width * table.bias.to_numpy()
     return Rows(
-        table, sizes, bias + key_bytes + width * 2 * c["b"] * c["heads"] * c["queries"] * c["head"], key_bytes, 1e12 * peak,
-        exponentials, of(lambda d: 1e9 * d.memory_bandwidth_gb_per_s.value),
-        of(lambda d: d.sms.value), of(lambda d: d.l2_mib.value * 2**20),
-    )  # fmt: skip
+        table,
+        sizes,
+        bias + key_bytes + width * 2 * c["b"] * c["heads"] * c["queries"] * c["head"],
+        key_bytes,
+        1e12 * peak,
+        exponentials,
+        of(lambda d: 1e9 * d.memory_bandwidth_gb_per_s.value),
+        of(lambda d: d.sms.value),
+        of(lambda d: d.l2_mib.value * 2**20),
+    )
 
 
 def block_rows(way: str, generation: str) -> float:
@@ -227,12 +308,23 @@ def block_rows(way: str, generation: str) -> float:
 def seconds(rows: Rows, logs: np.ndarray, copies: np.ndarray) -> np.ndarray:
     """What the model says of rows under their logarithms of `FREE` (rows x parameters). copies: passes over keys and values."""
     v = dict(zip(FREE, np.exp(logs).T, strict=True))
-    v["block_rows"] = np.array([block_rows(*key) for key in zip(rows.table.way, rows.table.generation, strict=True)])
+    v["block_rows"] = np.array(
+        [block_rows(*key) for key in zip(rows.table.way, rows.table.generation, strict=True)]
+    )
     share = np.minimum(v["share"], 1.0)
     figures = Figures(
-        share * rows.peak, rows.exponentials / v["exponentials"], v["prologue"], v["quantum"], v["tail"], v["alone"],
-        v["memory"] * rows.bandwidth, 1e-6 * v["start_us"], v["overlap"], v["wide"], v["block_rows"],
-    )  # fmt: skip
+        share * rows.peak,
+        rows.exponentials / v["exponentials"],
+        v["prologue"],
+        v["quantum"],
+        v["tail"],
+        v["alone"],
+        v["memory"] * rows.bandwidth,
+        1e-6 * v["start_us"],
+        v["overlap"],
+        v["wide"],
+        v["block_rows"],
+    )
     result = np.zeros(len(rows.table))
     for kind, chosen in (
         ("attention", ~rows.table.backward.to_numpy()),
@@ -240,8 +332,12 @@ def seconds(rows: Rows, logs: np.ndarray, copies: np.ndarray) -> np.ndarray:
     ):
         part = Figures(*(f[chosen] for f in figures))
         sizes = tuple(s[chosen] for s in rows.sizes)
-        t = attention_s(kind, sizes, rows.moved_bytes[chosen], part, rows.sms[chosen], rows.l2_bytes[chosen])
-        result[chosen] = (t.compute_s**SMOOTHNESS + t.memory_s**SMOOTHNESS) ** (1 / SMOOTHNESS) + t.start_s
+        t = attention_s(
+            kind, sizes, rows.moved_bytes[chosen], part, rows.sms[chosen], rows.l2_bytes[chosen]
+        )
+        result[chosen] = (t.compute_s**SMOOTHNESS + t.memory_s**SMOOTHNESS) ** (
+            1 / SMOOTHNESS
+        ) + t.start_s
     return result + copies * rows.key_bytes / (figures.bytes_per_s)
 
 
@@ -270,20 +366,31 @@ class Family:
         ways = t.way.astype(str).to_numpy()
         passes = np.where(t.backward, "backward", "")
         libraries = np.where(t.library.isin(list(REFERENCE)), "", t.library)
-        levels = {"shared": ["all"] * len(t), "generation": t.generation, "card": t.card,
-                  "way": np.where(np.isin(ways, (FLASH2, CUDNN)), "", ways), "pass": passes,
-                  "way pass": np.where(t.backward, ways, ""), "library": libraries}  # fmt: skip
+        levels = {
+            "shared": ["all"] * len(t),
+            "generation": t.generation,
+            "card": t.card,
+            "way": np.where(np.isin(ways, (FLASH2, CUDNN)), "", ways),
+            "pass": passes,
+            "way pass": np.where(t.backward, ways, ""),
+            "library": libraries,
+        }
         return [[(level, str(name)) for name in names] for level, names in levels.items()]
 
     def _positions(self, t: pd.DataFrame) -> list[np.ndarray]:
         return [np.array([self._groups.get(key, -1) for key in keys]) for keys in self._keys(t)]
 
-    def _logs(self, x: np.ndarray, positions: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _logs(
+        self, x: np.ndarray, positions: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
         p = len(FREE)
         total, padded = np.zeros((len(positions[0]), p)), np.concatenate([x, np.zeros(p)])
         for starts in positions[:-1]:
             total += padded[np.where(starts[:, None] < 0, len(x), starts[:, None]) + np.arange(p)]
-        own = padded[np.where(positions[-1][:, None] < 0, len(x), positions[-1][:, None]) + np.arange(len(LIBRARY_SD))]
+        own = padded[
+            np.where(positions[-1][:, None] < 0, len(x), positions[-1][:, None])
+            + np.arange(len(LIBRARY_SD))
+        ]
         for name, change in (
             ("share", own[:, 0]),
             ("exponentials", -own[:, 0]),
@@ -320,7 +427,12 @@ class Family:
             share, exponentials, memory, start = (
                 FREE.index(k) for k in ("share", "exponentials", "memory", "start_us")
             )
-            own = (slopes[:, share] - slopes[:, exponentials], slopes[:, memory], slopes[:, start], slopes[:, p])
+            own = (
+                slopes[:, share] - slopes[:, exponentials],
+                slopes[:, memory],
+                slopes[:, start],
+                slopes[:, p],
+            )
             for j, slope in enumerate(own):
                 result[every[has], positions[-1][has] + j] = slope[has]
             result[n + np.arange(m), np.arange(m)] = PRIOR / self._sd
@@ -332,7 +444,15 @@ class Family:
                 first[at + 3] = 0.5  # off the edge, where no slope would tell that copies cost
             elif level == "pass":
                 first[at + FREE.index("prologue")] = 1.0  # of two optima the one that errs less
-        found = least_squares(residuals, first, jacobian, loss="soft_l1", f_scale=OUTLIER, max_nfev=rounds, x_scale=0.3)
+        found = least_squares(
+            residuals,
+            first,
+            jacobian,
+            loss="soft_l1",
+            f_scale=OUTLIER,
+            max_nfev=rounds,
+            x_scale=0.3,
+        )
         self.x = found.x
         return self
 
@@ -356,10 +476,14 @@ class Family:
             if level in names:
                 names[level].append(name)
         return Pooled(
-            names=PARAMETERS, shared=_rounded([*shared, math.log(block_rows(way, ""))]),
-            generations={g: _rounded([*of("generation", g), twice * (g == "10")]) for g in sorted(names["generation"])},
+            names=PARAMETERS,
+            shared=_rounded([*shared, math.log(block_rows(way, ""))]),
+            generations={
+                g: _rounded([*of("generation", g), twice * (g == "10")])
+                for g in sorted(names["generation"])
+            },
             devices={c: _rounded([*of("card", c), 0.0]) for c in sorted(names["card"])},
-        )  # fmt: skip
+        )
 
 
 def _sd(level: str, name: str) -> tuple[float, ...]:
@@ -367,8 +491,15 @@ def _sd(level: str, name: str) -> tuple[float, ...]:
         return (ALIKE_SD, *WAY_SD[1:])
     if level == "library" and name in PLAIN:
         return (PLAIN_SD, *LIBRARY_SD[1:])
-    return {"shared": SHARED_SD, "generation": GENERATION_SD, "card": CARD_SD, "way": WAY_SD, "pass": WAY_SD,
-            "way pass": WAY_SD, "library": LIBRARY_SD}[level]  # fmt: skip
+    return {
+        "shared": SHARED_SD,
+        "generation": GENERATION_SD,
+        "card": CARD_SD,
+        "way": WAY_SD,
+        "pass": WAY_SD,
+        "way pass": WAY_SD,
+        "library": LIBRARY_SD,
+    }[level]
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:
@@ -378,7 +509,9 @@ def _rounded(values: Sequence[float]) -> tuple[float, ...]:
 def thinned(table: pd.DataFrame) -> pd.DataFrame:
     """At most `MOST` kernels of one library on one card, drawn by their sizes."""
     ordered = table.assign(order=(table.draw * 1e6) % 1.0).sort_values("order", kind="stable")
-    return ordered[ordered.groupby(["card", "library", "way", "backward"]).cumcount() < MOST].drop(columns="order")
+    return ordered[ordered.groupby(["card", "library", "way", "backward"]).cumcount() < MOST].drop(
+        columns="order"
+    )
 
 
 def fitted(table: pd.DataFrame, family: str) -> Family:
@@ -390,7 +523,9 @@ def errors(table: pd.DataFrame, models: dict[str, Family]) -> pd.DataFrame:
     parts = []
     for family, model in models.items():
         rows = prepared(thinned(table[table.way.isin(FAMILIES[family])]))
-        parts.append(rows.table.assign(log_error=np.log(model.us(rows)) - rows.table.us.map(math.log)))
+        parts.append(
+            rows.table.assign(log_error=np.log(model.us(rows)) - rows.table.us.map(math.log))
+        )
     return pd.concat(parts)
 
 
@@ -398,8 +533,13 @@ def summary(rows: pd.DataFrame, by: Sequence[str]) -> str:
     """Errors in per cent: mean, median and 90th percentile of their size, and the median with its sign."""
     pct = 100 * np.expm1(rows.log_error)
     groups = rows.assign(size=pct.abs(), pct=pct).groupby(list(by))
-    found = groups.agg(n=("size", "count"), mean=("size", "mean"), median=("size", "median"),
-                       p90=("size", lambda s: s.quantile(0.9)), bias=("pct", "median"))  # fmt: skip
+    found = groups.agg(
+        n=("size", "count"),
+        mean=("size", "mean"),
+        median=("size", "median"),
+        p90=("size", lambda s: s.quantile(0.9)),
+        bias=("pct", "median"),
+    )
     return found.round(1).to_string()
 
 
@@ -410,19 +550,34 @@ def unseen(table: pd.DataFrame, column: str) -> pd.DataFrame:
         rows = table[table.way.isin(ways)]
         for name in sorted(rows[column].unique()):
             if rows[column].nunique() > 1:
-                parts.append(errors(rows[rows[column] == name], {family: fitted(rows[rows[column] != name], family)}))
+                parts.append(
+                    errors(
+                        rows[rows[column] == name],
+                        {family: fitted(rows[rows[column] != name], family)},
+                    )
+                )
     return pd.concat(parts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--folds", action="store_true", help="also refit without each card and each generation")
+    parser.add_argument(
+        "--folds", action="store_true", help="also refit without each card and each generation"
+    )
     options = parser.parse_args()
     table = read_rows(options.data)
     held_out = table.draw < HELD_OUT
-    known = errors(table[held_out], {family: fitted(table[~held_out], family) for family in FAMILIES})
-    print("shapes held out on known cards", summary(known, ["backward", "way", "card", "library"]), sep="\n")
+    known = errors(
+        table[held_out], {family: fitted(table[~held_out], family) for family in FAMILIES}
+    )
+    print(
+        "shapes held out on known cards",
+        summary(known, ["backward", "way", "card", "library"]),
+        sep="\n",
+    )
     sms = known.card.map({name: find_device(name).sms.value for name in known.card.unique()})  # type: ignore[union-attr]
     full = known.b * known.heads * np.ceil(known.queries / 128) >= 4 * sms
     trained = known[full & (known.queries >= 512)]
@@ -446,7 +601,11 @@ def _text(model: AttentionModel) -> str:
     text = json.dumps(to_jsonable(model), indent=1)
     lines: list[str] = []
     for line in text.splitlines():
-        joins = lines and not lines[-1].endswith(("{", "},", "],", "}")) and lines[-1].count("[") > lines[-1].count("]")
+        joins = (
+            lines
+            and not lines[-1].endswith(("{", "},", "],", "}"))
+            and lines[-1].count("[") > lines[-1].count("]")
+        )
         if joins:
             lines[-1] += line.strip() if lines[-1].endswith("[") else " " + line.strip()
         else:

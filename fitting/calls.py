@@ -15,9 +15,17 @@ from trainpace.execution import Precision
 from trainpace.trace.cuda_mapping import CudaMapping
 from trainpace.trace.operators import Row, rows_of
 
-DTYPES = {"float": torch.float32, "double": torch.float64, "c10::BFloat16": torch.bfloat16, "c10::Half": torch.float16,
-          "long int": torch.int64, "int": torch.int32, "bool": torch.bool, "unsigned char": torch.uint8,
-          "signed char": torch.int8}  # fmt: skip
+DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::BFloat16": torch.bfloat16,
+    "c10::Half": torch.float16,
+    "long int": torch.int64,
+    "int": torch.int32,
+    "bool": torch.bool,
+    "unsigned char": torch.uint8,
+    "signed char": torch.int8,
+}
 """The profiler's names of number formats."""
 
 
@@ -103,9 +111,16 @@ def rows_of_profiled(call: str, record: Mapping[str, str]) -> tuple[tuple[Row, .
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     if first is None:
         return None
-    nhwc = first.dim() == 4 and first.shape[1] > 1 and first.stride(1) == 1 and not first.is_contiguous()
+    nhwc = (
+        first.dim() == 4
+        and first.shape[1] > 1
+        and first.stride(1) == 1
+        and not first.is_contiguous()
+    )
     aten = torch.ops.aten
-    if name == "copy_":  # the trace has the call around it, _to_copy or clone, which reads only its source
+    if (
+        name == "copy_"
+    ):  # the trace has the call around it, _to_copy or clone, which reads only its source
         return (_copy(args[1], args[0]),), nhwc
     try:
         with _collected() as rows:
@@ -133,7 +148,9 @@ def _batch_norm(x: torch.Tensor, func: Any, args: Sequence[Any]) -> list[Row]:
     """cuDNN's kernels are rows of the same names as torch's own."""
     channels = torch.empty(x.shape[1], device="meta")
     if "backward" in func._schema.name:
-        return rows_of(func, (x, x, channels, None, None, channels, channels), {}, (x, channels, channels))
+        return rows_of(
+            func, (x, x, channels, None, None, channels, channels), {}, (x, channels, channels)
+        )
     return rows_of(func, (x, channels, channels, None, None, args[5]), {}, (x, channels, channels))
 
 
@@ -148,7 +165,9 @@ def _arguments(record: Mapping[str, str]) -> list[Any]:
 
 def _argument(dims: Any, kind: str, strides: Any, concrete: str) -> Any:
     if kind == "TensorList":
-        return [torch.empty_strided(d, s, device="meta") for d, s in zip(dims, strides, strict=True)]
+        return [
+            torch.empty_strided(d, s, device="meta") for d, s in zip(dims, strides, strict=True)
+        ]
     if kind in DTYPES and (dims or concrete == ""):
         return torch.empty_strided(dims, strides, dtype=DTYPES[kind], device="meta")
     if not concrete:

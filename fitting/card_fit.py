@@ -56,12 +56,16 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
     design = Design(tuple(names), tuple(sorted({generation[card] for card in cards})), cards)
     card_of = np.array([cards.index(name) for name in kernels.device])
     generation_of_card = np.array([design.generations.index(generation[card]) for card in cards])
-    group = np.unique(np.char.add(np.char.add(kernels.operator, "|"), kernels.device), return_inverse=True)[1]
+    group = np.unique(
+        np.char.add(np.char.add(kernels.operator, "|"), kernels.device), return_inverse=True
+    )[1]
     count = np.bincount(group)[group]
     weight = np.sqrt(np.minimum(count, EFFECTIVE) / count) / KERNEL_SD
     start = np.log([max(getattr(c, name), LEAST) for name in names])
     n = len(names)
-    spread = np.repeat([SHARED_SD, GENERATION_SD, CARD_SD], [n, n * len(design.generations), n * len(cards)])
+    spread = np.repeat(
+        [SHARED_SD, GENERATION_SD, CARD_SD], [n, n * len(design.generations), n * len(cards)]
+    )
 
     def logs_of_cards(x: np.ndarray) -> np.ndarray:
         shared, of_generations, of_cards = design.parts(x)
@@ -92,9 +96,13 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
             of_kernels[rows, n * (1 + len(design.generations) + card_of) + j] = change
         return np.concatenate([of_kernels, np.diag(1 / spread)])
 
-    found = least_squares(residuals, np.zeros(design.size), jacobian, max_nfev=MOST_EVALUATIONS, x_scale=0.3)
+    found = least_squares(
+        residuals, np.zeros(design.size), jacobian, max_nfev=MOST_EVALUATIONS, x_scale=0.3
+    )
     information = (
-        (jacobian(found.x)[: len(weight), n : n * (1 + len(design.generations))] ** 2).sum(axis=0).reshape(-1, n)
+        (jacobian(found.x)[: len(weight), n : n * (1 + len(design.generations))] ** 2)
+        .sum(axis=0)
+        .reshape(-1, n)
     )
     enough = np.bincount(generation_of_card[card_of], minlength=len(design.generations)) >= FEWEST
     known = (information > 1 / GENERATION_SD**2) & enough[:, None]
@@ -102,9 +110,12 @@ def fit_family(kernels: KernelRows, names: Sequence[str], c: KernelConstants) ->
 
 
 def _in_groups(
-    design: Design, parts: tuple[np.ndarray, np.ndarray, np.ndarray], start: np.ndarray, known: np.ndarray,
+    design: Design,
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray],
+    start: np.ndarray,
+    known: np.ndarray,
     generation_of_card: np.ndarray,
-) -> dict[str, Pooled]:  # fmt: skip
+) -> dict[str, Pooled]:
     """The constants by group, each with the generations whose kernels say more of one of its constants than the spread between
     generations does."""
     shared, of_generations, of_cards = parts

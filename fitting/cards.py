@@ -52,7 +52,9 @@ def fit_cards(kernels: KernelRows, c: KernelConstants) -> CardConstants:
 def shared_constants(cards: CardConstants, c: KernelConstants) -> KernelConstants:
     """What the families know of a card that was not measured: where whole steps begin."""
     own = {
-        name: float(np.exp(log)) for f in cards.families.values() for name, log in zip(f.names, f.shared, strict=True)
+        name: float(np.exp(log))
+        for f in cards.families.values()
+        for name, log in zip(f.names, f.shared, strict=True)
     }
     return replace(c, **own)
 
@@ -79,8 +81,18 @@ def table(kernels: KernelRows, before: np.ndarray, after: np.ndarray) -> str:
         for card in sorted(set(kernels.device[kernels.family == family])):
             rows = (kernels.family == family) & (kernels.device == card)
             old, new = (100 * (np.exp(r[rows]) - 1) for r in (before, after))
-            figures = [np.median(abs(old)), abs(old).mean(), np.median(abs(new)), abs(new).mean(), np.median(new)]
-            lines.append(f"| {family} | {card} | {rows.sum()} | " + " | ".join(f"{v:.0f}" for v in figures) + " |")
+            figures = [
+                np.median(abs(old)),
+                abs(old).mean(),
+                np.median(abs(new)),
+                abs(new).mean(),
+                np.median(new),
+            ]
+            lines.append(
+                f"| {family} | {card} | {rows.sum()} | "
+                + " | ".join(f"{v:.0f}" for v in figures)
+                + " |"
+            )
     return "\n".join(lines)
 
 
@@ -90,7 +102,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--kept", type=Path, default=Path("out/kernels.pickle"))
     parser.add_argument("--out", help="cards to leave out, a regular expression")
-    parser.add_argument("--shapes", type=int, default=0, help="leave out every so-manieth kernel of every card")
+    parser.add_argument(
+        "--shapes", type=int, default=0, help="leave out every so-manieth kernel of every card"
+    )
     options = parser.parse_args()
     every, c = all_kernels(options.data, options.kept), start_constants()
     is_out = np.zeros(len(every.measured_ms), bool)

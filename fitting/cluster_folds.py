@@ -71,17 +71,26 @@ def folds_of(pairs: list[Pair], kind: str) -> list[str]:
     return ["", *sorted(known & {fold_of(pair, kind) for pair in pairs if is_wanted(pair)})]
 
 
-def held_out_constants(data: Path, traces: Path, kinds: Sequence[str], workers: int = 2) -> dict[str, dict[str, Any]]:
+def held_out_constants(
+    data: Path, traces: Path, kinds: Sequence[str], workers: int = 2
+) -> dict[str, dict[str, Any]]:
     """{"model" or "collection": {fold: constants fitted without it, as JSON's values}}."""
     pairs = read_pairs(data, traces, timed=False)
-    jobs = [(kind, fold, str(data), str(traces)) for kind in kinds for fold in folds_of(pairs, kind)]
-    jobs = [job for job in jobs if job[1]] + [("", "", str(data), str(traces))]  # one fit without nothing is enough
+    jobs = [
+        (kind, fold, str(data), str(traces)) for kind in kinds for fold in folds_of(pairs, kind)
+    ]
+    jobs = [job for job in jobs if job[1]] + [
+        ("", "", str(data), str(traces))
+    ]  # one fit without nothing is enough
     fitted: dict[tuple[str, str], Any] = {}
     with ProcessPoolExecutor(workers) as pool:
         for (kind, fold, *_), constants in zip(jobs, pool.map(_fit, jobs), strict=True):
             fitted[kind, fold] = constants
             print(f"fitted without {kind} {fold}" if fold else "fitted on all", flush=True)
-    return {kind: {fold: fitted[kind if fold else "", fold] for fold in folds_of(pairs, kind)} for kind in kinds}
+    return {
+        kind: {fold: fitted[kind if fold else "", fold] for fold in folds_of(pairs, kind)}
+        for kind in kinds
+    }
 
 
 def _fitted(pairs: list[Pair]) -> list[Pair]:
@@ -98,13 +107,17 @@ def _fit(job: tuple[str, str, str, str]) -> dict[str, Any]:
     ]
     cards, kernels = measured_cards(), read_kernels(Path(data))
     start = start_of_steps(cards)
-    problem = Problem(RunTable(rest, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS)
+    problem = Problem(
+        RunTable(rest, cards), kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS
+    )
     return to_jsonable(problem.solve())
 
 
 def forecasts(pairs: list[Pair], kind: str, constants: dict[str, Any]) -> list[HeldOutRun]:
     """Every wanted run, forecast with the constants of its fold."""
-    records = {fold: from_json(json.dumps(values), KernelConstants) for fold, values in constants.items()}
+    records = {
+        fold: from_json(json.dumps(values), KernelConstants) for fold, values in constants.items()
+    }
     found = []
     for pair in pairs:
         if is_wanted(pair):
@@ -127,7 +140,9 @@ def _forecast(pair: Pair, fold: str, constants: KernelConstants) -> HeldOutRun:
         interval.low if interval else None,
         interval.high if interval else None,
         stated_peak_gib(case, memory) if memory else None,
-        memory.parameters_gib + memory.gradients_gib + memory.optimizer_states_gib if memory else None,
+        memory.parameters_gib + memory.gradients_gib + memory.optimizer_states_gib
+        if memory
+        else None,
         memory.activations_gib if memory else None,
         dict(result.exposed_ms),
         result.reason,

@@ -54,7 +54,8 @@ def differences() -> Iterator[Difference]:
             knobs = _knobs(conditions[a.id].execution, conditions[b.id].execution)
             if knobs:
                 measured, forecast = (
-                    (_a_sample(a, name) / _a_sample(b, name)) for name in ("step_time_ms", "forecast_ms")
+                    (_a_sample(a, name) / _a_sample(b, name))
+                    for name in ("step_time_ms", "forecast_ms")
                 )
                 yield Difference(knobs, math.log(measured / forecast))
 
@@ -64,7 +65,11 @@ def _a_sample(run: PublicRun, name: str) -> float:
 
 
 def _knobs(a: Execution, b: Execution) -> frozenset[str]:
-    names = {knob.name for knob in KNOBS if any(getattr(a, field) != getattr(b, field) for field in knob.fields)}
+    names = {
+        knob.name
+        for knob in KNOBS
+        if any(getattr(a, field) != getattr(b, field) for field in knob.fields)
+    }
     return frozenset(names | ({"accumulation"} if a.accumulation != b.accumulation else set()))
 
 
@@ -74,9 +79,15 @@ def resolutions(share: float = 0.8) -> dict[str, tuple[float, int]]:
     for pair in differences():
         for name, errors in found.items():
             others = pair.knobs - {name}
-            if name in pair.knobs and (not others or (name not in BESIDE and others <= BESIDE | ALSO.get(name, set()))):
+            if name in pair.knobs and (
+                not others or (name not in BESIDE and others <= BESIDE | ALSO.get(name, set()))
+            ):
                 errors.append(abs(pair.log_error))
-    return {name: (float(np.quantile(errors, share)), len(errors)) for name, errors in found.items() if errors}
+    return {
+        name: (float(np.quantile(errors, share)), len(errors))
+        for name, errors in found.items()
+        if errors
+    }
 
 
 def several(share: float = 0.8) -> Iterator[tuple[str, float, float, int]]:
@@ -97,7 +108,9 @@ def main() -> None:
     for name, (resolution, pairs) in resolutions().items():
         print(f"{name:18} {resolution:.3f}  {pairs:,} pairs")
     for names, error, largest, pairs in several():
-        print(f"{names}: {error:.3f}, {error / largest:.2f} times the largest of them alone, {pairs:,} pairs")
+        print(
+            f"{names}: {error:.3f}, {error / largest:.2f} times the largest of them alone, {pairs:,} pairs"
+        )
 
 
 if __name__ == "__main__":

@@ -24,16 +24,32 @@ def _norms(prefixes: str, *classes: str) -> tuple[str, ...]:
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "conv": (
-        *_each("conv_plain", "conv_tensor", "conv_tf32", "winograd", "traffic_conv"), "winograd_fused", "winograd_fused_dgrad",
-        *_tiles("plain"), *_tiles("tensor"), "conv_misaligned", "transposes",
+        *_each("conv_plain", "conv_tensor", "conv_tf32", "winograd", "traffic_conv"),
+        "winograd_fused",
+        "winograd_fused_dgrad",
+        *_tiles("plain"),
+        *_tiles("tensor"),
+        "conv_misaligned",
+        "transposes",
     ),
     "depthwise": (
-        *_each("depthwise", "depthwise_nhwc"), "depthwise_window", "depthwise_wgrad_window", "depthwise_nhwc_window",
+        *_each("depthwise", "depthwise_nhwc"),
+        "depthwise_window",
+        "depthwise_wgrad_window",
+        "depthwise_nhwc_window",
         "depthwise_nhwc_wgrad_window",
     ),
-    "grouped": (*_each("grouped", "grouped_plain", "grouped_odd_nhwc"), "grouped_channels", "grouped_odd_nhwc_channels"),
+    "grouped": (
+        *_each("grouped", "grouped_plain", "grouped_odd_nhwc"),
+        "grouped_channels",
+        "grouped_odd_nhwc_channels",
+    ),
     "batch_norm": _norms(
-        "traffic work", "batch_norm", "batch_norm_backward", "batch_norm_nhwc", "batch_norm_backward_nhwc"
+        "traffic work",
+        "batch_norm",
+        "batch_norm_backward",
+        "batch_norm_nhwc",
+        "batch_norm_backward_nhwc",
     ),
     "layer_norm": _norms("traffic work row_work", "layer_norm", "layer_norm_backward"),
     "softmax": _norms("traffic work row_work", "softmax", "softmax_backward"),
@@ -44,14 +60,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "reduction": ("traffic_reduction", "work_reduction"),
     "embedding": ("traffic_embedding",),
     "optimizer": _norms("traffic work", "optimizer", "optimizer_fused"),
-}  # fmt: skip
+}
 """The constants of each family."""
 
 
 def group_of(name: str) -> str:
     """The constants of a family that belong together, so that a card takes all of them or none: those of a unit, or of a class of
     traffic."""
-    if name.startswith(("conv_tensor", "conv_tf32", "conv_tile_tensor", "conv_misaligned", "transposes")):
+    if name.startswith(
+        ("conv_tensor", "conv_tf32", "conv_tile_tensor", "conv_misaligned", "transposes")
+    ):
         return "conv_tensor"
     if name.startswith(("conv_plain", "conv_tile_plain", "winograd")):
         return "conv_plain"
@@ -70,7 +88,9 @@ def family_of(rows: tuple[Row, ...]) -> str:
     row = max(rows, key=lambda row: row.read_bytes + row.written_bytes)
     if row.kind in CONVOLUTION_KINDS:
         groups = row.dims[CONV.groups]
-        return "conv" if groups == 1 else "depthwise" if groups == row.dims[CONV.c_in] else "grouped"
+        return (
+            "conv" if groups == 1 else "depthwise" if groups == row.dims[CONV.c_in] else "grouped"
+        )
     if row.kind not in KINDS or KINDS[row.kind].is_matrix:
         return ""
     traffic = KINDS[row.kind].functions.get(row.function) or KINDS[row.kind].usual_traffic

@@ -26,7 +26,12 @@ def main() -> None:
     """Fit on everything that is usable; validation on held-out folds is `make bench-accuracy`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--traces", type=Path, required=True, help="folder that `trainpace validate --traces` filled")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        required=True,
+        help="folder that `trainpace validate --traces` filled",
+    )
     options = parser.parse_args()
     pairs = usable(read_pairs(options.data, options.traces))
     if not pairs:
@@ -37,7 +42,9 @@ def main() -> None:
     cards = measured_cards()
     runs, kernels = RunTable(pairs, cards), read_kernels(options.data)
     kernels = kernels.select(kernels.family == "")
-    print(f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels")
+    print(
+        f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels"
+    )
     c = rounded(Problem(runs, kernels, start_of_steps(cards), FIXED_BY_KERNELS).solve())
     CONSTANTS.write_text(json.dumps(to_jsonable(c), indent=1) + "\n")
     RESIDUALS.write_text(residuals(runs, kernels, c))
@@ -46,13 +53,20 @@ def main() -> None:
 
 def rounded(c: KernelConstants) -> KernelConstants:
     """Three digits: more would claim what a refit does not reproduce."""
-    return KernelConstants(**{name: float(f"{getattr(c, name):.3g}") for name in KernelConstants.__struct_fields__})
+    return KernelConstants(
+        **{name: float(f"{getattr(c, name):.3g}") for name in KernelConstants.__struct_fields__}
+    )
 
 
 def residuals(runs: RunTable, kernels: KernelRows, c: KernelConstants) -> str:
     """Errors on what was fitted, in per cent, and which constants lie at a bound."""
     step_ms = runs.step_ms(runs.by_phase(1e3 * runs.device_s(c)), c)
-    lines = ["# Residuals of the fit", "", "On the runs and kernels that were fitted, so lower than on others.", ""]
+    lines = [
+        "# Residuals of the fit",
+        "",
+        "On the runs and kernels that were fitted, so lower than on others.",
+        "",
+    ]
     lines += ["| runs | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
     for file in sorted(set(runs.file)):
         error = 100 * (step_ms / runs.measured_ms - 1)[runs.file == file]
@@ -63,11 +77,14 @@ def residuals(runs: RunTable, kernels: KernelRows, c: KernelConstants) -> str:
         for name in sorted(set(kernels.operator)):
             rows = (kernels.device == device) & (kernels.operator == name)
             if rows.any():
-                lines.append(_line(f"{device} {name}", 100 * (kernel_ms / kernels.measured_ms - 1)[rows]))
+                lines.append(
+                    _line(f"{device} {name}", 100 * (kernel_ms / kernels.measured_ms - 1)[rows])
+                )
     edges = [
-        name for name in KernelConstants.__struct_fields__
+        name
+        for name in KernelConstants.__struct_fields__
         if min(abs(np.log(getattr(c, name) / end)) for end in bounds(name)) < 0.02
-    ]  # fmt: skip
+    ]
     lines += ["", f"At a bound, so not decided by the data alone: {', '.join(edges)}.", ""]
     return "\n".join(lines)
 

@@ -103,23 +103,36 @@ def _fitted_without(kind: str, fold: str, data: Path, traces: Path, kept: Path) 
             return pair[0].run.file == fold
         return str(family_fold(pair[0].spec)) == fold
 
-    pairs = [pair for pair in pairs if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
+    pairs = [
+        pair
+        for pair in pairs
+        if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0
+    ]
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
-    without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
+    without = frozenset(
+        name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold
+    )
     cards = _cards_without(fold, data, kept) if kind == "device" else measured_cards()
     products = products_without(fold, data) if kind == "device" else None
     kernels, start = read_kernels(data, without=without), start_of_steps(cards)
     table = RunTable(fitted, cards, products=products)
-    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve(ITERATIONS)
+    constants = Problem(table, kernels.select(kernels.family == ""), start, FIXED_BY_KERNELS).solve(
+        ITERATIONS
+    )
     seen = {case.cluster.device.name for case, _ in fitted}
-    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards))
+    return list(
+        _forecasts([pair for pair in pairs if is_out(pair)], fold, seen, constants, products, cards)
+    )
 
 
 def _cards_without(fold: str, data: Path, kept: Path) -> CardConstants:
     """What kernels tell where those of the fold's cards were not measured."""
     kernels = all_kernels(data, kept / "kernels.pickle")
     fold_of = {name: _fold_or_none(name) for name in set(kernels.device.tolist())}
-    return fit_cards(kernels.select(np.array([fold_of[name] != fold for name in kernels.device])), start_constants())
+    return fit_cards(
+        kernels.select(np.array([fold_of[name] != fold for name in kernels.device])),
+        start_constants(),
+    )
 
 
 def _fold_or_none(name: str) -> str | None:
@@ -140,17 +153,31 @@ def products_without(fold: str, data: Path) -> ProductModel | None:
 
 
 def _forecasts(
-    pairs: Sequence[Pair], fold: str, seen: set[str], constants: KernelConstants, products: ProductModel | None,
+    pairs: Sequence[Pair],
+    fold: str,
+    seen: set[str],
+    constants: KernelConstants,
+    products: ProductModel | None,
     cards: CardConstants,
-) -> Iterator[HeldOut]:  # fmt: skip
+) -> Iterator[HeldOut]:
     for case, workload in pairs:
         try:
-            table = case_table(case, workload, FittedKernels(constants, products=products, cards=cards))
+            table = case_table(
+                case, workload, FittedKernels(constants, products=products, cards=cards)
+            )
             if not table.timed[0]:
                 continue
-            shares, outside_sd = tuple(round(float(x), 4) for x in table.shares()[0]), round(table.outside_sd(0), 4)
+            shares, outside_sd = (
+                tuple(round(float(x), 4) for x in table.shares()[0]),
+                round(table.outside_sd(0), 4),
+            )
         except TrainpaceError:  # sizes that only the model tells to be impossible
             continue
         yield HeldOut(
-            case.run.index, fold, float(table.step_ms[0]), shares, case.cluster.device.name in seen, outside_sd
+            case.run.index,
+            fold,
+            float(table.step_ms[0]),
+            shares,
+            case.cluster.device.name in seen,
+            outside_sd,
         )

@@ -24,7 +24,12 @@ BURST_MS = 3.0
 BURSTS = 3
 LAUNCH_BOUND_US = 150.0
 CALLS_A_GRAPH = 20
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+}
 Case = tuple[str, str, dict[str, Any], Callable[[], Callable[[], Any]]]
 """Operator, number format, sizes, and what makes its inputs and returns the call to time."""
 
@@ -48,7 +53,10 @@ def time_call(call: Callable[[], Any], graphs: bool = True) -> tuple[float, floa
     calls, once = 1, burst(call, 3)
     if graphs and once < LAUNCH_BOUND_US:
         graph = torch.cuda.CUDAGraph()
-        with contextlib.suppress(RuntimeError), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with (
+            contextlib.suppress(RuntimeError),
+            torch.cuda.graph(graph, stream=torch.cuda.current_stream()),
+        ):
             for _ in range(CALLS_A_GRAPH):
                 call()
             calls = CALLS_A_GRAPH
@@ -71,11 +79,16 @@ def products(draw: random.Random) -> Iterator[Case]:
     """Matrix products in the three layouts of a linear layer: forward (TN), input gradient (NN), weight gradient (NT)."""
     while True:
         m, n, k = _size(draw, 64, 32768, 64), _size(draw, 64, 16384, 64), _size(draw, 64, 16384, 64)
-        layout, fmt = draw.choice(("TN", "NN", "NT")), draw.choice(("bf16", "bf16", "tf32", "tf32", "fp16", "fp32"))
+        layout, fmt = (
+            draw.choice(("TN", "NN", "NT")),
+            draw.choice(("bf16", "bf16", "tf32", "tf32", "fp16", "fp32")),
+        )
         if not 2e7 < m * n * k < (4e12 if fmt != "fp32" else 3e11):
             continue
 
-        def make(m: int = m, n: int = n, k: int = k, layout: str = layout, fmt: str = fmt) -> Callable[[], Any]:
+        def make(
+            m: int = m, n: int = n, k: int = k, layout: str = layout, fmt: str = fmt
+        ) -> Callable[[], Any]:
             a = torch.randn((k, m) if layout == "NT" else (m, k), device="cuda", dtype=DTYPES[fmt])
             b = torch.randn((n, k) if layout == "TN" else (k, n), device="cuda", dtype=DTYPES[fmt])
             left, right = a.t() if layout == "NT" else a, b.t() if layout == "TN" else b
@@ -87,13 +100,19 @@ def products(draw: random.Random) -> Iterator[Case]:
 def batched_products(draw: random.Random) -> Iterator[Case]:
     """Batched products, as eager attention makes them."""
     while True:
-        b, s, d = _size(draw, 8, 1024, 8), _size(draw, 32, 4096, 32), draw.choice((32, 64, 80, 96, 128))
+        b, s, d = (
+            _size(draw, 8, 1024, 8),
+            _size(draw, 32, 4096, 32),
+            draw.choice((32, 64, 80, 96, 128)),
+        )
         m, n, k = draw.choice(((s, s, d), (s, d, s), (d, s, s)))
         fmt = draw.choice(("bf16", "bf16", "tf32", "fp32"))
         if not 2e7 < b * m * n * k < 3e11 or b * m * n > 1e9:
             continue
 
-        def make(b: int = b, m: int = m, n: int = n, k: int = k, fmt: str = fmt) -> Callable[[], Any]:
+        def make(
+            b: int = b, m: int = m, n: int = n, k: int = k, fmt: str = fmt
+        ) -> Callable[[], Any]:
             x = torch.randn(b, m, k, device="cuda", dtype=DTYPES[fmt])
             y = torch.randn(b, k, n, device="cuda", dtype=DTYPES[fmt])
             return lambda: torch.bmm(x, y)
@@ -104,7 +123,11 @@ def batched_products(draw: random.Random) -> Iterator[Case]:
 def scaled_products(draw: random.Random) -> Iterator[Case]:
     """Products in fp8, with one scale a tensor or one a row."""
     while True:
-        m, n, k = _size(draw, 128, 32768, 128), _size(draw, 128, 16384, 128), _size(draw, 128, 16384, 128)
+        m, n, k = (
+            _size(draw, 128, 32768, 128),
+            _size(draw, 128, 16384, 128),
+            _size(draw, 128, 16384, 128),
+        )
         m, n, k = (16 * max(1, round(v / 16)) for v in (m, n, k))
         rowwise = draw.random() < 0.4
         if not 1e9 < m * n * k < 8e12:
@@ -115,15 +138,21 @@ def scaled_products(draw: random.Random) -> Iterator[Case]:
             b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn)
             sa = torch.ones((m, 1) if rowwise else (), device="cuda")
             sb = torch.ones((1, n) if rowwise else (), device="cuda")
-            return lambda: torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb, out_dtype=torch.bfloat16)
+            return lambda: torch._scaled_mm(
+                a, b.t(), scale_a=sa, scale_b=sb, out_dtype=torch.bfloat16
+            )
 
         yield "gemm", "fp8_row" if rowwise else "fp8", {"m": m, "n": n, "k": k, "trans": "TN"}, make
 
 
 def attention(draw: random.Random) -> Iterator[Case]:
     """Scaled-dot-product attention by implementation, forward, and backward as (both - forward) is left to the reader."""
-    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-                "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}  # fmt: skip
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
     while True:
         s, d, h = (
             _size(draw, 64, 16384, 64),
@@ -131,19 +160,35 @@ def attention(draw: random.Random) -> Iterator[Case]:
             draw.choice((8, 12, 16, 32)),
         )
         b = max(1, round(2 ** draw.uniform(10, 15) / s))
-        causal, name = draw.random() < 0.6, draw.choice(("flash", "flash", "cudnn", "cudnn", "efficient", "math"))
-        fmt = draw.choice(("bf16", "bf16", "bf16", "fp16", "tf32")) if name in ("efficient", "math") else "bf16"
+        causal, name = (
+            draw.random() < 0.6,
+            draw.choice(("flash", "flash", "cudnn", "cudnn", "efficient", "math")),
+        )
+        fmt = (
+            draw.choice(("bf16", "bf16", "bf16", "fp16", "tf32"))
+            if name in ("efficient", "math")
+            else "bf16"
+        )
         if b * h * s * s * d > 4e11 or (name == "math" and b * h * s * s > 6e8):
             continue
         sizes = {"b": b, "heads": h, "m": s, "head_dim": d, "causal": causal, "kernel": name}
         for backward in (False, True):
 
             def make(
-                b: int = b, h: int = h, s: int = s, d: int = d, causal: bool = causal, name: str = name, fmt: str = fmt,
+                b: int = b,
+                h: int = h,
+                s: int = s,
+                d: int = d,
+                causal: bool = causal,
+                name: str = name,
+                fmt: str = fmt,
                 backward: bool = backward,
-            ) -> Callable[[], Any]:  # fmt: skip
+            ) -> Callable[[], Any]:
                 q, k, v = (
-                    torch.randn(b, h, s, d, device="cuda", dtype=DTYPES[fmt], requires_grad=backward) for _ in range(3)
+                    torch.randn(
+                        b, h, s, d, device="cuda", dtype=DTYPES[fmt], requires_grad=backward
+                    )
+                    for _ in range(3)
                 )
                 with sdpa_kernel(backends[name]):
                     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -166,7 +211,8 @@ def convolutions(draw: random.Random) -> Iterator[Case]:
         side, kernel = draw.choice((7, 14, 28, 56, 112)), draw.choice((1, 1, 3, 3, 5, 7))
         stride = draw.choice((1, 1, 1, 2))
         inner, outer = (
-            draw.choice((16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)) for _ in range(2)
+            draw.choice((16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048))
+            for _ in range(2)
         )
         depthwise = draw.random() < 0.2
         groups = inner if depthwise else 1
@@ -176,19 +222,37 @@ def convolutions(draw: random.Random) -> Iterator[Case]:
         if not 1e7 < work < 5e11 or batch * side**2 * max(inner, outer) > 4e8:
             continue
         fmt, layout = draw.choice(("bf16", "tf32", "tf32", "fp32")), draw.choice(("NCHW", "NHWC"))
-        sizes = {"b": batch, "cin": inner, "cout": outer, "side": side, "kernel_size": kernel, "stride": stride, "groups": groups,
-                 "layout": layout}  # fmt: skip
+        sizes = {
+            "b": batch,
+            "cin": inner,
+            "cout": outer,
+            "side": side,
+            "kernel_size": kernel,
+            "stride": stride,
+            "groups": groups,
+            "layout": layout,
+        }
         for index, name in enumerate(("conv_dgrad", "conv_wgrad", "conv_fwd")):
 
             def make(
-                batch: int = batch, inner: int = inner, outer: int = outer, side: int = side, kernel: int = kernel,
-                stride: int = stride, groups: int = groups, fmt: str = fmt, layout: str = layout, index: int = index,
-            ) -> Callable[[], Any]:  # fmt: skip
+                batch: int = batch,
+                inner: int = inner,
+                outer: int = outer,
+                side: int = side,
+                kernel: int = kernel,
+                stride: int = stride,
+                groups: int = groups,
+                fmt: str = fmt,
+                layout: str = layout,
+                index: int = index,
+            ) -> Callable[[], Any]:
                 form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-                x = torch.randn(batch, inner, side, side, device="cuda", dtype=DTYPES[fmt]).to(memory_format=form)
-                w = torch.randn(outer, inner // groups, kernel, kernel, device="cuda", dtype=DTYPES[fmt]).to(
+                x = torch.randn(batch, inner, side, side, device="cuda", dtype=DTYPES[fmt]).to(
                     memory_format=form
                 )
+                w = torch.randn(
+                    outer, inner // groups, kernel, kernel, device="cuda", dtype=DTYPES[fmt]
+                ).to(memory_format=form)
                 pad = kernel // 2
                 if index == 2:
                     return lambda: F.conv2d(x, w, None, stride, pad, 1, groups)
@@ -214,9 +278,15 @@ def rows_of_numbers(draw: random.Random) -> Iterator[Case]:
                 continue
 
             def make(
-                rows: int = rows, width: int = width, fmt: str = fmt, name: str = name, backward: bool = backward
+                rows: int = rows,
+                width: int = width,
+                fmt: str = fmt,
+                name: str = name,
+                backward: bool = backward,
             ) -> Callable[[], Any]:
-                x = torch.randn(rows, width, device="cuda", dtype=DTYPES[fmt], requires_grad=backward)
+                x = torch.randn(
+                    rows, width, device="cuda", dtype=DTYPES[fmt], requires_grad=backward
+                )
                 function = _ROWS[name](x)
                 if not backward:
                     return lambda: function(x)
@@ -285,7 +355,9 @@ _ROWS: dict[str, Callable[[torch.Tensor], Callable[..., Any]]] = {
     "dropout": lambda _: lambda t: F.dropout(t, 0.1),
     "add": _binary(torch.add),
     "mul": _binary(torch.mul),
-    "cast": lambda x: lambda t: t.to(torch.float32 if x.dtype == torch.bfloat16 else torch.bfloat16),
+    "cast": lambda x: (
+        lambda t: t.to(torch.float32 if x.dtype == torch.bfloat16 else torch.bfloat16)
+    ),
     "copy": lambda _: torch.clone,
     "transpose_copy": lambda _: lambda t: t.t().contiguous(),
     "sum_rows": lambda _: lambda t: t.sum(0),
@@ -307,7 +379,8 @@ def optimizers(draw: random.Random) -> Iterator[Case]:
             count: int = count, width: int = width, kind: str = kind, way: str = way, fmt: str = fmt
         ) -> Callable[[], Any]:
             parameters = [
-                torch.nn.Parameter(torch.randn(width, width, device="cuda", dtype=DTYPES[fmt])) for _ in range(count)
+                torch.nn.Parameter(torch.randn(width, width, device="cuda", dtype=DTYPES[fmt]))
+                for _ in range(count)
             ]
             for p in parameters:
                 p.grad = torch.randn_like(p)
@@ -347,12 +420,25 @@ def sustained(seconds: float) -> Iterator[dict[str, Any]]:
                 a @ b
             second.record()
             second.synchronize()
-            yield _row("sustained_gemm", fmt, {"m": 8192, "n": 8192, "k": 8192, "seconds": round(time.perf_counter() - start, 2)},
-                       20.0 * first.elapsed_time(second), 0.0)  # fmt: skip
+            yield _row(
+                "sustained_gemm",
+                fmt,
+                {"m": 8192, "n": 8192, "k": 8192, "seconds": round(time.perf_counter() - start, 2)},
+                20.0 * first.elapsed_time(second),
+                0.0,
+            )
 
 
-def _row(operator: str, fmt: str, sizes: dict[str, Any], us: float, spread: float) -> dict[str, Any]:
-    return {"op": operator, "dtype": fmt, "sizes": json.dumps(sizes), "latency_us": us, "spread": spread}
+def _row(
+    operator: str, fmt: str, sizes: dict[str, Any], us: float, spread: float
+) -> dict[str, Any]:
+    return {
+        "op": operator,
+        "dtype": fmt,
+        "sizes": json.dumps(sizes),
+        "latency_us": us,
+        "spread": spread,
+    }
 
 
 def measure(seconds: float, names: list[str], seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -367,7 +453,9 @@ def measure(seconds: float, names: list[str], seed: int = 0) -> Iterator[dict[st
                 break
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fmt == "tf32"
             try:
-                with torch.cuda.stream(stream):  # whose work a graph can capture, unlike the default stream's
+                with torch.cuda.stream(
+                    stream
+                ):  # whose work a graph can capture, unlike the default stream's
                     us, spread = time_call(make(), graphs=family is not optimizers)
             except (RuntimeError, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
@@ -385,7 +473,10 @@ def main() -> None:
     import pandas as pd
 
     short = min(8.0, options.seconds / 10)
-    rows = [*measure(options.seconds - 2 * short, options.families, options.seed), *sustained(short)]
+    rows = [
+        *measure(options.seconds - 2 * short, options.families, options.seed),
+        *sustained(short),
+    ]
     table = pd.DataFrame(rows).assign(gpu=torch.cuda.get_device_name(), torch=torch.__version__)
     table.to_parquet(options.out)
     print(table.groupby(["op", "dtype"]).latency_us.agg(["count", "median"]).to_string())

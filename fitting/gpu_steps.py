@@ -40,28 +40,97 @@ _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_position
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt2-medium": _GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16},
-    "llama-1b": _LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-                          "num_key_value_heads": 8, "vocab_size": 128256},
-    "llama-3b": _LLAMA | {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
-                          "num_key_value_heads": 8, "vocab_size": 128256},
-    "llama-400m": _LLAMA | {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16},
-    "qwen3-600m": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072,
-                   "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-                   "vocab_size": 151936, "max_position_embeddings": 8192},
-    "gemma3-1b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152,
-                  "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
-                  "head_dim": 256, "vocab_size": 262144, "max_position_embeddings": 8192},
+    "llama-1b": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-3b": _LLAMA
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-400m": _LLAMA
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+    },
+    "qwen3-600m": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 8192,
+    },
+    "gemma3-1b": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 262144,
+        "max_position_embeddings": 8192,
+    },
     "bert-base": _BERT,
-    "roberta-large": _BERT | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-                              "vocab_size": 50265, "max_position_embeddings": 1024},
-    "distilbert": {"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], "max_position_embeddings": 1024},
-    "t5-base": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 768, "d_ff": 3072,
-                "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0},
-    "opt-1.3b": {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 24,
-                 "ffn_dim": 8192, "num_attention_heads": 32, "word_embed_proj_dim": 2048},
-    "mpt-350m": {"model_type": "mpt", "architectures": ["MptForCausalLM"], "d_model": 1024, "n_heads": 16, "n_layers": 24,
-                 "max_seq_len": 2048},
-}  # fmt: skip
+    "roberta-large": _BERT
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "vocab_size": 50265,
+        "max_position_embeddings": 1024,
+    },
+    "distilbert": {
+        "model_type": "distilbert",
+        "architectures": ["DistilBertForMaskedLM"],
+        "max_position_embeddings": 1024,
+    },
+    "t5-base": {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 768,
+        "d_ff": 3072,
+        "num_layers": 12,
+        "num_heads": 12,
+        "decoder_start_token_id": 0,
+    },
+    "opt-1.3b": {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "ffn_dim": 8192,
+        "num_attention_heads": 32,
+        "word_embed_proj_dim": 2048,
+    },
+    "mpt-350m": {
+        "model_type": "mpt",
+        "architectures": ["MptForCausalLM"],
+        "d_model": 1024,
+        "n_heads": 16,
+        "n_layers": 24,
+        "max_seq_len": 2048,
+    },
+}
 """Sizes of well-known models, as transformers' configurations; the weights are random."""
 
 
@@ -91,14 +160,17 @@ def measure(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
     task = _task(case)
     set_up_device("cuda", case.precision)
     memory_format = torch.channels_last if case.channels_last else torch.preserve_format
-    model: Any = task.model.to("cuda", _DTYPES.get(case.precision), memory_format=memory_format).train()
+    model: Any = task.model.to(
+        "cuda", _DTYPES.get(case.precision), memory_format=memory_format
+    ).train()
     if case.checkpoint:
         model.gradient_checkpointing_enable()
     optimizer = make_optimizer(case.optimizer, model)
     forward = torch.compile(model) if case.compile else model
     with torch.device("cuda"):
         batches = [
-            place_batch(task.make_batch(case.batch), "cuda", case.precision, case.channels_last) for _ in range(2)
+            place_batch(task.make_batch(case.batch), "cuda", case.precision, case.channels_last)
+            for _ in range(2)
         ]
     scaler = torch.amp.GradScaler("cuda") if case.precision == "amp_fp16" else None
     count = 0
@@ -116,7 +188,11 @@ def measure(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.perf_counter()
         mark()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", _DTYPES.get(case.precision[4:], torch.bfloat16), case.precision.startswith("amp_")):
+        with torch.autocast(
+            "cuda",
+            _DTYPES.get(case.precision[4:], torch.bfloat16),
+            case.precision.startswith("amp_"),
+        ):
             loss = task.loss(forward, batches[count % 2])
         mark()
         (loss if scaler is None else scaler.scale(loss)).backward()
@@ -194,7 +270,9 @@ def profile(step: Any, case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]
     from torch.profiler import profile as start
 
     torch.cuda.synchronize()
-    with start(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as made:
+    with start(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True
+    ) as made:
         step()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +281,9 @@ def profile(step: Any, case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]
     return _kernels(events, case, rows)
 
 
-def _kernels(events: list[dict[str, Any]], case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _kernels(
+    events: list[dict[str, Any]], case: Case, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     launched_by: dict[Any, dict[str, Any]] = {}
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -228,8 +308,15 @@ def _kernels(events: list[dict[str, Any]], case: Case, rows: list[dict[str, Any]
     names = ("call", "dims", "types", "strides", "concrete", "kernel")
     case_json = json.dumps(case._asdict())
     for key, durations in groups.items():
-        rows.append({"case": case_json, **dict(zip(names, key, strict=True)), "count": len(durations),
-                     "mean_us": statistics.fmean(durations), "median_us": statistics.median(durations)})  # fmt: skip
+        rows.append(
+            {
+                "case": case_json,
+                **dict(zip(names, key, strict=True)),
+                "count": len(durations),
+                "mean_us": statistics.fmean(durations),
+                "median_us": statistics.median(durations),
+            }
+        )
     spans.sort()
     busy, reached = 0.0, float("-inf")
     for start, end in spans:
@@ -263,9 +350,7 @@ def wide() -> Iterator[Case]:
     timm:vit_base_patch16_224 timm:swin_tiny_patch4_window7_224 timm:regnety_032 timm:mixer_b16_224 timm:deit_small_patch16_224
     torchvision:inception_v3 timm:efficientnet_b3 torchvision:resnet152 timm:vit_large_patch16_224 torchvision:shufflenet_v2_x1_0
     timm:nfnet_f0 timm:resnext50_32x4d timm:mobilenetv3_large_100 timm:maxvit_tiny_tf_224 timm:convnextv2_base"""
-    texts = (
-        "gpt2 gpt2-medium bert-base llama-1b qwen3-600m t5-base opt-1.3b roberta-large distilbert mpt-350m gemma3-1b"
-    )
+    texts = "gpt2 gpt2-medium bert-base llama-1b qwen3-600m t5-base opt-1.3b roberta-large distilbert mpt-350m gemma3-1b"
     yield from _images(zoo, (64,), channels_last=True)
     yield from _texts(texts, (8,), 512)
     yield from _images(zoo, (64,), precision="fp32", optimizer="sgd_momentum")
@@ -276,7 +361,9 @@ def wide() -> Iterator[Case]:
     yield from _texts("llama-1b qwen3-600m gpt2 gpt2-medium", (4,), 2048, precision="bf16")
     yield from _texts("llama-1b qwen3-600m gpt2 llama-3b", (1,), 4096, precision="bf16")
     yield from _texts("bert-base gpt2 roberta-large", (32,), 128, precision="amp_fp16")
-    yield from _texts("llama-1b llama-3b gpt2-medium", (8,), 2048, precision="bf16", checkpoint=True)
+    yield from _texts(
+        "llama-1b llama-3b gpt2-medium", (8,), 2048, precision="bf16", checkpoint=True
+    )
     yield from _images(zoo, (8,))
     yield from _texts(texts, (8,), 512, precision="fp32")
     yield from _images(zoo, (128,), precision="amp_fp16", optimizer="sgd_momentum")
@@ -285,7 +372,9 @@ def wide() -> Iterator[Case]:
 def compiled() -> Iterator[Case]:
     """torch.compile beside eager, models that people compile."""
     yield from _texts("gpt2 llama-1b", (8,), 1024, compile=True)
-    yield from _images("resnet50 timm:vit_base_patch16_224", (64,), compile=True, channels_last=True)
+    yield from _images(
+        "resnet50 timm:vit_base_patch16_224", (64,), compile=True, channels_last=True
+    )
     yield from _texts("bert-base", (8,), 512, compile=True)
     yield from _images("timm:convnext_tiny mobilenet_v2", (64,), compile=True, channels_last=True)
     yield from _texts("gpt2 llama-1b", (2,), 512, compile=True)
@@ -295,7 +384,14 @@ def sweep() -> Iterator[Case]:
     """The Calculator's own experiment: five networks over batch sizes 1 to 70, in fp32 with TF32 as torch sets it."""
     for name in "vgg16 resnet50 mobilenet_v2 timm:mobilenetv1_100".split():
         yield from (
-            Case(name, batch, precision="fp32", optimizer="sgd_momentum", seconds=0.25, profiled=False)
+            Case(
+                name,
+                batch,
+                precision="fp32",
+                optimizer="sgd_momentum",
+                seconds=0.25,
+                profiled=False,
+            )
             for batch in range(1, 71)
         )
 
@@ -327,13 +423,17 @@ def main() -> None:
                 answer = measure(case, rows)
                 times = f"{answer['median_ms']:9.2f} ms, busy {answer.get('busy_ms', 0):9.2f}"
                 print(f"{number} {times}, {answer['whole_s']:5.1f} s {case}", flush=True)
-            except Exception as error:  # a model that this torch, library or card cannot train is an answer too
+            except (
+                Exception
+            ) as error:  # a model that this torch, library or card cannot train is an answer too
                 answer = case._asdict() | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
                 print(f"{number} {answer['error'][:150]} {case}")
                 torch._dynamo.reset()
             out.write(json.dumps(answer | about) + "\n")
             out.flush()
-    pd.DataFrame(rows).to_parquet(options.folder / f"{options.set}-kernels.parquet", compression="zstd")
+    pd.DataFrame(rows).to_parquet(
+        options.folder / f"{options.set}-kernels.parquet", compression="zstd"
+    )
 
 
 if __name__ == "__main__":

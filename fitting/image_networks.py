@@ -5,9 +5,11 @@ from __future__ import annotations
 from trainpace.validation import Run
 
 IMAGE_NETWORKS = {
-    "efficientnet-b0": "timm:efficientnet_b0", "efficientnet-b4": "timm:efficientnet_b4",
-    "resnext101-32x4d": "timm:resnext101_32x4d", "se-resnext101-32x4d": "timm:seresnext101_32x4d",
-}  # fmt: skip
+    "efficientnet-b0": "timm:efficientnet_b0",
+    "efficientnet-b4": "timm:efficientnet_b4",
+    "resnext101-32x4d": "timm:resnext101_32x4d",
+    "se-resnext101-32x4d": "timm:seresnext101_32x4d",
+}
 """The same networks in timm. Left out: efficientnet-widese-*, whose squeezes are wider than timm builds them, and
 efficientnet-quant-*, trained through fake quantisation."""
 

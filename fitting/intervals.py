@@ -9,7 +9,15 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
-from trainpace.forecast.intervals import COVERAGE, PARTS, Z_95, PartSpread, Relatedness, Spreads, deviation
+from trainpace.forecast.intervals import (
+    COVERAGE,
+    PARTS,
+    Z_95,
+    PartSpread,
+    Relatedness,
+    Spreads,
+    deviation,
+)
 
 PRIOR = {"seen_card": 0.15, "new_card": 0.25}
 """What a part's deviation is drawn towards where few runs tell, as one run of that part alone ..."""
@@ -30,7 +38,9 @@ class Error(NamedTuple):
     outside_sd: float = 0.0
 
 
-def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...], relatedness: Relatedness) -> Spreads:
+def fit_spreads(
+    errors: Sequence[Error], devices: tuple[str, ...], relatedness: Relatedness
+) -> Spreads:
     """Deviations by maximum likelihood (Laplace's distribution, whose tails are as wide as these errors'), then the quantiles."""
     r = np.array([error.log_error for error in errors])
     squares = np.array([error.shares for error in errors]) ** 2
@@ -50,14 +60,20 @@ def fit_spreads(errors: Sequence[Error], devices: tuple[str, ...], relatedness: 
         gradient = np.concatenate([[by_variance.sum()], design.T @ by_variance]) * 2 * variances
         off = x[1:] - prior
         gradient[1:] += PRIOR_RUNS * off / 4
-        return float((weight * (np.log(sd) + size)).sum() + PRIOR_RUNS * (off**2).sum() / 8), gradient
+        return float(
+            (weight * (np.log(sd) + size)).sum() + PRIOR_RUNS * (off**2).sum() / 8
+        ), gradient
 
-    found = np.exp(minimize(loss, start, jac=True, bounds=[(np.log(0.02), np.log(1.0))] * len(start)).x)
+    found = np.exp(
+        minimize(loss, start, jac=True, bounds=[(np.log(0.02), np.log(1.0))] * len(start)).x
+    )
     half = len(PARTS)
     # a card that was left out is not known better than one that was not, whatever the few of them say
     found[1 + half :] = np.maximum(found[1 + half :], found[1 : 1 + half])
     parts = {
-        name: PartSpread(seen_card=round(float(found[1 + i]), 3), new_card=round(float(found[1 + half + i]), 3))
+        name: PartSpread(
+            seen_card=round(float(found[1 + i]), 3), new_card=round(float(found[1 + half + i]), 3)
+        )
         for i, name in enumerate(PARTS)
     }
     unscaled = Spreads(

@@ -51,7 +51,9 @@ class KernelRows(RunTable):
 
     def weights(self) -> np.ndarray:
         """Weights that sum to 1: every card has the same in every family, and every family the same."""
-        groups = np.unique(np.char.add(np.char.add(self.family, "|"), self.device), return_inverse=True)[1]
+        groups = np.unique(
+            np.char.add(np.char.add(self.family, "|"), self.device), return_inverse=True
+        )[1]
         each = 1.0 / np.bincount(groups)[groups]
         families = np.unique(self.family, return_inverse=True)[1]
         each = each / np.bincount(families, each)[families]
@@ -67,17 +69,24 @@ def kernel_rows(measured: Sequence[Measured]) -> KernelRows:
         dims[i, : len(row.dims), 0] = row.dims
 
     def constant(name: str) -> np.ndarray:
-        return np.stack([np.array([getattr(row, name) for row in rows], float), np.zeros(n)], axis=1)
+        return np.stack(
+            [np.array([getattr(row, name) for row in rows], float), np.zeros(n)], axis=1
+        )
 
     table = KernelRows.__new__(KernelRows)
     table.kernel = np.repeat(np.arange(len(measured)), [len(one.rows) for one in measured])
     table.columns = {
-        "kind": np.array([row.kind for row in rows]), "function": np.array([row.function for row in rows]),
-        "half": np.array([row.half for row in rows]), "count": np.ones(n),
-        "launches": np.array([float(row.launches) for row in rows]), "flops": constant("flops"),
-        "read_bytes": constant("read_bytes"), "written_bytes": constant("written_bytes"), "dims": dims,
+        "kind": np.array([row.kind for row in rows]),
+        "function": np.array([row.function for row in rows]),
+        "half": np.array([row.half for row in rows]),
+        "count": np.ones(n),
+        "launches": np.array([float(row.launches) for row in rows]),
+        "flops": constant("flops"),
+        "read_bytes": constant("read_bytes"),
+        "written_bytes": constant("written_bytes"),
+        "dims": dims,
         "phase": np.full(n, "forward"),
-    }  # fmt: skip
+    }
     table.cards, table.products = NO_CARDS, None
     table.batch = np.ones(n)
     table.compiled = np.zeros(n, bool)
@@ -99,13 +108,17 @@ def kernel_rows(measured: Sequence[Measured]) -> KernelRows:
 def joined(tables: Sequence[KernelRows]) -> KernelRows:
     """Several tables one below the other."""
     table = KernelRows.__new__(KernelRows)
-    table.columns = {name: np.concatenate([part.columns[name] for part in tables]) for name in tables[0].columns}
+    table.columns = {
+        name: np.concatenate([part.columns[name] for part in tables]) for name in tables[0].columns
+    }
     keys = [[list(part.devices)[i] for i in part.device_row] for part in tables]
     table.devices = {key: device for part in tables for key, device in part.devices.items()}
     order = {key: i for i, key in enumerate(table.devices)}
     table.device_row = np.array([order[key] for part in keys for key in part])
     before = np.cumsum([0, *(len(part.measured_ms) for part in tables)])
-    table.kernel = np.concatenate([part.kernel + start for part, start in zip(tables, before, strict=False)])
+    table.kernel = np.concatenate(
+        [part.kernel + start for part, start in zip(tables, before, strict=False)]
+    )
     for name in ("batch", "compiled", "channels_last", *BY_KERNEL):
         setattr(table, name, np.concatenate([getattr(part, name) for part in tables]))
     table.cards, table.products = NO_CARDS, None

@@ -13,14 +13,45 @@ from trainpace.forecast.cards import NO_CARDS
 from trainpace.hardware import find_device
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 
-FUNCTIONS = {"linear": "mm", "bmm": "bmm", "conv": "conv", "softmax": "_softmax", "ln": "native_layer_norm", "add": "add",
-             "relu": "relu", "gelu": "gelu"}  # fmt: skip
+FUNCTIONS = {
+    "linear": "mm",
+    "bmm": "bmm",
+    "conv": "conv",
+    "softmax": "_softmax",
+    "ln": "native_layer_norm",
+    "add": "add",
+    "relu": "relu",
+    "gelu": "gelu",
+}
 KINDS = {"linear": "gemm", "bmm": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
-DEVICES = {"Tesla P4": "P4", "Tesla P100-PCIE-16GB": "P100 PCIe 16GB", "Tesla T4": "T4", "Tesla V100-PCIE-32GB": "V100 PCIe 32GB",
-           "NVIDIA A100-PCIE-40GB": "A100 PCIe 40GB", "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB"}  # fmt: skip
-FAMILIES = {"linear": "", "bmm": "", "conv": "conv", "softmax": "softmax", "ln": "layer_norm", "add": "elementwise",
-            "relu": "elementwise", "gelu": "elementwise"}  # fmt: skip
-PER_GROUP = {"linear": 240, "bmm": 240, "conv": 300, "softmax": 48, "ln": 48, "add": 48, "relu": 36, "gelu": 24}
+DEVICES = {
+    "Tesla P4": "P4",
+    "Tesla P100-PCIE-16GB": "P100 PCIe 16GB",
+    "Tesla T4": "T4",
+    "Tesla V100-PCIE-32GB": "V100 PCIe 32GB",
+    "NVIDIA A100-PCIE-40GB": "A100 PCIe 40GB",
+    "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB",
+}
+FAMILIES = {
+    "linear": "",
+    "bmm": "",
+    "conv": "conv",
+    "softmax": "softmax",
+    "ln": "layer_norm",
+    "add": "elementwise",
+    "relu": "elementwise",
+    "gelu": "elementwise",
+}
+PER_GROUP = {
+    "linear": 240,
+    "bmm": 240,
+    "conv": 300,
+    "softmax": 48,
+    "ln": 48,
+    "add": 48,
+    "relu": 36,
+    "gelu": 24,
+}
 """Kernels drawn for each GPU and operator."""
 FLOOR_QUANTILE = 0.005
 LONG = 2.5
@@ -34,7 +65,17 @@ def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset(
     """
     table = pyarrow.parquet.read_table(data / "gpu_ops_fp32.parquet")
     column: dict[str, Any] = {}
-    for name in ("latency_ms", "b", "h", "m", "n", "k", "in_channels", "out_channels", "input_size"):
+    for name in (
+        "latency_ms",
+        "b",
+        "h",
+        "m",
+        "n",
+        "k",
+        "in_channels",
+        "out_channels",
+        "input_size",
+    ):
         column[name] = table[name].to_numpy(zero_copy_only=False).astype(float)
     operator = np.array(table["op"].to_pylist())
     device = np.array([DEVICES[name] for name in table["gpu"].to_pylist()])
@@ -69,7 +110,12 @@ def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset(
 
 def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -> None:
     n = len(operator)
-    dims, flops, read, written = np.zeros((n, MOST_SIZES, 2)), np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((n, 2))
+    dims, flops, read, written = (
+        np.zeros((n, MOST_SIZES, 2)),
+        np.zeros((n, 2)),
+        np.zeros((n, 2)),
+        np.zeros((n, 2)),
+    )
     product, conv = np.isin(operator, ("linear", "bmm")), operator == "conv"
     batch = np.where(operator == "linear", 1.0, c["b"])
     m, inner, out = c["m"], c["n"], c["k"]
@@ -81,8 +127,14 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
     side = c["input_size"]
     sides = (CONV.in_h, CONV.in_w, CONV.out_h, CONV.out_w)
     ones = (CONV.groups, CONV.in_d, CONV.out_d, CONV.kernel_d, CONV.stride_h, CONV.stride_w)
-    lengths = {CONV.images: c["b"], CONV.c_in: c["in_channels"], CONV.c_out: c["out_channels"], **dict.fromkeys(sides, side),
-               **dict.fromkeys(ones, np.ones(n)), **dict.fromkeys((CONV.kernel_h, CONV.kernel_w), np.full(n, 3.0))}  # fmt: skip
+    lengths = {
+        CONV.images: c["b"],
+        CONV.c_in: c["in_channels"],
+        CONV.c_out: c["out_channels"],
+        **dict.fromkeys(sides, side),
+        **dict.fromkeys(ones, np.ones(n)),
+        **dict.fromkeys((CONV.kernel_h, CONV.kernel_w), np.full(n, 3.0)),
+    }
     for position, length in lengths.items():
         dims[conv, position, 0] = length[conv]
     weights = 9 * c["in_channels"] * c["out_channels"]
@@ -98,9 +150,15 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
     kernels.columns = {
         "kind": np.array([KINDS.get(name, "elementwise") for name in operator]),
         "function": np.array([FUNCTIONS[name] for name in operator]),
-        "half": np.zeros(n, bool), "count": np.ones(n), "launches": np.ones(n), "flops": flops, "read_bytes": read,
-        "written_bytes": written, "dims": dims, "phase": np.full(n, "forward"),
-    }  # fmt: skip
+        "half": np.zeros(n, bool),
+        "count": np.ones(n),
+        "launches": np.ones(n),
+        "flops": flops,
+        "read_bytes": read,
+        "written_bytes": written,
+        "dims": dims,
+        "phase": np.full(n, "forward"),
+    }
     kernels.cards, kernels.products = NO_CARDS, None
     kernels.batch = np.ones(n)
     kernels.channels_last = np.zeros(n, bool)

@@ -57,13 +57,23 @@ def single_calls(data: Path, card: str) -> list[Measured]:
     """Calls that ran alone, over and over: convolutions, rows of numbers, optimizers."""
     table = pd.read_parquet(data / f"{card}_kernels.parquet")
     found = []
-    for operator, dtype, sizes, us in zip(table.op, table.dtype, table.sizes, table.latency_us, strict=True):
-        if operator in LEFT_OUT or (operator.endswith("_step") and us < SHORTEST_STEP_US) or us < SHORTEST_US:
+    for operator, dtype, sizes, us in zip(
+        table.op, table.dtype, table.sizes, table.latency_us, strict=True
+    ):
+        if (
+            operator in LEFT_OUT
+            or (operator.endswith("_step") and us < SHORTEST_STEP_US)
+            or us < SHORTEST_US
+        ):
             continue
         rows = _rows_of_single(operator, dtype, json.loads(sizes))
         if rows:
             nhwc = json.loads(sizes).get("layout") == "NHWC"
-            found.append(Measured(f"{card}_kernels", CARDS[card], cast(Precision, dtype), operator, rows, us, nhwc))
+            found.append(
+                Measured(
+                    f"{card}_kernels", CARDS[card], cast(Precision, dtype), operator, rows, us, nhwc
+                )
+            )
     return found
 
 
@@ -80,7 +90,9 @@ def _rows_of_single(operator: str, dtype: str, sizes: dict[str, Any]) -> tuple[R
 
     def make() -> Any:
         backward = way == "bwd"
-        x = torch.randn(sizes["m"], sizes["hidden"], device="cuda", dtype=DTYPES[dtype], requires_grad=backward)
+        x = torch.randn(
+            sizes["m"], sizes["hidden"], device="cuda", dtype=DTYPES[dtype], requires_grad=backward
+        )
         function = _ROWS[name](x)
         if not backward:
             return lambda: function(x)
@@ -97,18 +109,42 @@ def fused_rms_norm(dtype: torch.dtype, m: int, width: int, backward: bool) -> tu
     size, half = float(m * width * dtype.itemsize), dtype != torch.float32
     name = "_fused_rms_norm_backward" if backward else "_fused_rms_norm"
     sizes = OtherSizes(m * width * (2 if backward else 1), m * width, width)
-    return (Row("norm", name, half, 1, float(sum(sizes[:2])) / 2, size * (2 if backward else 1), size, tuple(sizes)),)
+    return (
+        Row(
+            "norm",
+            name,
+            half,
+            1,
+            float(sum(sizes[:2])) / 2,
+            size * (2 if backward else 1),
+            size,
+            tuple(sizes),
+        ),
+    )
 
 
 def convolution(
-    kind: str, dtype: torch.dtype, b: int, cin: int, cout: int, side: int, kernel_size: int, stride: int, groups: int,
-    layout: str = "NCHW", width: int | None = None, kernel_width: int | None = None, padding: tuple[int, int] | None = None,
+    kind: str,
+    dtype: torch.dtype,
+    b: int,
+    cin: int,
+    cout: int,
+    side: int,
+    kernel_size: int,
+    stride: int,
+    groups: int,
+    layout: str = "NCHW",
+    width: int | None = None,
+    kernel_width: int | None = None,
+    padding: tuple[int, int] | None = None,
     strides: tuple[int, int] | None = None,
-) -> Row:  # fmt: skip
+) -> Row:
     """The row of one pass of a convolution, padded by half its window where nothing is said."""
     form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
     x = torch.empty(b, cin, side, width or side, device="meta", dtype=dtype).to(memory_format=form)
-    w = torch.empty(cout, cin // groups, kernel_size, kernel_width or kernel_size, device="meta", dtype=dtype)
+    w = torch.empty(
+        cout, cin // groups, kernel_size, kernel_width or kernel_size, device="meta", dtype=dtype
+    )
     pads = list(padding or (kernel_size // 2, (kernel_width or kernel_size) // 2))
     steps = list(strides or (stride, stride))
     aten = torch.ops.aten
@@ -117,14 +153,20 @@ def convolution(
     if kind == "conv":
         return rows_of(aten.convolution.default, args, {}, out)[0]
     mask = [kind == "conv_dgrad", kind == "conv_wgrad", False]
-    return rows_of(aten.convolution_backward.default, (out, x, w, None, *args[3:], mask), {}, (x, w, None))[0]
+    return rows_of(
+        aten.convolution_backward.default, (out, x, w, None, *args[3:], mask), {}, (x, w, None)
+    )[0]
 
 
-def _optimizer(kind: str, dtype: torch.dtype, b: int, m: int, n: int, kernel: str) -> tuple[Row, ...]:
+def _optimizer(
+    kind: str, dtype: torch.dtype, b: int, m: int, n: int, kernel: str
+) -> tuple[Row, ...]:
     """One step after the first, when the states exist."""
 
     def make() -> Any:
-        parameters = [torch.nn.Parameter(torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(b)]
+        parameters = [
+            torch.nn.Parameter(torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(b)
+        ]
         for p in parameters:
             p.grad = torch.empty_like(p)
         made: Any = (
@@ -138,28 +180,49 @@ def _optimizer(kind: str, dtype: torch.dtype, b: int, m: int, n: int, kernel: st
     if kernel == "foreach":
         return rows_of_work(make)
     lists = 4 if kind == "adamw" else 3
-    tensors = [[torch.empty(m, n, dtype=dtype, device="meta") for _ in range(b)] for _ in range(lists)]
-    func = torch.ops.aten._fused_adamw_.default if kind == "adamw" else torch.ops.aten._fused_sgd_.default
+    tensors = [
+        [torch.empty(m, n, dtype=dtype, device="meta") for _ in range(b)] for _ in range(lists)
+    ]
+    func = (
+        torch.ops.aten._fused_adamw_.default
+        if kind == "adamw"
+        else torch.ops.aten._fused_sgd_.default
+    )
     return tuple(rows_of(func, tuple(tensors), {}, None))
 
 
 def step_calls(data: Path, card: str, seed: int = 0) -> list[Measured]:
     """ATen calls of profiled eager steps, each by all its kernels together."""
     table = pd.read_parquet(data / f"{card}_step_kernels.parquet")
-    table = table[table.call.str.startswith("aten::") & ~table.call.str.contains("|".join(ELSEWHERE))]
+    table = table[
+        table.call.str.startswith("aten::") & ~table.call.str.contains("|".join(ELSEWHERE))
+    ]
     table = table[~table.case.str.contains('"compile": true')]
-    precisions = {case: json.loads(case)["precision"].removeprefix("amp_") for case in table.case.unique()}
+    precisions = {
+        case: json.loads(case)["precision"].removeprefix("amp_") for case in table.case.unique()
+    }
     table = table.assign(precision=table.case.map(precisions), total=table["count"] * table.mean_us)
     columns = ["call", "dims", "types", "strides", "concrete"]
     found = []
-    per_case = table.groupby(["case", "precision", *columns], sort=False).agg(
-        total=("total", "sum"), most=("count", "max"), least=("count", "min"), every=("count", "sum"),
-    ).reset_index()  # fmt: skip
+    per_case = (
+        table.groupby(["case", "precision", *columns], sort=False)
+        .agg(
+            total=("total", "sum"),
+            most=("count", "max"),
+            least=("count", "min"),
+            every=("count", "sum"),
+        )
+        .reset_index()
+    )
     several = per_case.call.str.contains("|".join(SEVERAL_KERNELS))
     # a call launches each of its kernels once, or some of them several times: then their counts are multiples of the least
     times = per_case.least.where(per_case.most % per_case.least == 0, per_case.most)
     per_case["calls"] = times.where(several, per_case.every)
-    merged = per_case.groupby(["precision", *columns], sort=False)[["total", "calls"]].sum().reset_index()
+    merged = (
+        per_case.groupby(["precision", *columns], sort=False)[["total", "calls"]]
+        .sum()
+        .reset_index()
+    )
     merged = merged[merged.total / merged.calls > SHORTEST_US].sample(frac=1.0, random_state=seed)
     merged = merged.groupby(["precision", "call"], sort=False).head(MOST_A_CALL)
     for record in merged.to_dict("records"):
@@ -170,7 +233,13 @@ def step_calls(data: Path, card: str, seed: int = 0) -> list[Measured]:
         name = record["call"].removeprefix("aten::")
         found.append(
             Measured(
-                f"{card}_steps", CARDS[card], record["precision"], name, rows, record["total"] / record["calls"], nhwc
+                f"{card}_steps",
+                CARDS[card],
+                record["precision"],
+                name,
+                rows,
+                record["total"] / record["calls"],
+                nhwc,
             )
         )
     return found

@@ -28,35 +28,82 @@ from trainpace.forecast.links import CONSTANTS, Generation, LinkConstants
 from trainpace.hardware import Cluster, find_device
 
 NODES = {  # card of the tables: (device, devices of its node)
-    "A100-SXM-40GB": ("A100 SXM 40GB", 8), "A100-SXM-80GB": ("A100 SXM 80GB", 8), "H100-SXM-80GB": ("H100 SXM", 8),
-    "H200-SXM": ("H200 SXM", 8), "H800-SXM": ("H800 SXM", 8), "GH200-96GB": ("GH200 96GB", 4), "B200": ("B200", 8),
-    "B300": ("B300", 8), "GB200": ("GB200", 4), "V100-SXM-16GB": ("V100 SXM2 16GB", 4), "L40S": ("L40S", 8),
-    "RTX-6000-Ada": ("RTX 6000 Ada", 2), "RTX-2080Ti": ("RTX 2080 Ti", 8), "TITAN-RTX": ("Titan RTX", 8),
-}  # fmt: skip
-NVLINK = {"A100-SXM-40GB", "A100-SXM-80GB", "H100-SXM-80GB", "H200-SXM", "H800-SXM", "B200", "B300", "GB200"}
+    "A100-SXM-40GB": ("A100 SXM 40GB", 8),
+    "A100-SXM-80GB": ("A100 SXM 80GB", 8),
+    "H100-SXM-80GB": ("H100 SXM", 8),
+    "H200-SXM": ("H200 SXM", 8),
+    "H800-SXM": ("H800 SXM", 8),
+    "GH200-96GB": ("GH200 96GB", 4),
+    "B200": ("B200", 8),
+    "B300": ("B300", 8),
+    "GB200": ("GB200", 4),
+    "V100-SXM-16GB": ("V100 SXM2 16GB", 4),
+    "L40S": ("L40S", 8),
+    "RTX-6000-Ada": ("RTX 6000 Ada", 2),
+    "RTX-2080Ti": ("RTX 2080 Ti", 8),
+    "TITAN-RTX": ("Titan RTX", 8),
+}
+NVLINK = {
+    "A100-SXM-40GB",
+    "A100-SXM-80GB",
+    "H100-SXM-80GB",
+    "H200-SXM",
+    "H800-SXM",
+    "B200",
+    "B300",
+    "GB200",
+}
 GRAPHS = "aiconfigurator"
 SMALL = 2**14
 LARGE = 2**20
 BOUNDS = {
-    "start_us": (1.0, 60.0), "hop_us": (0.1, 10.0), "efficiency": (0.5, 1.0), "switch_start_us": (3.0, 100.0),
-    "switch_efficiency": (0.3, 1.0), "ramp_us": (0.1, 100.0), "send_ramp_us": (0.01, 50.0),
+    "start_us": (1.0, 60.0),
+    "hop_us": (0.1, 10.0),
+    "efficiency": (0.5, 1.0),
+    "switch_start_us": (3.0, 100.0),
+    "switch_efficiency": (0.3, 1.0),
+    "ramp_us": (0.1, 100.0),
+    "send_ramp_us": (0.01, 50.0),
     "pair_efficiency": (0.5, 1.0),
-    "pair_sum_efficiency": (0.5, 1.0), "eager_us": (0.0, 60.0), "peer_us": (0.1, 5.0), "far_peer_us": (1.0, 30.0),
-}  # fmt: skip
-SHARED = ("ramp_us", "send_ramp_us", "pair_efficiency", "pair_sum_efficiency", "eager_us", "peer_us", "far_peer_us")
+    "pair_sum_efficiency": (0.5, 1.0),
+    "eager_us": (0.0, 60.0),
+    "peer_us": (0.1, 5.0),
+    "far_peer_us": (1.0, 30.0),
+}
+SHARED = (
+    "ramp_us",
+    "send_ramp_us",
+    "pair_efficiency",
+    "pair_sum_efficiency",
+    "eager_us",
+    "peer_us",
+    "far_peer_us",
+)
 OWN = ("start_us", "hop_us", "efficiency")
 SWITCH = ("switch_start_us", "switch_efficiency")
 POOLED = 0.3
 """Standard deviation of the log of a generation's figure from the mean of generations, and of a row's group from its forecast."""
 NOISE = 0.1
-GUESS = Generation(start_us=6.0, hop_us=1.0, efficiency=0.8, switch_start_us=30.0, switch_efficiency=0.7)
+GUESS = Generation(
+    start_us=6.0, hop_us=1.0, efficiency=0.8, switch_start_us=30.0, switch_efficiency=0.7
+)
 START = LinkConstants(
-    generations=dict.fromkeys((3, 4, 5), GUESS), pcie=Generation(start_us=6.0, hop_us=1.0, efficiency=1.0), ramp_us=10.0,
-    send_ramp_us=5.0, pair_efficiency=0.9, pair_sum_efficiency=0.9, eager_us=15.0, peer_us=1.0, far_peer_us=1.0,
-)  # fmt: skip
+    generations=dict.fromkeys((3, 4, 5), GUESS),
+    pcie=Generation(start_us=6.0, hop_us=1.0, efficiency=1.0),
+    ramp_us=10.0,
+    send_ramp_us=5.0,
+    pair_efficiency=0.9,
+    pair_sum_efficiency=0.9,
+    eager_us=15.0,
+    peer_us=1.0,
+    far_peer_us=1.0,
+)
 FREE = [
-    *SHARED, *(f"{g}.{name}" for g in (3, 4, 5) for name in (*OWN, *(SWITCH if g > 3 else ()))), "pcie.start_us", "pcie.hop_us",
-]  # fmt: skip
+    *SHARED,
+    *(f"{g}.{name}" for g in (3, 4, 5) for name in (*OWN, *(SWITCH if g > 3 else ()))),
+    "pcie.start_us",
+    "pcie.hop_us",
+]
 
 
 class Row(NamedTuple):
@@ -92,14 +139,23 @@ def _tables(file: Path) -> Iterable[Row]:
     collectives = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
     table = pq.read_table(file, columns=columns, filters=pc.field("op").isin(collectives))
     for line in table.to_pylist():
-        source, gpu, ranks, size = line["source"].split()[0], line["gpu"], int(line["ranks"]), float(line["bytes"] or 0)
+        source, gpu, ranks, size = (
+            line["source"].split()[0],
+            line["gpu"],
+            int(line["ranks"]),
+            float(line["bytes"] or 0),
+        )
         if gpu not in NODES or size < 1024 or not line["library"].lower().startswith("nccl"):
             continue
         per_node = json.loads(line["extra"] or "{}").get("devices_per_node", ranks)
         # bridged pairs stand apart; PipeWeave's two H100s share a third of their links, on a board of four without a switch
-        other = "pairwise" in line["link"] or (source == "PipeWeave" and gpu.startswith("H100") and ranks == 2)
+        other = "pairwise" in line["link"] or (
+            source == "PipeWeave" and gpu.startswith("H100") and ranks == 2
+        )
         # Sailor's gathers and scatters copy lists of tensors, and its small ones time the host
-        listed = source == "sailor" and (line["op"] in ("all_gather", "reduce_scatter") or size < 8 * 2**20)
+        listed = source == "sailor" and (
+            line["op"] in ("all_gather", "reduce_scatter") or size < 8 * 2**20
+        )
         if per_node >= ranks and not other and not listed:
             name = "send" if line["op"] == "send_recv" else line["op"]
             yield Row(source, gpu, name, ranks, size, line["time_us"])
@@ -111,7 +167,12 @@ def _nccl_tests(file: Path) -> Iterable[Row]:
     with file.open() as lines:
         for line in csv.DictReader(lines):
             own_choice = "=0" not in line["algo"] and "off" not in line["algo"]
-            if line["gpu"] in devices and own_choice and line["payload_bytes"] and float(line["num_nodes"]) == 1:
+            if (
+                line["gpu"] in devices
+                and own_choice
+                and line["payload_bytes"]
+                and float(line["num_nodes"]) == 1
+            ):
                 n, size = int(float(line["num_gpus"])), float(line["payload_bytes"])
                 wire = (2 if line["collective"] == "all_reduce" else 1) * (n - 1) / n * size
                 yield Row(
@@ -134,13 +195,18 @@ class Batch:
         for i, row in enumerate(rows):
             parts[row.gpu, row.collective, row.is_eager].append(i)
             groups[row.source, row.gpu, row.collective, row.ranks] += 1
-        self.weight = np.array([groups[r.source, r.gpu, r.collective, r.ranks] ** -0.5 for r in rows])
+        self.weight = np.array(
+            [groups[r.source, r.gpu, r.collective, r.ranks] ** -0.5 for r in rows]
+        )
         self.measured_us = np.array([row.measured_us for row in rows])
         self.parts = []
         for (gpu, name, eager), at in parts.items():
             device, per_node = NODES[gpu]
             cluster = Cluster(device=find_device(device), devices_per_node=per_node, nodes=72)
-            sizes, ranks = np.array([rows[i].payload_bytes for i in at]), np.array([rows[i].ranks for i in at])
+            sizes, ranks = (
+                np.array([rows[i].payload_bytes for i in at]),
+                np.array([rows[i].ranks for i in at]),
+            )
             self.parts.append((at, cluster, name, eager, sizes, ranks))
 
     def log_errors(self, constants: LinkConstants) -> np.ndarray:
@@ -162,7 +228,9 @@ def is_fitted(row: Row) -> bool:
 def fit(rows: Sequence[Row], start: LinkConstants = START) -> LinkConstants:
     """The constants, by least squares of log errors; a generation's are drawn to the mean of all (partial pooling)."""
     batch = Batch([row for row in rows if is_fitted(row)])
-    numbers = {g for g, cards in _cards_by_generation().items() if any(r.gpu in cards for r in batch.rows)}
+    numbers = {
+        g for g, cards in _cards_by_generation().items() if any(r.gpu in cards for r in batch.rows)
+    }
     free = [name for name in FREE if not name[0].isdigit() or int(name[0]) in numbers]
     start = replace(start, generations={g: start.generations[g] for g in numbers})
     low, high = np.array([BOUNDS[name.rpartition(".")[2]] for name in free]).T
@@ -175,7 +243,9 @@ def fit(rows: Sequence[Row], start: LinkConstants = START) -> LinkConstants:
         return np.concatenate([batch.weight * batch.log_errors(constants), apart.ravel()])
 
     scale = np.maximum(np.abs(x0), 0.1)
-    solved = least_squares(residuals, x0, bounds=(low, high), x_scale=scale, loss="soft_l1", f_scale=0.05, max_nfev=25)
+    solved = least_squares(
+        residuals, x0, bounds=(low, high), x_scale=scale, loss="soft_l1", f_scale=0.05, max_nfev=25
+    )
     return _with(start, dict(zip(free, solved.x.tolist(), strict=True)))
 
 
@@ -190,7 +260,13 @@ def _cards_by_generation() -> dict[int, set[str]]:
 
 def _value(constants: LinkConstants, name: str) -> float:
     where, _, field = name.rpartition(".")
-    record = constants if not where else constants.pcie if where == "pcie" else constants.generations[int(where)]
+    record = (
+        constants
+        if not where
+        else constants.pcie
+        if where == "pcie"
+        else constants.generations[int(where)]
+    )
     return float(getattr(record, field))
 
 
@@ -212,8 +288,9 @@ def summary(rows: Sequence[Row], constants: LinkConstants) -> str:
     large = every[np.array([row.payload_bytes >= LARGE for row in rows])]
     return ", ".join(
         f"{name} {len(e)}: mean {np.abs(e).mean():.1f}, median {np.median(np.abs(e)):.1f}, bias {np.median(e):+.1f}"
-        for name, e in (("all", every), ("from 1 MiB", large)) if len(e)
-    )  # fmt: skip
+        for name, e in (("all", every), ("from 1 MiB", large))
+        if len(e)
+    )
 
 
 def left_out(rows: Sequence[Row], name: str, out: Sequence[Row]) -> None:
@@ -224,7 +301,9 @@ def left_out(rows: Sequence[Row], name: str, out: Sequence[Row]) -> None:
 
 def main() -> None:
     """Print the errors of rows that were left out, then the fit on all, which goes into `links.CONSTANTS`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     rows = read_rows(parser.parse_args().data)
     nvlink = [row for row in rows if row.gpu in NVLINK]
@@ -233,10 +312,16 @@ def main() -> None:
         left_out(nvlink, gpu, [row for row in nvlink if row.gpu == gpu])
     for source in ("PipeWeave", "Vidur", "nccl-tests", "sailor"):
         left_out(nvlink, source, [row for row in nvlink if row.source == source])
-    left_out(nvlink, "every third payload", [row for row in nvlink if round(np.log2(row.payload_bytes)) % 3 == 0])
+    left_out(
+        nvlink,
+        "every third payload",
+        [row for row in nvlink if round(np.log2(row.payload_bytes)) % 3 == 0],
+    )
     both = fit(rows)
     for name, chosen in (("NVLink", NVLINK), *((gpu, {gpu}) for gpu in sorted(NODES))):
-        print(f"| fit on all, {name} | {summary([row for row in rows if row.gpu in chosen], both)} |")
+        print(
+            f"| fit on all, {name} | {summary([row for row in rows if row.gpu in chosen], both)} |"
+        )
     print(both)
 
 

@@ -28,7 +28,9 @@ def measured_kernels(data: Path, kept: Path | None = None, seed: int = 0) -> lis
     every = kernels16(data / "kernels16.parquet", seed) + liger(data / "liger_kernels.csv")
     for card in CARDS:
         every += single_calls(LENT, card) + step_calls(LENT, card, seed)
-    every = _thinned([one for one in every if one.us > MEASURED_LONGER_US and family_of(one.rows)], seed)
+    every = _thinned(
+        [one for one in every if one.us > MEASURED_LONGER_US and family_of(one.rows)], seed
+    )
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(pickle.dumps(every))
@@ -38,7 +40,12 @@ def measured_kernels(data: Path, kept: Path | None = None, seed: int = 0) -> lis
 def _thinned(every: list[Measured], seed: int) -> list[Measured]:
     groups = defaultdict(list)
     for i, one in enumerate(every):
-        groups[family_of(one.rows), one.device, one.precision, one.channels_last, one.source].append(i)
+        groups[
+            family_of(one.rows), one.device, one.precision, one.channels_last, one.source
+        ].append(i)
     draw = np.random.default_rng(seed)
-    kept = [draw.choice(places, min(MOST_A_GROUP, len(places)), replace=False) for places in groups.values()]
+    kept = [
+        draw.choice(places, min(MOST_A_GROUP, len(places)), replace=False)
+        for places in groups.values()
+    ]
     return [every[i] for i in np.sort(np.concatenate(kept))]

@@ -43,7 +43,9 @@ def main() -> None:
         rows = list(csv.DictReader(file))
     offers, reasons = checked(rows)
     SNAPSHOT.write_text(write_offers(offers), encoding="utf-8")
-    print(f"{len(rows)} rows, {len(offers)} offers of {len({o.provider for o in offers})} providers in {SNAPSHOT.name}")
+    print(
+        f"{len(rows)} rows, {len(offers)} offers of {len({o.provider for o in offers})} providers in {SNAPSHOT.name}"
+    )
     for reason, count in Counter(reasons).items():
         print(f"  {count} x {reason}")
 
@@ -75,7 +77,9 @@ def checked(rows: list[dict[str, str]]) -> tuple[tuple[Offer, ...], list[str]]:
         per_gpu = price / int(row["gpu_count"])
         watts = device.tdp_w.value if device.tdp_w else 0.0
         if not watts / 1e3 * CHEAPEST_KWH_USD < per_gpu < DEAREST_HOUR_USD:
-            reasons.append(f"left out, {per_gpu:g} dollars a GPU and hour cannot be right: {' '.join(key)}")
+            reasons.append(
+                f"left out, {per_gpu:g} dollars a GPU and hour cannot be right: {' '.join(key)}"
+            )
             continue
         if spot is not None and not 0 < spot < price:
             reasons.append(f"without its spot price, which is not below the other: {' '.join(key)}")
@@ -84,18 +88,30 @@ def checked(rows: list[dict[str, str]]) -> tuple[tuple[Offer, ...], list[str]]:
         vcpus, ram = (None, None) if vast else (_number(row["vcpus"]), _number(row["memory_gib"]))
         offers.append(
             Offer(
-                provider=row["provider"], instance_type=row["instance_type"], region=row["region"].lstrip(", "),
-                device=device.name, count=int(row["gpu_count"]), gpu_memory_gib=memory,
-                vcpus=None if vcpus is None else int(vcpus), ram_gib=ram,
-                price_usd_per_hour=price, spot_price_usd_per_hour=spot, source=row["source"], as_of=row["as_of"] or None,
+                provider=row["provider"],
+                instance_type=row["instance_type"],
+                region=row["region"].lstrip(", "),
+                device=device.name,
+                count=int(row["gpu_count"]),
+                gpu_memory_gib=memory,
+                vcpus=None if vcpus is None else int(vcpus),
+                ram_gib=ram,
+                price_usd_per_hour=price,
+                spot_price_usd_per_hour=spot,
+                source=row["source"],
+                as_of=row["as_of"] or None,
             )
-        )  # fmt: skip
+        )
     return tuple(offers), reasons
 
 
 def _device_of(row: dict[str, str]) -> str:
     for gpu, provider, pattern, device in FORMS:
-        if row["gpu"] == gpu and provider in ("", row["provider"]) and re.search(pattern, row["instance_type"]):
+        if (
+            row["gpu"] == gpu
+            and provider in ("", row["provider"])
+            and re.search(pattern, row["instance_type"])
+        ):
             return device
     return row["gpu"]
 

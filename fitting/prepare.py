@@ -32,14 +32,22 @@ TORCHTITAN_LENGTH = 8192
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--output", type=Path, default=Path("out/prepared"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        runs = [prepared(run, options.data, options.output / CONFIGURATIONS) for run in read_runs(options.data / name)]
-        rows = [{key: run[key] for key in Run.__struct_fields__ if key != "index"} for run in map(to_jsonable, runs)]
+        runs = [
+            prepared(run, options.data, options.output / CONFIGURATIONS)
+            for run in read_runs(options.data / name)
+        ]
+        rows = [
+            {key: run[key] for key in Run.__struct_fields__ if key != "index"}
+            for run in map(to_jsonable, runs)
+        ]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), options.output / name)
         print(f"{len(rows)} runs in {options.output / name}")
 
@@ -64,7 +72,10 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     except TrainpaceError:
         return run
     size = named.size if named else None
-    columns: dict[str, Any] = _software(run) | {"global_batch": _global_batch(run), "host": run.host or host_of(run)}
+    columns: dict[str, Any] = _software(run) | {
+        "global_batch": _global_batch(run),
+        "host": run.host or host_of(run),
+    }
     assumed: list[str] = []
     if named:
         columns["model_spec"] = write_configuration(named, configurations.resolve())
@@ -80,7 +91,11 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     if named and named.assumed:
         assumed.append(named.assumed)
     run = replace(run, **columns, assumed=", ".join(assumed))
-    return replace(run, step_time_ms=_step_of_rate(run, size, data)) if size and not run.step_time_ms else run
+    return (
+        replace(run, step_time_ms=_step_of_rate(run, size, data))
+        if size and not run.step_time_ms
+        else run
+    )
 
 
 def _spec(run: Run) -> str:
@@ -103,10 +118,16 @@ def _software(run: Run) -> dict[str, Any]:
     if _is_nemo(run) or _is_megatron(run):
         # their kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as torch.compile would
         # (Narayanan et al. 2021, section 4.2)
-        columns |= {"compile": "compile", "engine": "megatron_core" if _is_nemo(run) else "unoverlapped"}
+        columns |= {
+            "compile": "compile",
+            "engine": "megatron_core" if _is_nemo(run) else "unoverlapped",
+        }
     if _is_nemo(run):
         # Megatron-Core updates with Transformer Engine's FusedAdam (core/optimizer/__init__.py)
-        columns |= {"attention": "native", "optimizer_implementation": run.optimizer_implementation or "fused"}
+        columns |= {
+            "attention": "native",
+            "optimizer_implementation": run.optimizer_implementation or "fused",
+        }
     if _is_megatron(run):
         columns |= {"framework_version": _torch_of_megatron(run), "attention": "flash2"}
     if run.file == "mosaic_llm_foundry":
@@ -141,10 +162,18 @@ def _software_of_collection(run: Run) -> dict[str, Any]:
     use_flash_attn, gradient_checkpointing. NGC's containers: NVIDIA's support matrix.
     """
     if run.file == "languini_throughput":
-        return {"attention": "eager", "cross_entropy": "uncompiled", "framework_version": "torch 2.1.2"}
+        return {
+            "attention": "eager",
+            "cross_entropy": "uncompiled",
+            "framework_version": "torch 2.1.2",
+        }
     if run.file == "torchao_tables" and "BF16 autocast" in run.notes:
         fused = {"optimizer_implementation": "fused"} if "fused" in run.optimizer else {}
-        return {"precision": "amp_bf16", "compile": "compile", "framework_version": "torch 2.4"} | fused
+        return {
+            "precision": "amp_bf16",
+            "compile": "compile",
+            "framework_version": "torch 2.4",
+        } | fused
     if run.file == "fms_acceleration":
         return {"attention": "flash2"}
     if (
@@ -171,7 +200,9 @@ def _nodes(run: Run) -> dict[str, Any]:
     column can say: forecasts exchange once a step.
     """
     gpus = run.num_gpus or 1
-    if run.file == "megatron_bridge" and not run.num_nodes:  # trays of four GB200 or GB300, else HGX boards of eight
+    if (
+        run.file == "megatron_bridge" and not run.num_nodes
+    ):  # trays of four GB200 or GB300, else HGX boards of eight
         return {"num_nodes": max(1.0, gpus // (4 if run.gpu.startswith("GB") else 8))}
     if image_network(run) and gpus > GPUS_OF_A_DGX_A100 and "(8x A100" in run.notes:
         return {"num_nodes": gpus / GPUS_OF_A_DGX_A100}
@@ -180,30 +211,57 @@ def _nodes(run: Run) -> dict[str, Any]:
 
 HOSTS = {
     # AWS instances, one kind a card (PROFET, Lee et al. 2023, table 1): p2, p3, g3s, g4dn; A10G cards are in AWS' g5 alone
-    "profet_aws": {"K80": "Xeon E5-2686 v4", "M60": "Xeon E5-2686 v4", "V100": "Xeon E5-2686 v4", "T4": "Xeon Platinum 8259CL"},
+    "profet_aws": {
+        "K80": "Xeon E5-2686 v4",
+        "M60": "Xeon E5-2686 v4",
+        "V100": "Xeon E5-2686 v4",
+        "T4": "Xeon Platinum 8259CL",
+    },
     "litgpt_flashattn_misc": {"A10G": "EPYC 7R32"},
     # DGX-1, DGX A100, DGX H100 and their Grace successors (NVIDIA's datasheets); Selene is of DGX A100
-    "nvidia_deeplearningexamples": {"DGX-1": "Xeon E5-2698 v4", "DGX-2": "Xeon Platinum 8168", "DGX A100": "EPYC 7742"},
-    "megatron_papers_nemo": {"DGX-2": "Xeon Platinum 8168", "A100": "EPYC 7742", "H100": "Xeon Platinum 8480+"},
+    "nvidia_deeplearningexamples": {
+        "DGX-1": "Xeon E5-2698 v4",
+        "DGX-2": "Xeon Platinum 8168",
+        "DGX A100": "EPYC 7742",
+    },
+    "megatron_papers_nemo": {
+        "DGX-2": "Xeon Platinum 8168",
+        "A100": "EPYC 7742",
+        "H100": "Xeon Platinum 8480+",
+    },
     "megatron_bridge": {
-        "GB200": "Grace", "GB300": "Grace", "H100": "Xeon Platinum 8480+", "B200": "Xeon Platinum 8570", "B300": "Xeon 6776P",
+        "GB200": "Grace",
+        "GB300": "Grace",
+        "H100": "Xeon Platinum 8480+",
+        "B200": "Xeon Platinum 8570",
+        "B300": "Xeon 6776P",
     },
     "nemo_automodel": {"DGX-H100": "Xeon Platinum 8480+"},
     "wan_megatron_bridge": {
-        "GB200": "Grace", "GB300": "Grace", "H100": "Xeon Platinum 8480+", "B200": "Xeon Platinum 8570",
+        "GB200": "Grace",
+        "GB300": "Grace",
+        "H100": "Xeon Platinum 8480+",
+        "B200": "Xeon Platinum 8570",
     },
     # Jean Zay (idris.fr): the A100 and the V100 partition
     "bigscience_bloom": {"A100": "EPYC 7543", "V100": "Xeon Gold 6248"},
     "sailor_sosp25": {"GH-96": "Grace"},
     "maxtext_gpu": {"A3": "Xeon Platinum 8481C"},
-}  # fmt: skip
+}
 """The CPU of a collection's machines by a word in the name of the card, or in the notes; the first that is found counts."""
 
 
 def host_of(run: Run) -> str:
     """The CPU of the machine that a run was measured on, where its collection's source tells; else nothing."""
     words = f"{run.gpu} {run.gpu_canonical} {run.notes}"
-    return next((cpu for word, cpu in HOSTS.get(run.file, {}).items() if re.search(rf"(?<!\w){word}(?!\d)", words)), "")
+    return next(
+        (
+            cpu
+            for word, cpu in HOSTS.get(run.file, {}).items()
+            if re.search(rf"(?<!\w){word}(?!\d)", words)
+        ),
+        "",
+    )
 
 
 def _is_nemo(run: Run) -> bool:
@@ -214,7 +272,9 @@ def _is_nemo(run: Run) -> bool:
 def _is_megatron(run: Run) -> bool:
     """Megatron-LM and Megatron-DeepSpeed of 2020 to 2022; NeMo's is another generation."""
     year = re.match(r"(\d{4})\b", run.framework_version)
-    return "Megatron" in run.framework and not _is_nemo(run) and (year is None or int(year[1]) <= 2022)
+    return (
+        "Megatron" in run.framework and not _is_nemo(run) and (year is None or int(year[1]) <= 2022)
+    )
 
 
 def _is_before_bf16_optimizer(run: Run) -> bool:
@@ -266,7 +326,9 @@ def _is_neusight(run: Run) -> bool:
     return run.file.startswith("neusight")
 
 
-def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: list[str]) -> list[str]:
+def _parallelism(
+    run: Run, stated: Execution, size: GptSize | None, assumed: list[str]
+) -> list[str]:
     """The words of the column `parallelism`.
 
     torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
@@ -288,7 +350,9 @@ def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: lis
     ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:
         words.append("zero=1")
-        assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")
+        assumed.append(
+            "an optimizer distributed over the data-parallel ranks, as NeMo has by default"
+        )
     if run.file == "torchtitan" or _is_nemo(run):
         words.append("sp")
     if stated.ep > 1 and (_is_nemo(run) or "DeepEP" in run.notes):
@@ -326,7 +390,9 @@ def _overlaps_experts(run: Run) -> bool:
 
 def _counts_recomputation(run: Run, size: GptSize) -> bool:
     """Does a run that says nothing of recomputation state a rate that counts four passes in its time?"""
-    if "ac=" in run.parallelism or not (run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus):
+    if "ac=" in run.parallelism or not (
+        run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus
+    ):
         return False
     counted = run.tflops_per_gpu * 1e12 * run.num_gpus * run.step_time_ms / 1e3
     return abs(size.step_flops(int(_global_batch(run) or 0), int(run.seq_len)) / counted - 1) < 0.03
@@ -341,7 +407,9 @@ def _step_of_rate(run: Run, size: GptSize, data: Path) -> float | None:
     if measured_ms(run, execution) or not (run.tflops_per_gpu and run.seq_len):
         return None
     passes = 4 if re.search(r"recomput", run.notes) and "x 3/4" not in run.notes else 3
-    flops = size.step_flops(int(run.global_batch or execution.global_batch), int(run.seq_len), passes)
+    flops = size.step_flops(
+        int(run.global_batch or execution.global_batch), int(run.seq_len), passes
+    )
     return 1e3 * flops / (run.tflops_per_gpu * 1e12 * execution.world_size)
 
 

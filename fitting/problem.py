@@ -14,8 +14,15 @@ from trainpace.forecast.constants import KernelConstants
 from trainpace.kinds import KINDS
 from trainpace.workload import PHASES
 
-FILE_WEIGHTS = {"timm_train_rtx3090": 300, "ryujaehun_pytorch_gpu_benchmark": 150, "lambda_aggregated": 200,
-                "profet_aws": 60, "neusight_labels": 120, "mosaic_llm_foundry": 300, "timm_inference": 250}  # fmt: skip
+FILE_WEIGHTS = {
+    "timm_train_rtx3090": 300,
+    "ryujaehun_pytorch_gpu_benchmark": 150,
+    "lambda_aggregated": 200,
+    "profet_aws": 60,
+    "neusight_labels": 120,
+    "mosaic_llm_foundry": 300,
+    "timm_inference": 250,
+}
 """Effective runs of each file: large files of one GPU should not drown small ones of many."""
 KERNEL_WEIGHT = 150.0
 PRIOR = 0.15
@@ -27,27 +34,49 @@ OUTLIER = 0.15
 ITERATIONS = 28
 
 MATRIX = ("gemm", "conv", "conv_dgrad", "conv_wgrad")
-OF_FAMILIES = frozenset(name for family, names in FAMILIES.items() if family not in UNDECIDED for name in names)
+OF_FAMILIES = frozenset(
+    name for family, names in FAMILIES.items() if family not in UNDECIDED for name in names
+)
 ALL: tuple[str, ...] = ("all",)
 
 
 def bounds(name: str) -> tuple[float, float]:
     """Physical limits of a constant."""
     special = {
-        "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600),
-        "conv_tile_plain_prologue": (4, 800), "conv_tile_tensor_prologue": (4, 1200),
+        "tile_plain_prologue": (4, 400),
+        "tile_tensor_prologue": (4, 600),
+        "conv_tile_plain_prologue": (4, 800),
+        "conv_tile_tensor_prologue": (4, 1200),
         # an epoch of ResNet-50 in fp32 measured over batches 1 to 70 has no jump on P100, T4 and V100; above 0.3 it would
         "conv_tile_plain_quantisation": (0.02, 0.25),
-        "conv_tile_plain_half_intensity": (1, 100), "conv_tile_tensor_half_intensity": (1, 200),
-        "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
-        "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.5, 1),
-        "products_sustained": (0.6, 1), "consumer_products": (0.9, 1.5),
-        "compile_traffic": (0.5, 2), "compile_launches": (0.5, 2), "compile_host": (0.3, 3),
-        "traffic_optimizer": (0.55, 1), "watts_floor": (0.05, 1), "tensor_feeding": (0.01, 0.5), "consumer_boost": (1, 1.25),
-        "latency_us": (1.5, 2.6), "host_view_us": (0.5, 8), "host_module_us": (1, 12), "host_launch_us": (2, 15),
-        "host_library_us": (5, 60), "host_optimizer_us": (3, 60), "host_step_us": (50, 1500), "host_old_torch": (1, 8),
+        "conv_tile_plain_half_intensity": (1, 100),
+        "conv_tile_tensor_half_intensity": (1, 200),
+        "misaligned": (0.1, 1),
+        "transposes": (0.02, 2.5),
+        "l2_gain": (0.02, 4),
+        "pre_volta": (0.3, 1),
+        "kepler": (0.1, 1),
+        "kepler_traffic": (0.2, 1),
+        "fp8": (0.5, 1),
+        "products_sustained": (0.6, 1),
+        "consumer_products": (0.9, 1.5),
+        "compile_traffic": (0.5, 2),
+        "compile_launches": (0.5, 2),
+        "compile_host": (0.3, 3),
+        "traffic_optimizer": (0.55, 1),
+        "watts_floor": (0.05, 1),
+        "tensor_feeding": (0.01, 0.5),
+        "consumer_boost": (1, 1.25),
+        "latency_us": (1.5, 2.6),
+        "host_view_us": (0.5, 8),
+        "host_module_us": (1, 12),
+        "host_launch_us": (2, 15),
+        "host_library_us": (5, 60),
+        "host_optimizer_us": (3, 60),
+        "host_step_us": (50, 1500),
+        "host_old_torch": (1, 8),
         "host_tensorflow": (1, 10),
-    }  # fmt: skip
+    }
     if name in special:
         return special[name]
     if name.startswith(("work_", "row_work_")):
@@ -107,7 +136,9 @@ MEASURED = ("latency_us", "traffic_optimizer", "traffic_optimizer_fused")
 and stood for the host and for other kernels."""
 FIXED_BY_KERNELS: tuple[str, ...] = (
     *sorted(
-        name for name in OF_FAMILIES if name.startswith(("work_", "row_work_", "traffic_fill", "traffic_embedding"))
+        name
+        for name in OF_FAMILIES
+        if name.startswith(("work_", "row_work_", "traffic_fill", "traffic_embedding"))
     ),
     *MEASURED,
     "compile_old_traffic",
@@ -130,8 +161,11 @@ class _Parts:
     def __init__(self, table: RunTable, names: Sequence[str]) -> None:
         self._table = table
         kind = table.columns["kind"]
-        classes = np.where(np.isin(kind, (*MATRIX, "attention", "attention_backward")), kind,
-                           np.char.add("t:", traffic_classes(table.columns)))  # fmt: skip
+        classes = np.where(
+            np.isin(kind, (*MATRIX, "attention", "attention_backward")),
+            kind,
+            np.char.add("t:", traffic_classes(table.columns)),
+        )
         self._parts: dict[tuple[str, ...], tuple[np.ndarray, RunTable]] = {}
         for which in {affected(name) for name in names} - {()}:
             rows = np.arange(len(kind)) if which == ALL else np.flatnonzero(np.isin(classes, which))
@@ -154,14 +188,20 @@ class _Parts:
 class Problem:
     """Fits the constants on runs and kernels."""
 
-    def __init__(self, runs: RunTable, kernels: KernelRows, start: KernelConstants, fixed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, runs: RunTable, kernels: KernelRows, start: KernelConstants, fixed: Sequence[str] = ()
+    ) -> None:
         self.runs, self.kernels, self.start = runs, kernels, start
         self.names = [name for name in KernelConstants.__struct_fields__ if name not in fixed]
         self._runs, self._kernels = _Parts(runs, self.names), _Parts(kernels, self.names)
         count = {file: int((runs.file == file).sum()) for file in set(runs.file)}
-        self._weight = np.array([np.sqrt(FILE_WEIGHTS.get(str(f), 50) / count[f]) for f in runs.file])
+        self._weight = np.array(
+            [np.sqrt(FILE_WEIGHTS.get(str(f), 50) / count[f]) for f in runs.file]
+        )
         self._kernel_weight = np.sqrt(KERNEL_WEIGHT * kernels.weights())
-        self._prior = np.array([FAMILY_PRIOR if name in OF_FAMILIES else PRIOR for name in self.names])
+        self._prior = np.array(
+            [FAMILY_PRIOR if name in OF_FAMILIES else PRIOR for name in self.names]
+        )
         limits = np.log([bounds(name) for name in self.names])
         self._low, self._high = limits[:, 0], limits[:, 1]
         at = np.log([getattr(start, name) for name in self.names])
@@ -170,14 +210,22 @@ class Problem:
     def solve(self, iterations: int = ITERATIONS) -> KernelConstants:
         """The fitted constants."""
         found = least_squares(
-            self._residuals, self._x0, self._jacobian, bounds=(self._low, self._high), loss="soft_l1", f_scale=OUTLIER,
-            max_nfev=iterations, x_scale=0.3,
-        )  # fmt: skip
+            self._residuals,
+            self._x0,
+            self._jacobian,
+            bounds=(self._low, self._high),
+            loss="soft_l1",
+            f_scale=OUTLIER,
+            max_nfev=iterations,
+            x_scale=0.3,
+        )
         return self._constants(found.x)
 
     def _constants(self, x: np.ndarray) -> KernelConstants:
         values = {name: getattr(self.start, name) for name in KernelConstants.__struct_fields__}
-        return KernelConstants(**values | {name: float(np.exp(v)) for name, v in zip(self.names, x, strict=True)})
+        return KernelConstants(
+            **values | {name: float(np.exp(v)) for name, v in zip(self.names, x, strict=True)}
+        )
 
     def _residuals(self, x: np.ndarray) -> np.ndarray:
         c = self._constants(x)
@@ -185,10 +233,15 @@ class Problem:
         self._kernel_s = self._kernels.base(c)
         return self._all(self._device_ms, self._kernel_s, c, x)
 
-    def _all(self, device_ms: np.ndarray, kernel_s: np.ndarray, c: KernelConstants, x: np.ndarray) -> np.ndarray:
+    def _all(
+        self, device_ms: np.ndarray, kernel_s: np.ndarray, c: KernelConstants, x: np.ndarray
+    ) -> np.ndarray:
         steps = np.log(self.runs.step_ms(device_ms, c) / self.runs.measured_ms) * self._weight
         kernels = (
-            np.log((1e3 * self.kernels.by_kernel(kernel_s) + self.kernels.floor_ms) / self.kernels.measured_ms)
+            np.log(
+                (1e3 * self.kernels.by_kernel(kernel_s) + self.kernels.floor_ms)
+                / self.kernels.measured_ms
+            )
             * self._kernel_weight
         )
         return np.concatenate([steps, kernels, self._prior * (x - self._x0)])
@@ -204,7 +257,9 @@ class Problem:
             c, value = self._constants(y), float(np.exp(y[j]))
             rows, change = self._runs.changed(before, name, value)
             places = (self.runs.run * n + self.runs.phase)[rows]
-            more = np.bincount(places, 1e3 * change, minlength=self._device_ms.size).reshape(self._device_ms.shape)
+            more = np.bincount(places, 1e3 * change, minlength=self._device_ms.size).reshape(
+                self._device_ms.shape
+            )
             rows, change = self._kernels.changed(before, name, value)
             kernel_s = self._kernel_s.copy()
             kernel_s[rows] += change

@@ -43,12 +43,29 @@ OWN = Path(__file__).parent / "data"
 CARDS = {
     name: NAMES[name]
     for name in (
-        "A100-SXM-80GB", "H100-SXM-80GB", "H200-SXM", "H200-NVL", "B200", "B300", "GB200", "L40S", "A40", "RTX-A6000",
-        "RTX-4090", "V100-SXM-16GB", "T4",
+        "A100-SXM-80GB",
+        "H100-SXM-80GB",
+        "H200-SXM",
+        "H200-NVL",
+        "B200",
+        "B300",
+        "GB200",
+        "L40S",
+        "A40",
+        "RTX-A6000",
+        "RTX-4090",
+        "V100-SXM-16GB",
+        "T4",
     )
-}  # fmt: skip
+}
 """The cards of kernels16.parquet whose products are fitted, as the catalogue names them."""
-LEFT_OUT = ("rocBLAS Tensile logic", "LLMCompass", "sailor (Aceso op profiles)", "ml-engineering MAMF", "PipeWeave")
+LEFT_OUT = (
+    "rocBLAS Tensile logic",
+    "LLMCompass",
+    "sailor (Aceso op profiles)",
+    "ml-engineering MAMF",
+    "PipeWeave",
+)
 """AMD's cards; a handful of rows; host launches inside; the best of a search."""
 FORMATS: dict[Width, tuple[str, ...]] = {"16": ("bf16", "fp16"), "8": ("fp8",)}
 START = np.log([0.85, 12.0, 64.0, 0.5, 0.8, 4e-6, 0.5])
@@ -89,7 +106,8 @@ class Products(NamedTuple):
 def read_products(data: Path, width: Width) -> Products:
     """Every usable product of one width: kernels16.parquet's and those of the lent cards."""
     table = pyarrow.parquet.read_table(
-        data / "kernels16.parquet", columns=["source", "gpu", "dtype", "op", "b", "m", "n", "k", "library", "time_us"]
+        data / "kernels16.parquet",
+        columns=["source", "gpu", "dtype", "op", "b", "m", "n", "k", "library", "time_us"],
     )
     compute: Any = pyarrow.compute
     keep = compute.and_(
@@ -101,7 +119,10 @@ def read_products(data: Path, width: Width) -> Products:
     )
     table = table.filter(keep)
     table = table.filter(compute.invert(compute.is_in(table["source"], pyarrow.array(LEFT_OUT))))
-    b, m, n, k = (np.nan_to_num(table[name].to_numpy(zero_copy_only=False).astype(float), nan=1.0) for name in "bmnk")
+    b, m, n, k = (
+        np.nan_to_num(table[name].to_numpy(zero_copy_only=False).astype(float), nan=1.0)
+        for name in "bmnk"
+    )
     card = np.array([CARDS[name] for name in table["gpu"].to_pylist()])
     parts = [
         Products(
@@ -120,9 +141,13 @@ def read_products(data: Path, width: Width) -> Products:
             for row in pyarrow.parquet.read_table(OWN / file).to_pylist()
             if row["op"] in ("gemm", "batched_gemm") and row["dtype"] in FORMATS[width]
         ]
-        b, m, n, k = (np.array([float(size.get(letter, 1)) for size, _ in rows]) for letter in "bmnk")
+        b, m, n, k = (
+            np.array([float(size.get(letter, 1)) for size, _ in rows]) for letter in "bmnk"
+        )
         seconds = np.array([s for _, s in rows])
-        parts.append(Products(b, m, n, k, seconds, np.full(len(rows), name), np.full(len(rows), "torch")))
+        parts.append(
+            Products(b, m, n, k, seconds, np.full(len(rows), name), np.full(len(rows), "torch"))
+        )
     every = Products(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     aligned = (every.n % 8 == 0) & (every.k % 8 == 0) & (every.m % 8 == 0)
     aligned |= (every.n % 8 == 0) & (every.k % 8 == 0) & (every.library != "torch")
@@ -153,7 +178,9 @@ def fit_width(products: Products, width: Width) -> WidthModel:
     at = {card.name: products.at(products.card == card.name) for card in cards}
     own = {card.name: START.copy() for card in cards}
     centre = {card.name: START.copy() for card in cards}
-    unpooled = WidthModel(parameters=pool({}, {}, START), fed_slope=0.0, fed_slopes={}, network=no_network())
+    unpooled = WidthModel(
+        parameters=pool({}, {}, START), fed_slope=0.0, fed_slopes={}, network=no_network()
+    )
     model = unpooled
     for _ in range(ROUNDS):
         for card in cards:
@@ -168,11 +195,15 @@ def centre_of(model: WidthModel, card: Device, width: Width) -> np.ndarray:
     logs = np.array(model.parameters.shared) + model.parameters.generations.get(
         generation_of(card), np.zeros(len(PARAMETERS))
     )
-    logs[0] += model.fed_slopes.get(generation_of(card), model.fed_slope) * fed(card, peak(card, width))
+    logs[0] += model.fed_slopes.get(generation_of(card), model.fed_slope) * fed(
+        card, peak(card, width)
+    )
     return np.asarray(logs)
 
 
-def fit_card(products: Products, card: Device, width: Width, centre: np.ndarray, model: WidthModel) -> np.ndarray:
+def fit_card(
+    products: Products, card: Device, width: Width, centre: np.ndarray, model: WidthModel
+) -> np.ndarray:
     """Logarithms of a card's parameters, with a normal prior around `centre`."""
     log_measured, weight = np.log(products.seconds), np.where(products.m >= LONG, 1.0, 0.5)
     # errors of one library's products go together: no card has more than a few hundred independent ones
@@ -180,15 +211,23 @@ def fit_card(products: Products, card: Device, width: Width, centre: np.ndarray,
 
     def residuals(x: np.ndarray) -> np.ndarray:
         figures = figures_at(card, width, x, model)
-        error = np.log(form_times(products.b, products.m, products.n, products.k, figures).seconds) - log_measured
+        error = (
+            np.log(form_times(products.b, products.m, products.n, products.k, figures).seconds)
+            - log_measured
+        )
         return np.concatenate(
-            [weight * np.sqrt(2 * (np.sqrt(1 + (error / ERROR) ** 2) - 1)), (x - centre) / BETWEEN_CARDS]
+            [
+                weight * np.sqrt(2 * (np.sqrt(1 + (error / ERROR) ** 2) - 1)),
+                (x - centre) / BETWEEN_CARDS,
+            ]
         )
 
     return np.asarray(least_squares(residuals, centre, x_scale=BETWEEN_CARDS, max_nfev=25).x)
 
 
-def figures_at(card: Device, width: Width, logs: Sequence[float] | np.ndarray, model: WidthModel) -> ProductFigures:
+def figures_at(
+    card: Device, width: Width, logs: Sequence[float] | np.ndarray, model: WidthModel
+) -> ProductFigures:
     """A card's figures with parameters of its own, its supply of power among them."""
     alone = replace(
         model,
@@ -212,7 +251,11 @@ def pooled(cards: Sequence[Device], own: dict[str, np.ndarray], width: Width) ->
     design[np.arange(n), 2 + place] = 1.0
     design[np.arange(n), 2 + g + place] = power
     y = np.array([own[card.name] for card in cards])
-    shared, by_generation, by_card = np.zeros(len(PARAMETERS)), np.zeros((g, len(PARAMETERS))), np.zeros_like(y)
+    shared, by_generation, by_card = (
+        np.zeros(len(PARAMETERS)),
+        np.zeros((g, len(PARAMETERS))),
+        np.zeros_like(y),
+    )
     slope, slopes = 0.0, np.zeros(g)
     for i in range(len(PARAMETERS)):
         columns = design.copy()
@@ -230,14 +273,22 @@ def pooled(cards: Sequence[Device], own: dict[str, np.ndarray], width: Width) ->
         {c.name: row for c, row in zip(cards, by_card, strict=True)},
         shared,
     )
-    fed_slopes = {name: float(f"{slope + more:.3g}") for name, more in zip(generations, slopes, strict=True)}
+    fed_slopes = {
+        name: float(f"{slope + more:.3g}") for name, more in zip(generations, slopes, strict=True)
+    }
     return WidthModel(
-        parameters=parameters, fed_slope=float(f"{slope:.3g}"), fed_slopes=fed_slopes, network=no_network()
+        parameters=parameters,
+        fed_slope=float(f"{slope:.3g}"),
+        fed_slopes=fed_slopes,
+        network=no_network(),
     )
 
 
 def pool(
-    generations: dict[str, np.ndarray], devices: dict[str, np.ndarray], shared: np.ndarray, digits: int | None = None
+    generations: dict[str, np.ndarray],
+    devices: dict[str, np.ndarray],
+    shared: np.ndarray,
+    digits: int | None = None,
 ) -> Pooled:
     """A `Pooled` of PARAMETERS."""
 
@@ -245,14 +296,20 @@ def pool(
         return tuple(float(x) if digits is None else round(float(x), digits) for x in values)
 
     return Pooled(
-        names=PARAMETERS, shared=row(shared), generations={k: row(v) for k, v in generations.items()},
+        names=PARAMETERS,
+        shared=row(shared),
+        generations={k: row(v) for k, v in generations.items()},
         devices={k: row(v) for k, v in devices.items()},
-    )  # fmt: skip
+    )
 
 
 def no_network() -> Network:
     """A network that corrects nothing."""
-    return Network(means=(0.0,) * 13, deviations=(1.0,) * 13, layers=(Layer(weights=((0.0,) * 13,), biases=(0.0,)),))
+    return Network(
+        means=(0.0,) * 13,
+        deviations=(1.0,) * 13,
+        layers=(Layer(weights=((0.0,) * 13,), biases=(0.0,)),),
+    )
 
 
 def gathered(products: Products, width: Width, model: WidthModel) -> ProductFigures:
@@ -260,12 +317,17 @@ def gathered(products: Products, width: Width, model: WidthModel) -> ProductFigu
     names = sorted(set(products.card))
     both = ProductModel(widths={width: model}, unaligned={})
     figures = [
-        product_figures(find_device(n), peak(find_device(n), width), width, consumer_boost(find_device(n)), both)
+        product_figures(
+            find_device(n), peak(find_device(n), width), width, consumer_boost(find_device(n)), both
+        )
         for n in names
     ]
     place = np.searchsorted(names, products.card)
     return ProductFigures(
-        *(np.array([float(column) for column in columns])[place] for columns in zip(*figures, strict=True))
+        *(
+            np.array([float(column) for column in columns])[place]
+            for columns in zip(*figures, strict=True)
+        )
     )
 
 
@@ -281,10 +343,18 @@ def fit_network(products: Products, width: Width, model: WidthModel, seed: int =
     x = torch.tensor(np.clip((inputs - means) / deviations, -4, 4), dtype=torch.float32)
     y = torch.tensor(np.log(products.seconds / form.seconds), dtype=torch.float32)
     count = {name: (products.card == name).sum() for name in set(products.card)}
-    weight = np.array([count[name] ** -0.5 for name in products.card]) * np.where(products.m >= LONG, 1.0, 0.4)
-    weight = weight * np.where(np.isin(products.library, ("torch", "sglang", "pytorch (HF eager)")), 1.5, 1.0)
+    weight = np.array([count[name] ** -0.5 for name in products.card]) * np.where(
+        products.m >= LONG, 1.0, 0.4
+    )
+    weight = weight * np.where(
+        np.isin(products.library, ("torch", "sglang", "pytorch (HF eager)")), 1.5, 1.0
+    )
     w = torch.tensor(weight / weight.mean(), dtype=torch.float32)
-    linear = [torch.nn.Linear(13, HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Linear(HIDDEN, 1)]
+    linear = [
+        torch.nn.Linear(13, HIDDEN),
+        torch.nn.Linear(HIDDEN, HIDDEN),
+        torch.nn.Linear(HIDDEN, 1),
+    ]
     torch.nn.init.zeros_(linear[-1].weight)
     torch.nn.init.zeros_(linear[-1].bias)
     net = torch.nn.Sequential(linear[0], torch.nn.Tanh(), linear[1], torch.nn.Tanh(), linear[2])
@@ -303,13 +373,18 @@ def fit_network(products: Products, width: Width, model: WidthModel, seed: int =
         return tuple(float(f"{v:.4g}") for v in values)
 
     layers = tuple(
-        Layer(weights=tuple(numbers(row) for row in one.weight.tolist()), biases=numbers(one.bias.tolist()))
+        Layer(
+            weights=tuple(numbers(row) for row in one.weight.tolist()),
+            biases=numbers(one.bias.tolist()),
+        )
         for one in linear
     )
     return Network(means=numbers(means), deviations=numbers(deviations), layers=layers)
 
 
-def log_errors(products: Products, width: Width, model: WidthModel) -> tuple[np.ndarray, np.ndarray]:
+def log_errors(
+    products: Products, width: Width, model: WidthModel
+) -> tuple[np.ndarray, np.ndarray]:
     """log(forecast / measured) of the form alone, and with the network."""
     figures = gathered(products, width, model)
     form = form_times(products.b, products.m, products.n, products.k, figures)
@@ -320,7 +395,9 @@ def log_errors(products: Products, width: Width, model: WidthModel) -> tuple[np.
 
 def is_held_out(products: Products) -> np.ndarray:
     """A quarter of all shapes, the same on every card."""
-    mixed = (products.m * 7919 + products.n * 104729 + products.k * 1299709 + products.b * 15485863) % 1009
+    mixed = (
+        products.m * 7919 + products.n * 104729 + products.k * 1299709 + products.b * 15485863
+    ) % 1009
     return np.asarray(mixed % 4 == 0)
 
 
@@ -339,7 +416,9 @@ def main() -> None:
     """Fit, show, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--no-folds", action="store_true", help="only fit and write, show nothing that was held out")
+    parser.add_argument(
+        "--no-folds", action="store_true", help="only fit and write, show nothing that was held out"
+    )
     options = parser.parse_args()
     widths: dict[Width, WidthModel] = {}
     for width in FORMATS:
@@ -348,12 +427,16 @@ def main() -> None:
             show(products, width)
         widths[width] = fit_width(products, width)
     MODEL.parent.mkdir(exist_ok=True)
-    MODEL.write_text(json.dumps(to_jsonable(ProductModel(widths=widths, unaligned=UNALIGNED))) + "\n")
+    MODEL.write_text(
+        json.dumps(to_jsonable(ProductModel(widths=widths, unaligned=UNALIGNED))) + "\n"
+    )
 
 
 def show(products: Products, width: Width) -> None:
     """Print errors on shapes, cards and generations that were held out."""
-    print(f"{width} bits, m >= {LONG}: mean, median, 90th percentile, bias in % | form alone | with the network")
+    print(
+        f"{width} bits, m >= {LONG}: mean, median, 90th percentile, bias in % | form alone | with the network"
+    )
     out, long = is_held_out(products), products.m >= LONG
     known = fit_width(products.at(~out), width)
     for card in sorted(set(products.card)):
@@ -364,14 +447,18 @@ def show(products: Products, width: Width) -> None:
     by_card = {card: generation_of(find_device(card)) for card in set(products.card)}
     for card in sorted(by_card):
         alone, both = log_errors(
-            products.at(long & (products.card == card)), width, fit_width(products.at(products.card != card), width)
+            products.at(long & (products.card == card)),
+            width,
+            fit_width(products.at(products.card != card), width),
         )
         print(line(f"card out: {card}", alone, both), flush=True)
     for generation in sorted(set(by_card.values())):
         theirs = np.array([by_card[card] == generation for card in products.card])
         if len({card for card in by_card if by_card[card] == generation}) < 2:
             continue
-        alone, both = log_errors(products.at(theirs & long), width, fit_width(products.at(~theirs), width))
+        alone, both = log_errors(
+            products.at(theirs & long), width, fit_width(products.at(~theirs), width)
+        )
         print(line(f"generation out: {generation}", alone, both), flush=True)
 
 

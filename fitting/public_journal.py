@@ -104,7 +104,9 @@ class Chosen(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, default=Path("out/traces"))
     options = parser.parse_args()
@@ -138,11 +140,15 @@ def _chosen(data: Path, configurations: Path, left_out: Counter[str]) -> list[Ch
             place = raw["source_path_or_url"]
             source = next((s for s in sources if s.holds(run.file, raw["source"], place)), None)
             if source is None:
-                raise SystemExit(f"no entry of {SOURCES.name} covers {run.file}: {raw['source']}, {place}")
+                raise SystemExit(
+                    f"no entry of {SOURCES.name} covers {run.file}: {raw['source']}, {place}"
+                )
             if not source.packaged:
                 left_out[source.why] += 1
             elif run.file == "timm_inference" and not _is_packaged_pass(run.model_spec):
-                left_out["timm's forward passes of less usual models: one model in ten is packaged"] += 1
+                left_out[
+                    "timm's forward passes of less usual models: one model in ten is packaged"
+                ] += 1
             else:
                 chosen.append(Chosen(raw, prepared(run, data, configurations), source))
     return chosen
@@ -165,7 +171,11 @@ def _without_paths(text: str, data: Path) -> str:
 
 
 def _trace(cases: Sequence[Case], traces: Path) -> None:
-    missing = {str(file): case.trace_key for case in cases if not (file := trace_file(traces, case)).is_file()}
+    missing = {
+        str(file): case.trace_key
+        for case in cases
+        if not (file := trace_file(traces, case)).is_file()
+    }
     if not missing:
         return
     traces.mkdir(parents=True, exist_ok=True)
@@ -203,7 +213,9 @@ def package(
             continue
         capacity = device.memory_gib.value if device.memory_gib else None
         if run.peak_memory_gib and capacity and run.peak_memory_gib > capacity:
-            left_out["more peak memory than the card has, so that the card or the figure is wrong"] += 1
+            left_out[
+                "more peak memory than the card has, so that the card or the figure is wrong"
+            ] += 1
             continue
         if run.id in seen:
             left_out["the same figure under the same conditions twice"] += 1
@@ -212,13 +224,19 @@ def package(
         if isinstance(case, Case):
             file = trace_file(traces, case)
             if file.is_file():
-                workload = loaded[file] if file in loaded else loaded.setdefault(file, _packable(load(file, Workload)))
+                workload = (
+                    loaded[file]
+                    if file in loaded
+                    else loaded.setdefault(file, _packable(load(file, Workload)))
+                )
                 key = file.stem[:12]
                 stated = conditions_of(case, key)
                 found = forecast_of(stated, workload)
                 run = with_forecast(run, found)
                 if isinstance(found, Forecast) and _is_too_fast(run, found):
-                    left_out["faster than the card's peak, so that the card or the figure is wrong"] += 1
+                    left_out[
+                        "faster than the card's peak, so that the card or the figure is wrong"
+                    ] += 1
                     continue
                 workloads[key], conditions[run.id] = workload, stated
                 fitted = is_usable(case) and usable([(case, workload)]) != []
@@ -233,14 +251,27 @@ def package(
                 run = replace(run, why_no_forecast="its model could not be traced.")
         seen.add(run.id)
         cards[device.name] = figures_of(device)
-        order = (run.collection, run.model, run.device, run.gpus, run.precision, run.micro_batch, run.id)
+        order = (
+            run.collection,
+            run.model,
+            run.device,
+            run.gpus,
+            run.precision,
+            run.micro_batch,
+            run.id,
+        )
         runs.append((order, run, place))
     runs.sort(key=lambda entry: entry[0])
     journal = PublicJournal(
-        fingerprint=fingerprint_of_constants(), runs=tuple(run for _, run, _ in runs), signatures=tuple(signatures),
-        signature_of_run=tuple(place for _, _, place in runs), cards=dict(sorted(cards.items())),
-    )  # fmt: skip
-    kept = PackagedTraces(workloads=dict(sorted(workloads.items())), conditions=dict(sorted(conditions.items())))
+        fingerprint=fingerprint_of_constants(),
+        runs=tuple(run for _, run, _ in runs),
+        signatures=tuple(signatures),
+        signature_of_run=tuple(place for _, _, place in runs),
+        cards=dict(sorted(cards.items())),
+    )
+    kept = PackagedTraces(
+        workloads=dict(sorted(workloads.items())), conditions=dict(sorted(conditions.items()))
+    )
     return journal, kept
 
 
@@ -263,32 +294,62 @@ def _public_run(row: Chosen, case: Case | str, device: Device) -> PublicRun | No
     gpus = e.world_size if e else int(run.num_gpus or 1)
     place = row.raw["source_path_or_url"]
     stated: dict[str, Any] = {
-        "model": run.model or run.model_spec.partition(":")[2].removesuffix(".json"), "device": device.name, "gpus": gpus,
-        "nodes": e.nnodes if e else int(run.num_nodes or 1), "mode": mode_of(run),
-        "micro_batch": e.micro_batch if e else int(run.batch_per_gpu or 0), "accumulation": e.accumulation if e else 1,
+        "model": run.model or run.model_spec.partition(":")[2].removesuffix(".json"),
+        "device": device.name,
+        "gpus": gpus,
+        "nodes": e.nnodes if e else int(run.num_nodes or 1),
+        "mode": mode_of(run),
+        "micro_batch": e.micro_batch if e else int(run.batch_per_gpu or 0),
+        "accumulation": e.accumulation if e else 1,
         "global_batch": int(run.global_batch or (e.global_batch if e else 0)),
-        "sequence_length": int(run.seq_len) if run.seq_len else None, "image_size": int(run.img_size) if run.img_size else None,
-        "precision": run.precision, "compile": run.compile, "memory_format": run.memory_format,
-        "optimizer": run.optimizer or None, "parallelism": run.parallelism or None,
-        "software": run.framework_version or run.framework, "step_time_ms": float(f"{ms:.6g}"),
+        "sequence_length": int(run.seq_len) if run.seq_len else None,
+        "image_size": int(run.img_size) if run.img_size else None,
+        "precision": run.precision,
+        "compile": run.compile,
+        "memory_format": run.memory_format,
+        "optimizer": run.optimizer or None,
+        "parallelism": run.parallelism or None,
+        "software": run.framework_version or run.framework,
+        "step_time_ms": float(f"{ms:.6g}"),
         "peak_memory_gib": None if run.peak_mem_gib is None else round(run.peak_mem_gib, 3),
-    }  # fmt: skip
+    }
     notes = _short(str(row.raw.get("notes") or ""))
     of = json.dumps(
-        [source.url, place, run.model_variant_or_config, run.framework, stated, row.raw.get("notes")], sort_keys=True
+        [
+            source.url,
+            place,
+            run.model_variant_or_config,
+            run.framework,
+            stated,
+            row.raw.get("notes"),
+        ],
+        sort_keys=True,
     )
     return PublicRun(
-        **stated, id=hashlib.sha256(of.encode()).hexdigest()[:10], model_kind=_kind_by_name(stated["model"]), source=source.name,
-        url=_url(place, source.url), licence=source.licence, date=_date(row, source),
-        trust=source.trust, notes=notes, forecast_ms=None, low_ms=None, high_ms=None, in_fit=False,
-        why_no_forecast=case if isinstance(case, str) else "", collection=run.file,
+        **stated,
+        id=hashlib.sha256(of.encode()).hexdigest()[:10],
+        model_kind=_kind_by_name(stated["model"]),
+        source=source.name,
+        url=_url(place, source.url),
+        licence=source.licence,
+        date=_date(row, source),
+        trust=source.trust,
+        notes=notes,
+        forecast_ms=None,
+        low_ms=None,
+        high_ms=None,
+        in_fit=False,
+        why_no_forecast=case if isinstance(case, str) else "",
+        collection=run.file,
         assumed=case.assumed if isinstance(case, Case) else "",
-    )  # fmt: skip
+    )
 
 
 def _url(place: str, home: str) -> str:
     """A link to the file, at its commit where the place names one."""
-    found = re.match(r"github(?:\.com)?[:/]([\w.-]+/[\w.-]+?)(?:@| )([0-9a-f]{7,40})\^? (\S+)", place)
+    found = re.match(
+        r"github(?:\.com)?[:/]([\w.-]+/[\w.-]+?)(?:@| )([0-9a-f]{7,40})\^? (\S+)", place
+    )
     if found:
         return f"https://github.com/{found[1]}/blob/{found[2]}/{found[3].rstrip(',')}"
     named = re.match(r"github\.com/([\w.-]+/[\w.-]+) (\S+?)@([0-9a-f]{7,40})", place)
@@ -315,16 +376,20 @@ def _short(notes: str) -> str:
     return text or notes[:LONGEST_NOTE]
 
 
-_TRANSFORMERS = (
-    r"bert|gpt|llama|qwen|mistral|opt\b|bloom|phi|falcon|vit_|deit|swin|mpt|pi05|granite|power|santacoder|transformer"
+_TRANSFORMERS = r"bert|gpt|llama|qwen|mistral|opt\b|bloom|phi|falcon|vit_|deit|swin|mpt|pi05|granite|power|santacoder|transformer"
+_CONVOLUTIONS = (
+    r"resne|vgg|mobilenet|efficientnet|inception|regnet|densenet|lenet|alexnet|cnn|retinanet|jasper"
 )
-_CONVOLUTIONS = r"resne|vgg|mobilenet|efficientnet|inception|regnet|densenet|lenet|alexnet|cnn|retinanet|jasper"
 _EXPERTS = r"mixtral|moe|deepseek|a3b|a22b|gpt.oss|kimi"
 
 
 def _kind_by_name(model: str) -> str:
     """Of a model that is not traced."""
-    kinds = (("experts", _EXPERTS), ("transformers", _TRANSFORMERS), ("convolutions", _CONVOLUTIONS))
+    kinds = (
+        ("experts", _EXPERTS),
+        ("transformers", _TRANSFORMERS),
+        ("convolutions", _CONVOLUTIONS),
+    )
     return next((kind for kind, words in kinds if re.search(words, model.casefold())), "other")
 
 
@@ -342,7 +407,10 @@ def _packable(workload: Workload) -> Workload:
         for name, form in workload.forms.items()
     }
     return replace(
-        workload, forms=forms, model=Path(workload.model.partition(":")[2] or workload.model).stem, settings={}
+        workload,
+        forms=forms,
+        model=Path(workload.model.partition(":")[2] or workload.model).stem,
+        settings={},
     )
 
 
@@ -370,17 +438,29 @@ def attribution(journal: PublicJournal, left_out: Mapping[str, int]) -> str:
     ]
     for entry in sorted(entries, key=lambda entry: entry.name):
         if counts[entry.name]:
-            cells = [f"[{entry.name}]({entry.url})", entry.licence, entry.copyright, entry.date or "", entry.trust]
+            cells = [
+                f"[{entry.name}]({entry.url})",
+                entry.licence,
+                entry.copyright,
+                entry.date or "",
+                entry.trust,
+            ]
             figures = [f"{count[entry.name]:,}" for count in (counts, able, fitted)]
             lines.append(f"| {' | '.join([*cells, *figures, entry.why])} |")
     lines += ["", "Left out:", "", "| rows | why |", "|--:|---|"]
-    lines += [f"| {count:,} | {why} |" for why, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))]
+    lines += [
+        f"| {count:,} | {why} |"
+        for why, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _tell(journal: PublicJournal, traces: PackagedTraces, left_out: Mapping[str, int]) -> None:
     runs = journal.runs
-    timed, fitted = sum(run.forecast_ms is not None for run in runs), sum(run.in_fit for run in runs)
+    timed, fitted = (
+        sum(run.forecast_ms is not None for run in runs),
+        sum(run.in_fit for run in runs),
+    )
     print(
         f"{len(runs):,} runs on {len(journal.cards)} cards, {timed:,} with a forecast, of which {fitted:,} were in the fit"
     )

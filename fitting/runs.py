@@ -28,7 +28,18 @@ from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Operators, Workload
 
-COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
+COLUMNS = (
+    "kind",
+    "function",
+    "half",
+    "count",
+    "launches",
+    "flops",
+    "read_bytes",
+    "written_bytes",
+    "dims",
+    "phase",
+)
 
 THINNING = 3
 COMPILED = ("fused_traffic", "fused_launches", "joined")
@@ -61,7 +72,11 @@ def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
 def usable(pairs: Sequence[Pair]) -> list[Pair]:
     """The runs to fit on: a third of the thousands of forward passes decides the same constants in a third of the time."""
     chosen = [pair for pair in pairs if is_usable(pair[0])]
-    return [pair for pair in chosen if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
+    return [
+        pair
+        for pair in chosen
+        if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0
+    ]
 
 
 def is_usable(case: Case) -> bool:
@@ -133,7 +148,9 @@ class Chunk(NamedTuple):
 
     def rates(self, c: KernelConstants) -> Rates:
         needs_half = self.precision not in ("fp32", "tf32")
-        rates = sustained_rates(self.device, self.precision, True, needs_half, c, self.model, self.attention)
+        rates = sustained_rates(
+            self.device, self.precision, True, needs_half, c, self.model, self.attention
+        )
         assert not isinstance(rates, str), rates
         return rates
 
@@ -142,21 +159,29 @@ class Chunk(NamedTuple):
         rates = self.rates(c)
         if not self.products:
             self.products.append(self.table.product_times(np.asarray(1.0), rates, self.model))
-        times = self.table.times(np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0])
+        times = self.table.times(
+            np.asarray(1.0), rates, c, self.channels_last, self.compiled, self.products[0]
+        )
         return np.asarray(times.device_s[self.place] * self.counts)
 
-    def depends(self, old: KernelConstants, new: KernelConstants, name: str, cards: CardConstants) -> bool:
+    def depends(
+        self, old: KernelConstants, new: KernelConstants, name: str, cards: CardConstants
+    ) -> bool:
         """Whether its times can differ between constants that differ in `name`."""
         if name in RATE_CONSTANTS:
             before, after = self.rates(old), self.rates(new)
-            shared = [name for name in Rates._fields if not isinstance(getattr(before, name), tuple)]
+            shared = [
+                name for name in Rates._fields if not isinstance(getattr(before, name), tuple)
+            ]
             pairs = [(float(getattr(before, name)), float(getattr(after, name))) for name in shared]
             return any(abs(b - a) > SAME_RATE * abs(a) for a, b in pairs)
         if name.startswith("compile_") and not self.compiled:
             return False
         if name.startswith("compile_old_") and not self.has_old_inductor:
             return False
-        return bool(getattr(cards.of(old, self.device), name) != getattr(cards.of(new, self.device), name))
+        return bool(
+            getattr(cards.of(old, self.device), name) != getattr(cards.of(new, self.device), name)
+        )
 
 
 def _at(column: np.ndarray, batch: np.ndarray) -> np.ndarray:
@@ -170,13 +195,25 @@ def _at(column: np.ndarray, batch: np.ndarray) -> np.ndarray:
 
 
 def _distinct(
-    columns: dict[str, np.ndarray], batch: np.ndarray, flags: tuple[np.ndarray, ...], rows: np.ndarray
+    columns: dict[str, np.ndarray],
+    batch: np.ndarray,
+    flags: tuple[np.ndarray, ...],
+    rows: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows that differ in more than their count, the place of every row among them)."""
-    numbers = [_at(columns[name][rows], batch[rows])[..., 0].reshape(len(rows), -1)
-               for name in ("dims", "flops", "read_bytes", "written_bytes")]  # fmt: skip
-    calls = np.unique(np.char.add(columns["kind"][rows], columns["function"][rows]), return_inverse=True)[1]
-    rest = [calls, columns["half"][rows], columns["launches"][rows], *(flag[rows] for flag in flags)]
+    numbers = [
+        _at(columns[name][rows], batch[rows])[..., 0].reshape(len(rows), -1)
+        for name in ("dims", "flops", "read_bytes", "written_bytes")
+    ]
+    calls = np.unique(
+        np.char.add(columns["kind"][rows], columns["function"][rows]), return_inverse=True
+    )[1]
+    rest = [
+        calls,
+        columns["half"][rows],
+        columns["launches"][rows],
+        *(flag[rows] for flag in flags),
+    ]
     rest += [columns[name][rows] for name in COMPILED if name in columns]
     of_weight = columns["dims"][rows, GEMM.batch, 1] == 0
     table = np.column_stack([*numbers, *rest, of_weight]).astype(float)
@@ -204,12 +241,20 @@ class RunTable:
     """Rows of all runs, one below the other."""
 
     def __init__(
-        self, pairs: Sequence[Pair], cards: CardConstants = NO_CARDS, products: ProductModel | None = None
+        self,
+        pairs: Sequence[Pair],
+        cards: CardConstants = NO_CARDS,
+        products: ProductModel | None = None,
     ) -> None:
         self.pairs, self.products = pairs, products
-        tables = [as_run(workload, case.software.rewrites).forms[case.form].operators for case, workload in pairs]
+        tables = [
+            as_run(workload, case.software.rewrites).forms[case.form].operators
+            for case, workload in pairs
+        ]
         lengths = [len(table) for table in tables]
-        self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
+        self.columns = {
+            name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS
+        }
         self.columns |= _compiled_to(pairs, tables)
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
@@ -219,10 +264,17 @@ class RunTable:
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
         self.file = np.array([case.run.file for case, _ in pairs])
         self.device = np.array([case.cluster.device.name for case, _ in pairs])
-        old_inductor = np.array([case.execution.compile and case.software.has_old_inductor for case, _ in pairs])
+        old_inductor = np.array(
+            [case.execution.compile and case.software.has_old_inductor for case, _ in pairs]
+        )
         self.old_inductor = old_inductor[self.run] & (self.columns["phase"] != "optimizer")
         keys = [
-            (case.cluster.device.name, case.execution.precision, case.implementation, "old" if old else "")
+            (
+                case.cluster.device.name,
+                case.execution.precision,
+                case.implementation,
+                "old" if old else "",
+            )
             for (case, _), old in zip(pairs, old_inductor, strict=True)
         ]
         self.devices: dict[tuple[str, ...], Device] = {
@@ -230,12 +282,23 @@ class RunTable:
         }
         order = {key: i for i, key in enumerate(self.devices)}
         self.device_row = np.array([order[key] for key in keys])[self.run]
-        self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
-                                 for c, _ in pairs])  # fmt: skip
-        self.copy_ms = np.array([
-            1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) * (c.run.host_copy == "yes")
-            for c, w in pairs
-        ])  # fmt: skip
+        self.repeats = np.array(
+            [
+                [c.execution.accumulation] * 2
+                + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
+                for c, _ in pairs
+            ]
+        )
+        self.copy_ms = np.array(
+            [
+                1e3
+                * w.sample_bytes
+                * c.execution.micro_batch
+                / (PAGEABLE_COPY_GB_PER_S * 1e9)
+                * (c.run.host_copy == "yes")
+                for c, w in pairs
+            ]
+        )
         self.host = np.array([case.software.slow_host for case, _ in pairs])
         self.cpu_factor = np.array([Target(case.cluster).host_factor for case, _ in pairs])
         self.operators = cast(Any, Columns(**self.columns))
@@ -266,18 +329,36 @@ class RunTable:
                 continue
             key = keys[self.device_row[rows[0]]]
             unique, place = _distinct(self.columns, self.batch, (self.channels_last,), rows)
-            columns = {name: _at(column[unique], self.batch[unique]) for name, column in self.columns.items()}
+            columns = {
+                name: _at(column[unique], self.batch[unique])
+                for name, column in self.columns.items()
+            }
             # of weights' products, which 8 bits cast, the batch is no size
-            columns["dims"][:, GEMM.batch, 1] = np.where(self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300)
+            columns["dims"][:, GEMM.batch, 1] = np.where(
+                self.columns["dims"][unique, GEMM.batch, 1] == 0, 0.0, 1e-300
+            )
             columns["count"] = np.ones(len(unique))
-            of_rows = Fused(*(columns[name] for name in COMPILED)) if COMPILED[0] in columns else None
+            of_rows = (
+                Fused(*(columns[name] for name in COMPILED)) if COMPILED[0] in columns else None
+            )
             table = KernelTable(cast(Any, Columns(**columns)), of_rows)
             flags = (self.channels_last[unique], bool(self.compiled[rows[0]]))
             attention = cast(Implementation | None, key[2] if len(key) > 2 else None)
             counts = self.columns["count"][rows].astype(float)
             card = self.devices[key], cast(Precision, key[1])
             made.append(
-                Chunk(rows, place, counts, *card, table, *flags, attention, "old" in key[3:], self.products, [])
+                Chunk(
+                    rows,
+                    place,
+                    counts,
+                    *card,
+                    table,
+                    *flags,
+                    attention,
+                    "old" in key[3:],
+                    self.products,
+                    [],
+                )
             )
         return made
 
@@ -299,7 +380,9 @@ class RunTable:
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases; the last is kept, as most constants do not enter it."""
-        key = tuple(getattr(c, name) for name in KernelConstants.__struct_fields__ if "host" in name)
+        key = tuple(
+            getattr(c, name) for name in KernelConstants.__struct_fields__ if "host" in name
+        )
         if self._host is None or self._host[0] != key:
             compiled_to = Fused(*(self.columns[name] for name in COMPILED))
             host_ms = fitted_host_us(self.operators, c, compiled_to, self.compiled) * 1e-3
@@ -315,11 +398,15 @@ class RunTable:
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""
         places = self.run * len(PHASES) + self.phase
-        return np.bincount(places, per_row, minlength=len(self.pairs) * len(PHASES)).reshape(-1, len(PHASES))
+        return np.bincount(places, per_row, minlength=len(self.pairs) * len(PHASES)).reshape(
+            -1, len(PHASES)
+        )
 
     def step_ms(self, device_ms: np.ndarray, c: KernelConstants) -> np.ndarray:
         """Steps from device times (runs x phases), as `forecast.step` assembles them, communication left out."""
         together = together_ms(device_ms, self.host_ms(c))
         start = c.host_step_us * 1e-3 * self.host_factor(c)
-        total: np.ndarray = (together * self.repeats).sum(axis=1) + start + self.copy_ms * self.repeats[:, 0]
+        total: np.ndarray = (
+            (together * self.repeats).sum(axis=1) + start + self.copy_ms * self.repeats[:, 0]
+        )
         return total

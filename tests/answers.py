@@ -51,7 +51,12 @@ def traced():
 
 def asked(model, gpu="T4", batches=(8,), **cluster):
     of = Cluster(device=find_device(gpu), **cluster)
-    e = Execution(micro_batch=8, nproc_per_node=of.devices_per_node, nnodes=of.nodes, optimizer=model.optimizer)
+    e = Execution(
+        micro_batch=8,
+        nproc_per_node=of.devices_per_node,
+        nnodes=of.nodes,
+        optimizer=model.optimizer,
+    )
     forecaster = Forecaster(model, Target(of))
     return Sweep(forecaster, forecaster.over_batches(e, batches).forecasts())
 
@@ -71,9 +76,13 @@ def near_to(one):
     """What others measured near to a sweep, from sources with hostile names; and the nearest of what is not near."""
     asked_for = one.forecaster.workload, one.rows[0].execution, one.forecaster.target.cluster.device
     found = nearest(*asked_for)
-    run = replace(found.closest.run, model=HOSTILE, source=HOSTILE, licence=HOSTILE, parallelism=HOSTILE)
+    run = replace(
+        found.closest.run, model=HOSTILE, source=HOSTILE, licence=HOSTILE, parallelism=HOSTILE
+    )
     near = replace(found.closest, run=run, distance=0.1)
-    return replace(found, runs=(near,)), replace(found, runs=(), closest=replace(near, distance=3.0))
+    return replace(found, runs=(near,)), replace(
+        found, runs=(), closest=replace(near, distance=3.0)
+    )
 
 
 def forecasts_on_many():
@@ -92,11 +101,18 @@ def measured(batches=range(1, 41), jump_at=17):
     for batch in batches:
         for _ in range(2):
             ms = float((10 + batch * (1.0 if batch < jump_at else 1.5)) * rng.normal(1.0, 0.01))
-            found.append(replace(
-                measurement(), model=HOSTILE, execution=Execution(micro_batch=batch), median_ms=ms,
-                interval_ms=Interval(low=0.98 * ms, high=1.02 * ms, coverage=0.9, basis="steps"),
-                step=StepTime(forward_ms=0.4 * ms, backward_ms=0.5 * ms, idle_ms=0.1 * ms),
-            ))  # fmt: skip
+            found.append(
+                replace(
+                    measurement(),
+                    model=HOSTILE,
+                    execution=Execution(micro_batch=batch),
+                    median_ms=ms,
+                    interval_ms=Interval(
+                        low=0.98 * ms, high=1.02 * ms, coverage=0.9, basis="steps"
+                    ),
+                    step=StepTime(forward_ms=0.4 * ms, backward_ms=0.5 * ms, idle_ms=0.1 * ms),
+                )
+            )
     return found
 
 
@@ -113,7 +129,10 @@ def a_timeline():
 
 
 def a_diagnosis():
-    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
+    blocks = [
+        block("plain", data=16, forward=2, backward=3),
+        block("cached_batch", forward=2, backward=3),
+    ] * 3
     of = rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
     return diagnosis_page(diagnose(recording(of), epochs=10), f"python {HOSTILE}", a_timeline())
 
@@ -130,19 +149,34 @@ def a_trace():
 
 def a_match():
     offers = [
-        Offer(provider="p", instance_type=f"{gpu} <b>{n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
-        for gpu, price in (("T4", 0.5), ("V100", 1.0), ("A100", 2.0), ("H100", 4.0)) for n in (1, 2, 4, 8)
-    ]  # fmt: skip
-    job, model = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64), replace(workload(), model=HOSTILE)
+        Offer(
+            provider="p",
+            instance_type=f"{gpu} <b>{n}",
+            device=gpu,
+            count=n,
+            price_usd_per_hour=price * n,
+            network_gb_per_s=10.0,
+        )
+        for gpu, price in (("T4", 0.5), ("V100", 1.0), ("A100", 2.0), ("H100", 4.0))
+        for n in (1, 2, 4, 8)
+    ]
+    job, model = (
+        Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64),
+        replace(workload(), model=HOSTILE),
+    )
     ranking = rank_servers(model, offers, {o.device: find_device(o.device) for o in offers}, job)
-    answer = Matches(workload=model, job=job, ranking=ranking, nearest=None, picks=picks(ranking.matches))
+    answer = Matches(
+        workload=model, job=job, ranking=ranking, nearest=None, picks=picks(ranking.matches)
+    )
     today = datetime.date(2026, 11, 21)
     return match_page(answer, "usd", "", ranking_json(answer, today), today)
 
 
 def a_plan():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
-    setting = Setting(replace(workload(), model=HOSTILE), cluster, Schedule(samples=100_000, epochs=3.0))
+    setting = Setting(
+        replace(workload(), model=HOSTILE), cluster, Schedule(samples=100_000, epochs=3.0)
+    )
     paths = (
         DataPath(workers=0, ms_per_sample=8.0, beside=False),
         DataPath(workers=1, ms_per_sample=0.01, precomputed=True),
@@ -151,14 +185,22 @@ def a_plan():
     plan = plan_changes(setting, start, paths)
     before, after = (forecast_of(setting, e) for e in (plan.start, plan.end))
     layouts = layouts_of(setting, plan.end)
-    return plan_page(plan, setting.workload, cluster, {"record": "Plan"}, before, after, layouts=layouts)
+    return plan_page(
+        plan, setting.workload, cluster, {"record": "Plan"}, before, after, layouts=layouts
+    )
 
 
 def ms_of(setup):
     if setup.execution.precision == "amp_bf16":
         return FailedTrial(kind="out of memory", reason="the memory is not enough.")
     return result(
-        100.0 if setup.execution.compile else 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0
+        100.0
+        if setup.execution.compile
+        else 5.0
+        if setup.loader.shards
+        else 50.0
+        if setup.loader.workers
+        else 100.0
     )
 
 
@@ -169,16 +211,22 @@ def a_ladder():
         rung("compile", compile=True),
         rung("shards"),
     )
-    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).actions())
+    climbed = climb(
+        ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0),
+        World(ms_of).actions(),
+    )
     return ladder_page(table_of(climbed), ladder_json(climbed))
 
 
 def pairs(model=HOSTILE):
     rows = asked(workload(), batches=(8, 32)).rows
     return [
-        (replace(f, model=model, device="a & b"), replace(measurement(), step=f.step, median_ms=2 * f.step.total_ms) if i else None)
+        (
+            replace(f, model=model, device="a & b"),
+            replace(measurement(), step=f.step, median_ms=2 * f.step.total_ms) if i else None,
+        )
         for i, f in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def a_first_look():
@@ -186,9 +234,17 @@ def a_first_look():
 
 
 PAGES = {
-    "forecast": a_forecast, "forecasts": forecasts_on_many, "nothing_fits": nothing_fits, "sweep": a_sweep,
-    "diagnosis": a_diagnosis, "trace": a_trace, "timeline": lambda: timeline_page(a_timeline(), HOSTILE), "match": a_match, "plan": a_plan,
-    "ladder": a_ladder, "first_look": a_first_look,
-}  # fmt: skip
+    "forecast": a_forecast,
+    "forecasts": forecasts_on_many,
+    "nothing_fits": nothing_fits,
+    "sweep": a_sweep,
+    "diagnosis": a_diagnosis,
+    "trace": a_trace,
+    "timeline": lambda: timeline_page(a_timeline(), HOSTILE),
+    "match": a_match,
+    "plan": a_plan,
+    "ladder": a_ladder,
+    "first_look": a_first_look,
+}
 CANVASES = {"forecast": 3, "forecasts": 3, "sweep": 2, "match": 1, "plan": 1, "nothing_fits": 1}
 """Charts on a canvas, by page; the others have bars and pictures alone."""

@@ -36,7 +36,11 @@ def pytest_xdist_make_scheduler(config, log):
 
     class PagesApart(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            return nodeid if "test_a_page_does_what_it_shows" in nodeid else super()._split_scope(nodeid)
+            return (
+                nodeid
+                if "test_a_page_does_what_it_shows" in nodeid
+                else super()._split_scope(nodeid)
+            )
 
     return PagesApart(config, log)
 

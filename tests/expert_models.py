@@ -19,7 +19,9 @@ class Experts(nn.Module):
 
     def forward(self, x, chosen, weights):
         order = chosen.flatten().argsort()
-        ends = torch.histc(chosen.flatten().int(), EXPERTS, 0, EXPERTS - 1).cumsum(0, dtype=torch.int32)
+        ends = torch.histc(chosen.flatten().int(), EXPERTS, 0, EXPERTS - 1).cumsum(
+            0, dtype=torch.int32
+        )
         gate, up = F.grouped_mm(x[order // CHOSEN], self.up, offs=ends).chunk(2, -1)
         out = F.grouped_mm(F.silu(gate) * up, self.down, offs=ends) * weights.flatten()[order, None]
         return out[order.argsort()].unflatten(0, (-1, CHOSEN)).sum(1)
@@ -33,14 +35,20 @@ class Loop(Experts):
         for expert in range(EXPERTS):
             rows, place = torch.where(chosen == expert)
             gate, up = (x[rows] @ self.up[expert]).chunk(2, -1)
-            out.index_add_(0, rows, (F.silu(gate) * up) @ self.down[expert] * weights[rows, place, None])
+            out.index_add_(
+                0, rows, (F.silu(gate) * up) @ self.down[expert] * weights[rows, place, None]
+            )
         return out
 
 
 class Layer(nn.Module):
     def __init__(self, experts):
         super().__init__()
-        self.norm, self.router, self.experts = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, EXPERTS), experts()
+        self.norm, self.router, self.experts = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, EXPERTS),
+            experts(),
+        )
 
     def forward(self, x):
         flat = self.norm(x).flatten(0, 1)
@@ -68,5 +76,11 @@ def language_task(experts=Experts):
     with torch.device("meta"):
         model = Language(experts)
     return Task(
-        "experts", model, lambda m, b: m(b), loss, lambda n: torch.randint(0, WORDS, (n, TOKENS)), None, "tokens"
+        "experts",
+        model,
+        lambda m, b: m(b),
+        loss,
+        lambda n: torch.randint(0, WORDS, (n, TOKENS)),
+        None,
+        "tokens",
     )

@@ -14,28 +14,49 @@ from trainpace.outcome import Forecast, Interval
 LOSSES = tuple(0.7 * math.exp(-i / 30) for i in range(40))
 
 
-def forecast_of_ms(ms: float | None, low: float | None = None, high: float | None = None, **execution) -> Forecast:
+def forecast_of_ms(
+    ms: float | None, low: float | None = None, high: float | None = None, **execution
+) -> Forecast:
     """A forecast of a step that is all forward."""
     from trainpace.outcome import StepTime
 
     step = None if ms is None else StepTime(forward_ms=ms)
     interval = (
-        None if ms is None else Interval(low=low or ms / 1.2, high=high or ms * 1.2, coverage=0.9, basis="made up")
+        None
+        if ms is None
+        else Interval(low=low or ms / 1.2, high=high or ms * 1.2, coverage=0.9, basis="made up")
     )
     return Forecast(
-        model="m", device="d", num_devices=1, execution=Execution(**execution), step=step, step_time_interval_ms=interval, memory=None,
-        capacity_gib=None, fits=None, mfu=None, model_flops_per_step=None, provenance="fitted",
+        model="m",
+        device="d",
+        num_devices=1,
+        execution=Execution(**execution),
+        step=step,
+        step_time_interval_ms=interval,
+        memory=None,
+        capacity_gib=None,
+        fits=None,
+        mfu=None,
+        model_flops_per_step=None,
+        provenance="fitted",
         reason="" if step is not None else "no such rate",
-    )  # fmt: skip
+    )
 
 
 def result(ms: float, losses=LOSSES) -> TrialResult:
     """A trial of steps that all take as long."""
     return TrialResult(
-        step_ms=(ms,) * 9, data_wait_ms=(ms / 2,) * 9, losses=tuple(losses), step_time_ms=ms,
-        interval_ms=Interval(low=0.99 * ms, high=1.01 * ms, coverage=0.9, basis="made up"), samples_per_second=1e3 / ms,
-        peak_memory_gib=0.25, start_up_s=1.0, world_size=1, environment={"cpu": "made-up CPU"},
-    )  # fmt: skip
+        step_ms=(ms,) * 9,
+        data_wait_ms=(ms / 2,) * 9,
+        losses=tuple(losses),
+        step_time_ms=ms,
+        interval_ms=Interval(low=0.99 * ms, high=1.01 * ms, coverage=0.9, basis="made up"),
+        samples_per_second=1e3 / ms,
+        peak_memory_gib=0.25,
+        start_up_s=1.0,
+        world_size=1,
+        environment={"cpu": "made-up CPU"},
+    )
 
 
 class World:
@@ -56,7 +77,10 @@ class World:
 
     def forecast(self, setups, known):
         interval = Interval(low=90, high=110, coverage=0.9, basis="made up")
-        return [StepForecast(step_ms=100.0, interval_ms=interval, basis=f"{len(known)} known") for _ in setups]
+        return [
+            StepForecast(step_ms=100.0, interval_ms=interval, basis=f"{len(known)} known")
+            for _ in setups
+        ]
 
     def precompute(self, spec):
         self.precomputed.append(spec)
@@ -64,13 +88,20 @@ class World:
 
     def actions(self) -> ClimbActions:
         return ClimbActions(
-            self.try_it, self.forecast, self.precompute, self.said.append, self.kept.append, self.journal.append
+            self.try_it,
+            self.forecast,
+            self.precompute,
+            self.said.append,
+            self.kept.append,
+            self.journal.append,
         )
 
 
 def ladder(*rungs: Rung, **options) -> Ladder:
     """Of a task that has no file, so that there is no code to look at."""
-    return Ladder(start=Setup(task="resnet18", execution=Execution(micro_batch=16)), rungs=rungs, **options)
+    return Ladder(
+        start=Setup(task="resnet18", execution=Execution(micro_batch=16)), rungs=rungs, **options
+    )
 
 
 def rung(title: str, **changes) -> Rung:

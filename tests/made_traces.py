@@ -49,8 +49,19 @@ def events_of(work, steps=8, clock_us=CLOCK_US, step_name="ProfilerStep#{}"):
             events.append(event("user_annotation", step_name.format(step), 0.0, work.length - 1.0))
         for category, several in (("kernel", work.kernels), ("gpu_memcpy", work.copies)):
             for name, launched, start, end in several:
-                events.append(event("cuda_runtime", "cudaLaunchKernel", launched, launched + 3.0, number, cbid=211))
-                events.append(event(category, name, start, end, number, device=0, stream=7, grid=[32, 1, 2]))
+                events.append(
+                    event(
+                        "cuda_runtime",
+                        "cudaLaunchKernel",
+                        launched,
+                        launched + 3.0,
+                        number,
+                        cbid=211,
+                    )
+                )
+                events.append(
+                    event(category, name, start, end, number, device=0, stream=7, grid=[32, 1, 2])
+                )
                 events.append(
                     {
                         "ph": "s",
@@ -70,7 +81,11 @@ def events_of(work, steps=8, clock_us=CLOCK_US, step_name="ProfilerStep#{}"):
 
 
 def trace_of(events, rank=None, world_size=None, device="NVIDIA H100 80GB HBM3"):
-    about = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size}}
+    about = (
+        {}
+        if rank is None
+        else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size}}
+    )
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": device}],
@@ -89,22 +104,33 @@ def write(path, trace):
 # a step of 10 ms each: what the device computes, what it exchanges, and why it is idle
 COMPUTING = Work(
     10_000.0,
-    kernels=((GEMM, 10.0, 100.0, 7100.0), (ADD, 20.0, 7100.0, 9100.0), (GEMM, 30.0, 9100.0, 10_100.0)),
+    kernels=(
+        (GEMM, 10.0, 100.0, 7100.0),
+        (ADD, 20.0, 7100.0, 9100.0),
+        (GEMM, 30.0, 9100.0, 10_100.0),
+    ),
     operators=(("aten::mm", 5.0, 60.0),),
 )
 WAITING_FOR_DATA = Work(
     10_000.0,
     kernels=((GEMM, 6010.0, 6100.0, 9000.0), (ADD, 6020.0, 9000.0, 10_000.0)),
-    operators=(("aten::mm", 6005.0, 6060.0),), ranges=((LOADER, 0.0, 6000.0),),
-)  # fmt: skip
+    operators=(("aten::mm", 6005.0, 6060.0),),
+    ranges=((LOADER, 0.0, 6000.0),),
+)
 LAUNCHING = Work(
     10_000.0,
-    kernels=tuple((ADD, 500.0 * i + 400.0, 500.0 * i + 410.0, 500.0 * i + 510.0) for i in range(19)),
+    kernels=tuple(
+        (ADD, 500.0 * i + 400.0, 500.0 * i + 410.0, 500.0 * i + 510.0) for i in range(19)
+    ),
     operators=tuple(("aten::add", 500.0 * i, 500.0 * i + 450.0) for i in range(19)),
 )
 EXCHANGING = Work(
     10_000.0,
-    kernels=((GEMM, 10.0, 100.0, 4100.0), (ALL_REDUCE, 20.0, 3100.0, 9100.0), (ADD, 30.0, 9100.0, 10_100.0)),
+    kernels=(
+        (GEMM, 10.0, 100.0, 4100.0),
+        (ALL_REDUCE, 20.0, 3100.0, 9100.0),
+        (ADD, 30.0, 9100.0, 10_100.0),
+    ),
     operators=(("aten::mm", 5.0, 60.0),),
 )
 SYNCHRONISING = Work(
@@ -114,9 +140,11 @@ SYNCHRONISING = Work(
     calls=(("cudaStreamSynchronize", 160.0, 3010.0), ("cudaStreamSynchronize", 9010.0, 10_000.0)),
 )
 COPYING = Work(
-    10_000.0, kernels=((GEMM, 10.0, 6100.0, 10_100.0),), copies=(("Memcpy HtoD (Pageable -> Device)", 5.0, 100.0, 6100.0),),
+    10_000.0,
+    kernels=((GEMM, 10.0, 6100.0, 10_100.0),),
+    copies=(("Memcpy HtoD (Pageable -> Device)", 5.0, 100.0, 6100.0),),
     operators=(("aten::copy_", 2.0, 30.0),),
-)  # fmt: skip
+)
 
 SCHEMA = """
 CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
@@ -153,23 +181,50 @@ def write_nsight(path, works, steps=8, nvtx="step {}"):
                     return zero + int(us * 1000)
 
                 if nvtx:
-                    base.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, NULL, NULL, ?, ?, NULL, NULL, 0)",
-                                 (at(0), at(work.length - 1), nvtx.format(step), thread))  # fmt: skip
+                    base.execute(
+                        "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, NULL, NULL, ?, ?, NULL, NULL, 0)",
+                        (at(0), at(work.length - 1), nvtx.format(step), thread),
+                    )
                 for name, launched, start, end in work.kernels:
                     correlation += 1
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0, NULL)",
-                                 (at(launched), at(launched + 3), thread, correlation, key("cudaLaunchKernel_v7000")))  # fmt: skip
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, NULL, 7, ?, ?, ?, ?, NULL, 0, 1, 1, 1)",
-                                 (at(start), at(end), correlation, owner, key(name), key(name[:20])))  # fmt: skip
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0, NULL)",
+                        (
+                            at(launched),
+                            at(launched + 3),
+                            thread,
+                            correlation,
+                            key("cudaLaunchKernel_v7000"),
+                        ),
+                    )
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, NULL, 7, ?, ?, ?, ?, NULL, 0, 1, 1, 1)",
+                        (at(start), at(end), correlation, owner, key(name), key(name[:20])),
+                    )
                 for _, launched, start, end in work.copies:
                     correlation += 1
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0, NULL)",
-                                 (at(launched), at(launched + 3), thread, correlation, key("cudaMemcpyAsync_v3020")))  # fmt: skip
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 1, 7, ?, ?, 4096, 1)",
-                                 (at(start), at(end), correlation, owner))  # fmt: skip
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0, NULL)",
+                        (
+                            at(launched),
+                            at(launched + 3),
+                            thread,
+                            correlation,
+                            key("cudaMemcpyAsync_v3020"),
+                        ),
+                    )
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 1, 7, ?, ?, 4096, 1)",
+                        (at(start), at(end), correlation, owner),
+                    )
                 for name, start, end in work.calls:
-                    base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, NULL, ?, 0, NULL)",
-                                 (at(start), at(end), thread, key(f"{name}_v3020")))  # fmt: skip
-        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, name) for name, number in strings.items()])
+                    base.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, NULL, ?, 0, NULL)",
+                        (at(start), at(end), thread, key(f"{name}_v3020")),
+                    )
+        base.executemany(
+            "INSERT INTO StringIds VALUES (?, ?)",
+            [(number, name) for name, number in strings.items()],
+        )
     base.close()
     return path

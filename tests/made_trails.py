@@ -9,7 +9,18 @@ START = 1000  # ms on the clock when the first step begins
 
 
 def write_process(
-    folder, spans, bounds, *, rank=None, pid=100, host="here", clock_ms=0, trials=(), first=0, parts=None, **more
+    folder,
+    spans,
+    bounds,
+    *,
+    rank=None,
+    pid=100,
+    host="here",
+    clock_ms=0,
+    trials=(),
+    first=0,
+    parts=None,
+    **more,
 ):
     """One training process. `bounds`: where steps begin and end; `spans`: (part, name, start, end, depth) by step."""
     path = folder / f"process-{pid}-{host}.trail"
@@ -25,11 +36,23 @@ def write_process(
     trail = TrailWriter(str(path), header)
     for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         for part, name, a, b, depth in spans[i] if i < len(spans) else ():
-            trail.span(PARTS.index(part), depth, name, 0, round((START + a) * MS), round((START + b) * MS))
+            trail.span(
+                PARTS.index(part), depth, name, 0, round((START + a) * MS), round((START + b) * MS)
+            )
         spent = [ms * MS for ms in (parts or {}).get(i, [0] * len(PARTS))]
         trial = trials[i] if trials else 0
         trail.step(
-            Step(trial, 1, first + i, round((START + start) * MS), round((START + end) * MS), 8, 0.0, 0.0, tuple(spent))
+            Step(
+                trial,
+                1,
+                first + i,
+                round((START + start) * MS),
+                round((START + end) * MS),
+                8,
+                0.0,
+                0.0,
+                tuple(spent),
+            )
         )
     trail.flush()
     return path
@@ -38,7 +61,9 @@ def write_process(
 def write_worker(folder, worker, fetches, *, parent=100, pid=200, host="here"):
     """One worker process. `fetches`: (start, end)."""
     path = folder / f"worker-{parent}-{worker}-{pid}.trail"
-    trail = TrailWriter(str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host})
+    trail = TrailWriter(
+        str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
+    )
     for start, end in fetches:
         trail.fetch(Fetch(worker, 8, (START + start) * MS, (START + end) * MS, 1 * MS, 0))
     trail.flush()

@@ -14,7 +14,9 @@ FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 def binary(name):
     """The program, or None where PostgreSQL is not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda p: int(p.parts[-3]))
+    found = sorted(
+        Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda p: int(p.parts[-3])
+    )
     return shutil.which(name) or (str(found[-1]) if found else None)
 
 
@@ -25,15 +27,31 @@ def server(settings=FAST):
 
     def run(*command):
         user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
-        done = subprocess.run(command, capture_output=True, text=True, cwd="/", stdin=subprocess.DEVNULL, **user)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd="/", stdin=subprocess.DEVNULL, **user
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a socket's path must be short, so not pytest's folder
+    folder = Path(
+        tempfile.mkdtemp(prefix="pg-")
+    )  # a socket's path must be short, so not pytest's folder
     try:
         if owner:
             os.chown(folder, owner.pw_uid, owner.pw_gid)
         data = str(folder / "data")
-        run(binary("initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+        run(
+            binary("initdb"),
+            "-D",
+            data,
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "-N",
+        )
         options = [*settings, "listen_addresses=", f"unix_socket_directories={folder}"]
         arguments = " ".join(f"-c '{option}'" for option in options)
         log = str(folder / "log")

@@ -29,12 +29,25 @@ class Served(NamedTuple):
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, log: Path | None = None) -> Iterator[Served]:
     """`folder` becomes the user's data folder, with the journal in it; `log`: what it opens is written there (audited.py)."""
-    environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config")}
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+    }
     environment.pop("TRAINPACE_JOURNAL", None)
-    program = ["-m", "trainpace"] if log is None else [str(Path(__file__).parent / "audited.py"), str(log)]
+    program = (
+        ["-m", "trainpace"]
+        if log is None
+        else [str(Path(__file__).parent / "audited.py"), str(log)]
+    )
     command = [sys.executable, *program, "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
     )
     try:
         head = ""

@@ -1,7 +1,15 @@
 """Precomputed folders without worker processes, and dataset files for those with."""
 
 from trainpace.records import save
-from trainpace.shards.files import MANIFEST, PLAN, BadSample, Fingerprint, Manifest, ShardPlan, write_shard
+from trainpace.shards.files import (
+    MANIFEST,
+    PLAN,
+    BadSample,
+    Fingerprint,
+    Manifest,
+    ShardPlan,
+    write_shard,
+)
 from trainpace.shards.samples import encode
 
 NOTHING = Fingerprint(code={}, packages={}, source={})
@@ -35,15 +43,27 @@ def write_folder(place, samples, shard_samples, group_rows, bad=()):
     """`samples` as a finished folder; those at the positions in `bad` are set aside."""
     place.mkdir(exist_ok=True)
     plan = ShardPlan(
-        target="none.py:none", samples=len(samples), shard_samples=shard_samples, group_rows=group_rows,
-        layout=encode(samples[0]).layout, fingerprint=NOTHING, probe_bytes=1.0, probe_s=1.0,
-    )  # fmt: skip
+        target="none.py:none",
+        samples=len(samples),
+        shard_samples=shard_samples,
+        group_rows=group_rows,
+        layout=encode(samples[0]).layout,
+        fingerprint=NOTHING,
+        probe_bytes=1.0,
+        probe_s=1.0,
+    )
     shards = []
     for number in range(plan.shards):
         covered = plan.range_of(number)
         kept = [(i, encode(samples[i], plan.layout)) for i in covered if i not in bad]
         shards.append(
-            write_shard(place, plan, number, kept, [BadSample(index=i, reason="bad") for i in covered if i in bad])
+            write_shard(
+                place,
+                plan,
+                number,
+                kept,
+                [BadSample(index=i, reason="bad") for i in covered if i in bad],
+            )
         )
     save(plan, place / PLAN)
     save(Manifest(plan=plan, shards=tuple(shards)), place / MANIFEST)

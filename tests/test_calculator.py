@@ -23,11 +23,29 @@ def test_a_sweep_is_shown_at_the_sizes_that_it_has():
 
 def test_cells_say_which_size_was_measured_and_where_the_step_jumps():
     sizes = tuple(range(1, 71))
-    jump = Jump(before=16, batch=17, before_ms=200.0, after_ms=240.0, excess_ms=30.0, causes=(), next_good=32)
+    jump = Jump(
+        before=16,
+        batch=17,
+        before_ms=200.0,
+        after_ms=240.0,
+        excess_ms=30.0,
+        causes=(),
+        next_good=32,
+    )
     last = Jump(before=64, batch=65, before_ms=800.0, after_ms=900.0, excess_ms=80.0, causes=())
     step_ms = {2: 50.0, 16: 200.0, 33: 410.0, 64: 800.0}
     cells = calculator.sweep_cells(sizes, step_ms, "linear", (jump, last), 64)
-    assert cells == ["50 (2)", "200", "410 (33)", "800", "linear", "16, 64", "15, 10", "32, none", "64"]
+    assert cells == [
+        "50 (2)",
+        "200",
+        "410 (33)",
+        "800",
+        "linear",
+        "16, 64",
+        "15, 10",
+        "32, none",
+        "64",
+    ]
     assert calculator.sweep_cells(sizes, {}, "-", (), None) == ["-"] * 9
 
 
@@ -41,21 +59,34 @@ def test_cells_fill_the_columns(with_jumps):
 
 def test_the_published_sweeps_are_of_the_same_runs_on_two_cards():
     first, second = (
-        [case_of(run, EXAMPLES) for run in read_runs(EXAMPLES / f"profet_{card}.csv")] for card in ("t4", "k80")
+        [case_of(run, EXAMPLES) for run in read_runs(EXAMPLES / f"profet_{card}.csv")]
+        for card in ("t4", "k80")
     )
     assert {case.cluster.device.name for case in first} == {"T4"}
     assert {case.cluster.device.name for case in second} == {"K80"}
-    assert [(case.spec, case.execution) for case in first] == [(case.spec, case.execution) for case in second]
-    assert all(slow.measured_ms > fast.measured_ms > 0 for fast, slow in zip(first, second, strict=True))
-    assert all("profet@" in line for line in (EXAMPLES / "profet_t4.csv").read_text().splitlines()[1:])
+    assert [(case.spec, case.execution) for case in first] == [
+        (case.spec, case.execution) for case in second
+    ]
+    assert all(
+        slow.measured_ms > fast.measured_ms > 0 for fast, slow in zip(first, second, strict=True)
+    )
+    assert all(
+        "profet@" in line for line in (EXAMPLES / "profet_t4.csv").read_text().splitlines()[1:]
+    )
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(["--sizes", "0"], "'0' is not a batch size"), (["--models", "vgg99"], "unknown model"), (["--second", "no.csv"], "no.csv")],
-)  # fmt: skip
+    [
+        (["--sizes", "0"], "'0' is not a batch size"),
+        (["--models", "vgg99"], "unknown model"),
+        (["--second", "no.csv"], "no.csv"),
+    ],
+)
 def test_a_mistake_is_said_before_anything_is_measured(wrong, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["calculator.py", "--journal", str(tmp_path / "runs.db"), *wrong])
+    monkeypatch.setattr(
+        sys, "argv", ["calculator.py", "--journal", str(tmp_path / "runs.db"), *wrong]
+    )
     monkeypatch.setattr(calculator, "measured_here", lambda options: pytest.fail("it measures"))
     with pytest.raises(SystemExit) as left:
         calculator.main()

@@ -48,16 +48,31 @@ def test_damaged_workloads(seed):
         try:
             damaged = records.from_json(json.dumps(data), Workload, "w.json")
             for precision in ("fp32", "amp_fp16", "bf16"):
-                forecast(damaged, Execution(micro_batch=8, precision=precision), Cluster(device=find_device("A100")))
+                forecast(
+                    damaged,
+                    Execution(micro_batch=8, precision=precision),
+                    Cluster(device=find_device("A100")),
+                )
         except TrainpaceError as error:
             assert len(str(error).splitlines()) == 1
 
 
 BLOCKS = [
-    ("operator_counts", [1, 0]), ("operator_counts", [2, 0, 0]), ("operator_counts", [-1, 0, 0]), ("operator_counts", [0.5, 0, 0]),
-    ("roles", ["column", ""]), ("roles", ["diagonal", "", ""]), ("count", 0), ("heads", 7), ("parameters", -1), ("parameters", 1),
-    ("saved_bytes", [1e30, 0]), ("saved_bytes", [0]), ("working_bytes", [-5, 1]), ("tied_parameters", 1e300),
-]  # fmt: skip
+    ("operator_counts", [1, 0]),
+    ("operator_counts", [2, 0, 0]),
+    ("operator_counts", [-1, 0, 0]),
+    ("operator_counts", [0.5, 0, 0]),
+    ("roles", ["column", ""]),
+    ("roles", ["diagonal", "", ""]),
+    ("count", 0),
+    ("heads", 7),
+    ("parameters", -1),
+    ("parameters", 1),
+    ("saved_bytes", [1e30, 0]),
+    ("saved_bytes", [0]),
+    ("working_bytes", [-5, 1]),
+    ("tied_parameters", 1e300),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), BLOCKS)

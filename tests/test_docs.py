@@ -15,9 +15,11 @@ import generate  # noqa: E402
 import pages  # noqa: E402
 
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "results"),
-]  # fmt: skip
+]
 STEPS = {page: pages.steps(page.read_text()) for page in PAGES}
 
 
@@ -36,7 +38,9 @@ def test_there_are_commands():
 @pytest.mark.parametrize("page", [page for page, steps in STEPS.items() if steps], ids=named)
 def test_a_page_does_what_it_shows(page, tmp_path):
     found = pages.differences(page.read_text(), tmp_path)
-    assert not found, "\n\n".join(f"$ {difference.step.text}\n{difference.problem}" for difference in found)
+    assert not found, "\n\n".join(
+        f"$ {difference.step.text}\n{difference.problem}" for difference in found
+    )
 
 
 def test_a_shown_output_is_compared():
@@ -66,7 +70,9 @@ def test_a_page_that_is_wrong_is_found(tmp_path):
 
 
 def test_files_of_a_page_are_there_for_its_commands(tmp_path):
-    page = "```python\n# hello.py\nprint('hello')\n```\n\n```console\n$ python hello.py\nhello\n```\n"
+    page = (
+        "```python\n# hello.py\nprint('hello')\n```\n\n```console\n$ python hello.py\nhello\n```\n"
+    )
     assert pages.differences(page, tmp_path) == []
 
 
@@ -81,7 +87,9 @@ def test_every_verb_has_a_page_with_an_example_and_nothing_else_has():
     for verb in VERBS:
         commands = [step for step in STEPS[generate.page_of_verb(verb)] if step.kind == "command"]
         if verb != "serve":  # which goes on until it is ended
-            assert any(f"trainpace {verb} " in f"{step.text} " and step.shown for step in commands), verb
+            assert any(
+                f"trainpace {verb} " in f"{step.text} " and step.shown for step in commands
+            ), verb
         assert f"<!-- generated: verb {verb} -->" in generate.page_of_verb(verb).read_text()
 
 
@@ -104,7 +112,10 @@ def test_the_version_is_the_projects():
 
     import trainpace
 
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == trainpace.__version__
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        == trainpace.__version__
+    )
 
 
 @pytest.mark.slow
@@ -133,7 +144,13 @@ def test_the_first_look(tmp_path):
 def test_the_calculator(tmp_path):
     """What `make calculator` runs, shortened."""
     of_two = ["--models", "resnet18", "mobilenet_v1", "--sizes", "1:3", "--seconds", "0.1s"]
-    command = [sys.executable, "examples/calculator.py", *of_two, "--journal", str(tmp_path / "kept" / "runs.db")]
+    command = [
+        sys.executable,
+        "examples/calculator.py",
+        *of_two,
+        "--journal",
+        str(tmp_path / "kept" / "runs.db"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^(?=\d\. )", done.stdout, flags=re.MULTILINE)[1:]
@@ -148,5 +165,7 @@ def test_the_calculator(tmp_path):
     assert "Cheapest: " in parts[4]
     pages = {path.name for path in (tmp_path / "kept").glob("*.html")}
     assert pages == {
-        f"{model}_{kind}.html" for model in ("resnet18", "mobilenet_v1") for kind in ("measured", "forecast")
+        f"{model}_{kind}.html"
+        for model in ("resnet18", "mobilenet_v1")
+        for kind in ("measured", "forecast")
     }

@@ -22,7 +22,9 @@ def test_documents_longer_than_a_row_are_cut():
 
 def test_a_batch_is_padded_to_the_longest_of_documents_drawn_at_random():
     documents = Documents.of({10: 500, 20: 300, 100: 200}, "here")
-    drawn = np.random.default_rng(0).choice([10, 20, 100], (20_000, 4), p=[0.5, 0.3, 0.2]).max(axis=1)
+    drawn = (
+        np.random.default_rng(0).choice([10, 20, 100], (20_000, 4), p=[0.5, 0.3, 0.2]).max(axis=1)
+    )
     assert documents.longest_of(4, 1000) == pytest.approx(drawn.mean(), rel=0.01)
     assert documents.longest_of(1, 1000) == pytest.approx(documents.mean)
     assert documents.longest_of(10_000, 64) == pytest.approx(64)

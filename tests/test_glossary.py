@@ -24,9 +24,26 @@ GOLDEN = sorted((Path(__file__).parent / "report" / "golden").iterdir())
 WORD = re.compile(r"(?<![\w./:@=<>\-+*])[A-Za-z]+(?:-[a-z]+)*(?:'[a-z]+)?(?![\w/@=(*]|\.[a-z])")
 """No option, path, name of a file, function or field: those are looked up elsewhere."""
 ENDINGS = [
-    ("s", ""), ("es", ""), ("ies", "y"), ("ed", ""), ("ed", "e"), ("ing", ""), ("ing", "e"), ("ly", ""), ("er", ""), ("er", "e"),
-    ("ation", "e"), ("ations", "e"), ("n't", ""), ("'s", ""), ("'ll", ""), ("ers", ""), ("ers", "e"), ("est", ""), ("est", "e"),
-]  # fmt: skip
+    ("s", ""),
+    ("es", ""),
+    ("ies", "y"),
+    ("ed", ""),
+    ("ed", "e"),
+    ("ing", ""),
+    ("ing", "e"),
+    ("ly", ""),
+    ("er", ""),
+    ("er", "e"),
+    ("ation", "e"),
+    ("ations", "e"),
+    ("n't", ""),
+    ("'s", ""),
+    ("'ll", ""),
+    ("ers", ""),
+    ("ers", "e"),
+    ("est", ""),
+    ("est", "e"),
+]
 
 
 def words_of(text):
@@ -64,7 +81,11 @@ def known():
 def names():
     """Of things: cards, processors, servers."""
     devices = [text for d in catalogue() for text in (d.name, d.vendor, d.architecture, *d.aliases)]
-    offers = [text for offer in snapshot() for text in (offer.provider, offer.instance_type, offer.region or "")]
+    offers = [
+        text
+        for offer in snapshot()
+        for text in (offer.provider, offer.instance_type, offer.region or "")
+    ]
     return {
         word.lower()
         for text in [*devices, *(h.name for h in host_catalogue()), *offers]
@@ -78,7 +99,11 @@ def unknown(text, known_words):
     def is_known(word):
         return any(form in known_words for form in forms(word))
 
-    return sorted(w for w in words_of(text) if not is_known(w) and not ("-" in w and all(map(is_known, w.split("-")))))
+    return sorted(
+        w
+        for w in words_of(text)
+        if not is_known(w) and not ("-" in w and all(map(is_known, w.split("-"))))
+    )
 
 
 def commands(command=_cli, context=None):
@@ -87,7 +112,11 @@ def commands(command=_cli, context=None):
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
         below = click.Context(inner, info_name=name, parent=context)
-        yield from commands(inner, below) if isinstance(inner, click.Group) else [(below.command_path, inner, below)]
+        yield from (
+            commands(inner, below)
+            if isinstance(inner, click.Group)
+            else [(below.command_path, inner, below)]
+        )
 
 
 def help_of(command, context):
@@ -106,7 +135,11 @@ def test_what_is_printed(file):
 
 @pytest.mark.parametrize("verb", SUMMARIES)
 def test_help(verb):
-    texts = [help_of(command, context) for path, command, context in commands() if path.split()[1] == verb]
+    texts = [
+        help_of(command, context)
+        for path, command, context in commands()
+        if path.split()[1] == verb
+    ]
     assert texts
     new = unknown("\n".join([SUMMARIES[verb], *texts]), known())
     assert not new, SAID.format(", ".join(new))
@@ -118,7 +151,19 @@ def test_a_new_piece_of_jargon_is_found():
 
 
 @pytest.mark.parametrize(
-    "term", ["kernel", "micro-batch", "shard", "pareto", "epoch", "allocator", "rank", "tensor", "rung", "offload"]
+    "term",
+    [
+        "kernel",
+        "micro-batch",
+        "shard",
+        "pareto",
+        "epoch",
+        "allocator",
+        "rank",
+        "tensor",
+        "rung",
+        "offload",
+    ],
 )
 def test_jargon_is_explained_and_not_merely_listed(term):
     assert set(forms(term)) & terms(GLOSSARY.read_text())
@@ -126,7 +171,11 @@ def test_jargon_is_explained_and_not_merely_listed(term):
 
 
 def test_a_term_that_is_taken_out_of_the_glossary_is_missed():
-    without = GLOSSARY.read_text().replace("Kernel\n: ", "Another\n: ").replace("Launch-bound\n: ", "Another\n: ")
+    without = (
+        GLOSSARY.read_text()
+        .replace("Kernel\n: ", "Another\n: ")
+        .replace("Launch-bound\n: ", "Another\n: ")
+    )
     left = terms(without) | set(PLAIN.read_text().split()) | names()
     assert "kernels" in unknown("Kernels take most of it.", left)
     assert unknown("Kernels take most of it.", known()) == []

@@ -59,7 +59,10 @@ def test_toml_that_cannot_be_believed(text, word):
 
 def test_dots_that_are_no_key():
     dots = "." * 60
-    assert toml_of(f'# {dots}\na = "{dots}"\nb = """\n{dots}\n"""', "m.toml") == {"a": dots, "b": f"{dots}\n"}
+    assert toml_of(f'# {dots}\na = "{dots}"\nb = """\n{dots}\n"""', "m.toml") == {
+        "a": dots,
+        "b": f"{dots}\n",
+    }
 
 
 def test_only_regular_files_of_a_size(tmp_path):
@@ -87,8 +90,9 @@ def test_a_record_is_not_nested():
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
-)  # fmt: skip
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
 
 
 @given(JSON)

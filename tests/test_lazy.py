@@ -13,7 +13,9 @@ def test_every_name_is_there_and_none_is_hidden_by_a_module(room):
     package = importlib.import_module(f"trainpace.{room}")
     assert len(package.__all__) > 4
     for module in pkgutil.walk_packages(package.__path__, f"trainpace.{room}."):
-        assert module.name.rpartition(".")[2] not in package.__all__  # an imported module would take the name's place
+        assert (
+            module.name.rpartition(".")[2] not in package.__all__
+        )  # an imported module would take the name's place
     for name in package.__all__:
         assert getattr(package, name) is not None
 

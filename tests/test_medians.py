@@ -51,7 +51,9 @@ def test_nine_of_ten_repeats_fall_inside(sizes, probes):
     draw = np.random.default_rng(0)
     inside = n = 0
     for _ in range(3000 // sizes):
-        medians = {b: list(100.0 * b * np.exp(draw.normal(0, 0.02, probes))) for b in range(1, sizes + 1)}
+        medians = {
+            b: list(100.0 * b * np.exp(draw.normal(0, 0.02, probes))) for b in range(1, sizes + 1)
+        }
         noise = noise_of(medians)
         for b, values in medians.items():
             interval = repeat_interval(values, noise)

@@ -29,12 +29,22 @@ def test_frozen(noun):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", '"Schedule"', "{}", '{"record":"Execution","schema_version":1}',
-        '{"record":"Schedule","schema_version":2}', '{"record":"Schedule","schema_version":"1"}', '{"record":"Schedule"}',
-        '{"record":"Schedule","schema_version":1,"samples":-1}', '{"record":"Schedule","schema_version":1,"samples":"many"}',
-        '{"record":"Schedule","schema_version":1,"sampels":5}', '{"record":"Schedule","schema_version":1,"epochs":1e999}',
+        "",
+        "{",
+        "[]",
+        "null",
+        '"Schedule"',
+        "{}",
+        '{"record":"Execution","schema_version":1}',
+        '{"record":"Schedule","schema_version":2}',
+        '{"record":"Schedule","schema_version":"1"}',
+        '{"record":"Schedule"}',
+        '{"record":"Schedule","schema_version":1,"samples":-1}',
+        '{"record":"Schedule","schema_version":1,"samples":"many"}',
+        '{"record":"Schedule","schema_version":1,"sampels":5}',
+        '{"record":"Schedule","schema_version":1,"epochs":1e999}',
     ],
-)  # fmt: skip
+)
 def test_bad_json_is_one_sentence(text):
     with pytest.raises(UnreadableInput) as caught:
         records.from_json(text, Schedule, "run.json")

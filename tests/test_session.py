@@ -62,7 +62,9 @@ def test_a_command_is_recorded_as_it_runs_in_a_terminal(tmp_path):
 
 
 def test_a_session_shows_every_line_and_says_where_it_is_faster():
-    ran = session.Ran("how?", ["trainpace", "x"], [(0.5, "working\r"), (60.0, "\x1b[2Kdone in a minute\r\n")])
+    ran = session.Ran(
+        "how?", ["trainpace", "x"], [(0.5, "working\r"), (60.0, "\x1b[2Kdone in a minute\r\n")]
+    )
     listed, end_s = session.events([ran], 6.0)
     assert end_s < 30
     assert any("60 s, shown 10 times as fast" in text for _, text in listed)
@@ -96,4 +98,6 @@ def test_the_readmes_picture_answers_the_readmes_command():
     texts = [e.text for e in picture.iter(f"{SVG}text")]
     assert texts[0] == "$ trainpace train.py --epochs 20"
     assert "trainpace train.py --epochs 20 " in (ROOT / "README.md").read_text()
-    assert any(text.startswith("The whole training (20 epochs, 600 steps) takes ") for text in texts)
+    assert any(
+        text.startswith("The whole training (20 epochs, 600 steps) takes ") for text in texts
+    )

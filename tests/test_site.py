@@ -15,9 +15,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SPHINX = ROOT / ".docs"
 CHROMIUM = shutil.which("chromium")
-LOOKED_AT = ("index", "tour", "charts", "tutorial", "glossary", "how_forecasts_work", "extending", "verbs/index", "verbs/forecast", "recipes/old_pcs",
-             "jumps", "results/cluster_accuracy", "search")  # fmt: skip
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (SPHINX / "installed").exists(), reason="make .docs/installed")]
+LOOKED_AT = (
+    "index",
+    "tour",
+    "charts",
+    "tutorial",
+    "glossary",
+    "how_forecasts_work",
+    "extending",
+    "verbs/index",
+    "verbs/forecast",
+    "recipes/old_pcs",
+    "jumps",
+    "results/cluster_accuracy",
+    "search",
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (SPHINX / "installed").exists(), reason="make .docs/installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +52,9 @@ def site(tmp_path_factory):
         str(folder / "site"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(SPHINX)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return folder / "site"
 
@@ -46,7 +64,9 @@ def test_nothing_comes_from_outside(site):
     assert len(pages) > 40
     for page in pages:
         text = page.read_text()
-        assert not re.findall(r'(?:src|srcset)="(?:https?:)?//|<link[^>]+href="(?:https?:)?//', text), page
+        assert not re.findall(
+            r'(?:src|srcset)="(?:https?:)?//|<link[^>]+href="(?:https?:)?//', text
+        ), page
     for style in site.rglob("*.css"):
         assert not re.findall(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style
 
@@ -76,7 +96,9 @@ def address(site):
         def log_message(self, *words):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -95,19 +117,35 @@ def browser():
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
-@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 390)]
+)
 def test_pages_in_a_browser(scheme, width, site, address, browser):
     from axe_playwright_python.sync_playwright import Axe
 
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     for name in LOOKED_AT:
         page, wrong = context.new_page(), []
-        page.on("console", lambda message, wrong=wrong: wrong.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message, wrong=wrong: (
+                wrong.append(message.text) if message.type == "error" else None
+            ),
+        )
         page.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
-        page.on("request", lambda r, wrong=wrong: None if r.url.startswith((address, "data:")) else wrong.append(r.url))
+        page.on(
+            "request",
+            lambda r, wrong=wrong: (
+                None if r.url.startswith((address, "data:")) else wrong.append(r.url)
+            ),
+        )
         page.goto(f"{address}/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+        found = [
+            v
+            for v in Axe().run(page).response["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
         assert found == [], (name, [(v["id"], v["nodes"][0]["html"]) for v in found])
         assert wrong == [], name
         page.close()

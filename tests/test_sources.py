@@ -12,13 +12,18 @@ STATEMENTS = {"001": 42, "002": 38, "003": 11, "004": 45}
 
 
 def test_every_statement_stands_once():
-    expected = [(source, str(n)) for source, count in STATEMENTS.items() for n in range(1, count + 1)]
+    expected = [
+        (source, str(n)) for source, count in STATEMENTS.items() for n in range(1, count + 1)
+    ]
     assert sorted((source, n) for source, n, *_ in ROWS) == sorted(expected)
 
 
 def test_the_counts_are_those_of_the_marks():
     marks = Counter(mark for *_, mark in ROWS)
-    assert f"Of {len(ROWS)} statements {marks['yes']} are shown, {marks['partly']} partly, {marks['no']} not." in PAGE
+    assert (
+        f"Of {len(ROWS)} statements {marks['yes']} are shown, {marks['partly']} partly, {marks['no']} not."
+        in PAGE
+    )
 
 
 def test_what_is_not_shown_has_its_reason():

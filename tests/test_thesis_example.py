@@ -34,7 +34,9 @@ def test_the_hull_holds_the_marks_and_not_the_corners():
     mask = train.hull_mask(train.TEMPLATE, 48)
     assert all(mask[int(48 * y), int(48 * x)] for x, y in train.TEMPLATE)
     assert not mask[[0, 0, -1, -1], [0, -1, 0, -1]].any()
-    assert train.hull_mask(np.full((5, 2), 0.5, dtype=np.float32), 48).mean() < 0.1  # all marks in one place
+    assert (
+        train.hull_mask(np.full((5, 2), 0.5, dtype=np.float32), 48).mean() < 0.1
+    )  # all marks in one place
 
 
 def test_the_face_lies_in_the_templates_frame():

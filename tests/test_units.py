@@ -11,10 +11,19 @@ from trainpace.errors import TrainpaceError
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("210ms", 0.21), ("90s", 90), ("1.5h", 5400), ("2h30m", 9000), ("1 day 4 h", 100800), ("3d", 259200),
-        ("1:30:00", 5400), ("2-12:00:00", 216000), ("500us", 5e-4), ("10.7h", 38520), ("1e3s", 1000),
+        ("210ms", 0.21),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("2h30m", 9000),
+        ("1 day 4 h", 100800),
+        ("3d", 259200),
+        ("1:30:00", 5400),
+        ("2-12:00:00", 216000),
+        ("500us", 5e-4),
+        ("10.7h", 38520),
+        ("1e3s", 1000),
     ],
-)  # fmt: skip
+)
 def test_durations(text, seconds):
     assert units.parse_duration_s(text) == pytest.approx(seconds)
 
@@ -29,9 +38,18 @@ def test_bad_durations(text):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("1281167", 1281167), ("1_281_167", 1281167), ("1,281,167", 1281167), ("1.28M", 1280000), ("7B", 7 * 10**9),
-     ("300b", 3 * 10**11), ("50k", 50000), ("2T", 2 * 10**12), ("1e3", 1000)],
-)  # fmt: skip
+    [
+        ("1281167", 1281167),
+        ("1_281_167", 1281167),
+        ("1,281,167", 1281167),
+        ("1.28M", 1280000),
+        ("7B", 7 * 10**9),
+        ("300b", 3 * 10**11),
+        ("50k", 50000),
+        ("2T", 2 * 10**12),
+        ("1e3", 1000),
+    ],
+)
 def test_counts(text, count):
     assert units.parse_count(text) == count
 
@@ -65,10 +83,23 @@ def test_a_percentage_is_a_share_of_the_old_speed():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (2e-6, "2 µs"), (0.21, "210 ms"), (5, "5 s"), (59.99, "1 min"), (61, "1 min 1 s"), (3600, "1 h"),
-     (3599.9, "1 h"), (94594.5, "26 h 17 min"), (5 * 86400 + 3600, "5 days 1 h"), (2 * 86400, "2 days"), (33 * 86400, "33 days"),
-     (32 * 50 * 10.7 * 3600, "713 days (1.95 years)"), (math.inf, "forever")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (2e-6, "2 µs"),
+        (0.21, "210 ms"),
+        (5, "5 s"),
+        (59.99, "1 min"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (3599.9, "1 h"),
+        (94594.5, "26 h 17 min"),
+        (5 * 86400 + 3600, "5 days 1 h"),
+        (2 * 86400, "2 days"),
+        (33 * 86400, "33 days"),
+        (32 * 50 * 10.7 * 3600, "713 days (1.95 years)"),
+        (math.inf, "forever"),
+    ],
+)
 def test_durations_for_people(seconds, text):
     assert units.format_duration(seconds) == text
 

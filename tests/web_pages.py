@@ -29,7 +29,11 @@ def PATHS(sweeps, run):
         "/public": ["#answer tbody tr", "#next", ".switch a[aria-current]"],
         "/public?model=no+such": [".verdict.empty"],
         "/accuracy": [".verdict", "figure.chart canvas", "tbody tr"],
-        "/whatif?model=little+transformer&precision=bf16": [".cards", "figure.chart canvas", ".bars"],
+        "/whatif?model=little+transformer&precision=bf16": [
+            ".cards",
+            "figure.chart canvas",
+            ".bars",
+        ],
     }
 
 
@@ -47,7 +51,9 @@ def problems(page):
 
     found = Axe().run(page).response["violations"]
     return [
-        (v["id"], [n["html"][:120] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")
+        (v["id"], [n["html"][:120] for n in v["nodes"]][:3])
+        for v in found
+        if v["impact"] in ("serious", "critical")
     ]
 
 

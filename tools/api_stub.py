@@ -34,19 +34,37 @@ LIVE = ("example: Any = ...", "loss: Any = ...", "task_optimizer: Any = ...")
 def stub() -> str:
     """The text of the stub."""
     module = ast.parse(VERBS.read_text())
-    blocks = [ast.unparse(node) for guard in module.body if isinstance(guard, ast.If) for node in guard.body]
-    functions = [n for n in module.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
-    text = HEAD + "\n".join(blocks) + "\n\n" + "\n\n".join(_function(node) for node in functions) + "\n"
+    blocks = [
+        ast.unparse(node)
+        for guard in module.body
+        if isinstance(guard, ast.If)
+        for node in guard.body
+    ]
+    functions = [
+        n for n in module.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")
+    ]
+    text = (
+        HEAD
+        + "\n".join(blocks)
+        + "\n\n"
+        + "\n\n".join(_function(node) for node in functions)
+        + "\n"
+    )
     for job in (["check", "--quiet", "--select", "I,F401", "--fix"], ["format"]):
         command = [sys.executable, "-m", "ruff", *job, "--stdin-filename", str(STUB), "-"]
-        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        text = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout
     return text
 
 
 def _function(node: ast.FunctionDef) -> str:
     request = _request_of(node)
     own = [*node.args.args, *node.args.kwonlyargs]
-    defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults, *node.args.kw_defaults]
+    defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [
+        *node.args.defaults,
+        *node.args.kw_defaults,
+    ]
     written = [
         f"{a.arg}: {ast.unparse(a.annotation or ast.Name('Any'))}{' = ...' if d else ''}"
         for a, d in zip(own, defaults, strict=True)
@@ -70,7 +88,9 @@ def _request_of(node: ast.FunctionDef) -> type[Request] | None:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute) and inner.attr.endswith("Request"):
             module = ast.unparse(inner.value).rpartition(".")[2]
-            request: type[Request] = getattr(importlib.import_module(f"trainpace.verbs.{module}"), inner.attr)
+            request: type[Request] = getattr(
+                importlib.import_module(f"trainpace.verbs.{module}"), inner.attr
+            )
             return request
     return None
 

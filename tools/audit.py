@@ -24,7 +24,15 @@ def write_bills() -> None:
     BILLS.mkdir(parents=True, exist_ok=True)
     for lock in LOCKS:
         bill = BILLS / f"{lock.stem}.json"
-        command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(lock), "--output-file", str(bill)]
+        command = [
+            sys.executable,
+            "-m",
+            "cyclonedx_py",
+            "requirements",
+            str(lock),
+            "--output-file",
+            str(bill),
+        ]
         subprocess.run(command, check=True)
 
 
@@ -37,12 +45,20 @@ def findings(pins: list[str]) -> list[dict[str, Any]] | None:
         asked.flush()
         command += ["--progress-spinner", "off", "--requirement", asked.name]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENOUGH_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=ENOUGH_S
+            )
         except subprocess.TimeoutExpired:
-            print(f"the database of vulnerabilities gave no answer within {ENOUGH_S} s", file=sys.stderr)
+            print(
+                f"the database of vulnerabilities gave no answer within {ENOUGH_S} s",
+                file=sys.stderr,
+            )
             return None
     if not done.stdout.strip():
-        print(f"the database of vulnerabilities gave no answer: {done.stderr.strip()[-300:]}", file=sys.stderr)
+        print(
+            f"the database of vulnerabilities gave no answer: {done.stderr.strip()[-300:]}",
+            file=sys.stderr,
+        )
         return None
     found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     return found
@@ -76,7 +92,9 @@ def main() -> int:
             for found in package.get("vulns", ()):
                 vulnerable += 1
                 pin = f"{package['name']}=={package['version']}"
-                locks = ", ".join(lock.name for lock, theirs in pins_by_lock.items() if pin in theirs)
+                locks = ", ".join(
+                    lock.name for lock, theirs in pins_by_lock.items() if pin in theirs
+                )
                 fixed = ", ".join(found["fix_versions"]) or "no version yet"
                 print(f"{pin} ({locks}) has {found['id']}, mended in {fixed}")
     print(f"{known} pinned versions were looked up, {vulnerable} vulnerabilities are known")

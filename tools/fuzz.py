@@ -74,7 +74,14 @@ class Attempts:
                 (self._kept / f"{self.seed}-{self.cases}").write_bytes(content)
 
     def tried(self) -> Tried:
-        return Tried(self.name, self.cases, self.seconds, self._slowest_s, self._memory_kib >> 10, self._findings)
+        return Tried(
+            self.name,
+            self.cases,
+            self.seconds,
+            self._slowest_s,
+            self._memory_kib >> 10,
+            self._findings,
+        )
 
 
 def tried(name: str, seed: int, seconds: float, most: int) -> Tried:
@@ -93,11 +100,15 @@ def tried(name: str, seed: int, seconds: float, most: int) -> Tried:
 def tried_guided(name: str, seed: int, seconds: float, most: int) -> Tried:
     """The same in a process that libFuzzer drives."""
     words = [name, "--seconds", str(seconds), "--cases", str(most), "--seed", str(seed)]
-    done = subprocess.run([sys.executable, str(GUIDED), *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(GUIDED), *words], capture_output=True, text=True, check=False
+    )
     try:
         return Tried(**json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        return Tried(name, 0, seconds, 0.0, 0, {f"the fuzzer itself ended: {done.stderr[-300:]}": 1})
+        return Tried(
+            name, 0, seconds, 0.0, 0, {f"the fuzzer itself ended: {done.stderr[-300:]}": 1}
+        )
 
 
 def main() -> int:
@@ -107,7 +118,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--types", nargs="*", help="only these")
     parser.add_argument(
-        "--unguided", action="store_true", help="random mutants of the examples alone: many more a second"
+        "--unguided",
+        action="store_true",
+        help="random mutants of the examples alone: many more a second",
     )
     asked = parser.parse_args()
     sys.path.insert(0, str(TESTS))
@@ -118,7 +131,9 @@ def main() -> int:
     each_s = asked.minutes * 60 * workers / len(names)
     guided = not asked.unguided and importlib.util.find_spec("atheris") is not None
     how = "guided by coverage (atheris)" if guided else "random mutants"
-    print(f"seed {asked.seed}, {len(names)} types of files, at most {each_s:.0f} s each, {workers} at a time, {how}\n")
+    print(
+        f"seed {asked.seed}, {len(names)} types of files, at most {each_s:.0f} s each, {workers} at a time, {how}\n"
+    )
     print(f"{'type':28} {'cases':>7} {'s':>6} {'slowest, s':>10} {'most MiB':>8}  findings")
     begun, total, wrong = time.monotonic(), 0, 0
     jobs = [(guided, name, asked.seed, each_s, asked.cases) for name in names]

@@ -42,7 +42,9 @@ def _command(command: click.Command, context: click.Context, level: int) -> str:
     pieces = " ".join(command.collect_usage_pieces(context))
     parts = [f"```text\n{context.command_path} {pieces}\n```", _description(command)]
     rows = [
-        record for p in command.get_params(context) if (record := _option(p, context)) and "--help" not in record[0]
+        record
+        for p in command.get_params(context)
+        if (record := _option(p, context)) and "--help" not in record[0]
     ]
     if rows:
         table = "\n".join(f"| `{name}` | {text} |" for name, text in rows)
@@ -107,11 +109,14 @@ def links() -> str:
     """The fitted constants of the collectives' use of links."""
     from trainpace.forecast.links import CONSTANTS, Generation
 
-    records = {f"NVLink {number}": one for number, one in CONSTANTS.generations.items()} | {"PCIe": CONSTANTS.pcie}
+    records = {f"NVLink {number}": one for number, one in CONSTANTS.generations.items()} | {
+        "PCIe": CONSTANTS.pcie
+    }
     fields = Generation.__struct_fields__
     lines = [f"| | {' | '.join(f'`{name}`' for name in fields)} |", "|---|" + "--:|" * len(fields)]
     lines += [
-        f"| {kind} | {' | '.join(f'{getattr(one, name):g}' for name in fields)} |" for kind, one in records.items()
+        f"| {kind} | {' | '.join(f'{getattr(one, name):g}' for name in fields)} |"
+        for kind, one in records.items()
     ]
     shared = [name for name in CONSTANTS.__struct_fields__ if name not in ("generations", "pcie")]
     rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in shared)
@@ -128,7 +133,9 @@ def _number_rows(name: str) -> list[str]:
     import ast
     import importlib
 
-    module = importlib.import_module(f"trainpace.{name}" if "." in name else f"trainpace.forecast.{name}")
+    module = importlib.import_module(
+        f"trainpace.{name}" if "." in name else f"trainpace.forecast.{name}"
+    )
     body = ast.parse(inspect.getsource(module)).body
     rows = []
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -154,9 +161,14 @@ def intervals() -> str:
     spreads, rows = fitted_spreads(), []
     for i, name in enumerate(PARTS):
         sds = [deviation(spreads, np.eye(len(PARTS))[i], seen) for seen in (True, False)]
-        ends = [f"{np.expm1(spreads.low * sd):+.0%} to {np.expm1(spreads.high * sd):+.0%}" for sd in sds]
+        ends = [
+            f"{np.expm1(spreads.low * sd):+.0%} to {np.expm1(spreads.high * sd):+.0%}" for sd in sds
+        ]
         rows.append(f"| {name} | {ends[0]} | {ends[1]} |")
-    return "| the step is all | on a card of the fit | on another card |\n|---|---|---|\n" + "\n".join(rows)
+    return (
+        "| the step is all | on a card of the fit | on another card |\n|---|---|---|\n"
+        + "\n".join(rows)
+    )
 
 
 def relatedness() -> str:
@@ -165,9 +177,10 @@ def relatedness() -> str:
 
     r = fitted_spreads().relatedness
     rows = [
-        ("all that one user measures", r.user, r.user_near), ("runs on one device", r.device, r.device_near),
+        ("all that one user measures", r.user, r.user_near),
+        ("runs on one device", r.device, r.device_near),
         ("runs of one model", r.model, r.model_near),
-    ]  # fmt: skip
+    ]
     lines = ["| common to | made of the same parts | and about as long |", "|---|--:|--:|"]
     lines += [f"| {name} | {share:.1%} | {near:.1%} |" for name, share, near in rows]
     lines += [
@@ -192,7 +205,9 @@ def cards() -> str:
 def table(name: str, number: str, *first: str) -> str:
     """The table of that number (from 1) in benchmarks/results/NAME.md; with words, its rows that begin so."""
     lines = _TABLE.findall((RESULTS / f"{name}.md").read_text())[int(number) - 1].splitlines()
-    return "\n".join(lines[:2] + [row for row in lines[2:] if row.startswith(f"| {' '.join(first)}")])
+    return "\n".join(
+        lines[:2] + [row for row in lines[2:] if row.startswith(f"| {' '.join(first)}")]
+    )
 
 
 def below(name: str, number: str) -> str:
@@ -216,23 +231,42 @@ def public_accuracy(groups: str) -> str:
     from trainpace.evidence import ScoreLine, public_runs, score_of
 
     score = score_of(public_runs())
-    lines = [*getattr(score, groups), ScoreLine(name="*all*", in_fit=score.in_fit, not_in_fit=score.not_in_fit)]
-    heads = " | ".join(f"{name}: n | mean % | median % | inside %" for name in ("in the fit", "not in the fit"))
+    lines = [
+        *getattr(score, groups),
+        ScoreLine(name="*all*", in_fit=score.in_fit, not_in_fit=score.not_in_fit),
+    ]
+    heads = " | ".join(
+        f"{name}: n | mean % | median % | inside %" for name in ("in the fit", "not in the fit")
+    )
     rows = [f"| | {heads} |", "|---|" + "--:|" * 8]
     for line in lines:
         cells = [
-            cell for s in (line.in_fit, line.not_in_fit)
-            for cell in ([f"{s.n:,}", f"{s.mape:.1f}", f"{s.median:.1f}", f"{s.coverage:.0f}"] if s.n else [""] * 4)
-        ]  # fmt: skip
+            cell
+            for s in (line.in_fit, line.not_in_fit)
+            for cell in (
+                [f"{s.n:,}", f"{s.mape:.1f}", f"{s.median:.1f}", f"{s.coverage:.0f}"]
+                if s.n
+                else [""] * 4
+            )
+        ]
         rows.append(f"| {line.name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 PARTS: dict[str, Callable[..., str]] = {
-    "verb": verb, "verbs": verbs, "constants": constants, "links": links, "numbers": numbers, "intervals": intervals,
-    "relatedness": relatedness, "cards": cards, "table": table, "below": below, "public_sources": public_sources,
+    "verb": verb,
+    "verbs": verbs,
+    "constants": constants,
+    "links": links,
+    "numbers": numbers,
+    "intervals": intervals,
+    "relatedness": relatedness,
+    "cards": cards,
+    "table": table,
+    "below": below,
+    "public_sources": public_sources,
     "public_accuracy": public_accuracy,
-}  # fmt: skip
+}
 
 
 def generated(text: str) -> str:

@@ -20,8 +20,19 @@ from pathlib import Path
 BASE, CUDA = Path("requirements.lock"), Path("requirements-cuda.lock")
 LOWEST, PYTHONS = Path("requirements-lowest.lock"), Path("requirements-pythons.lock")
 UV = ".audit/bin/uv"  # apart, so that .venv does not see it
-EXTRAS_OF_LOWEST = ("transformers", "peft", "demo", "data", "postgresql", "serve", "figures", "pandas")
-PIN = re.compile(r"^([\w.-]+)==([^\s;+]+)", re.MULTILINE)  # without the label of a build (2.13.0+cpu)
+EXTRAS_OF_LOWEST = (
+    "transformers",
+    "peft",
+    "demo",
+    "data",
+    "postgresql",
+    "serve",
+    "figures",
+    "pandas",
+)
+PIN = re.compile(
+    r"^([\w.-]+)==([^\s;+]+)", re.MULTILINE
+)  # without the label of a build (2.13.0+cpu)
 
 
 def pins_of(text: str) -> dict[str, str]:
@@ -38,7 +49,9 @@ def oldest_admitted(pyproject: Path, torch: str) -> str:
     declared = tomllib.loads(pyproject.read_text())
     extras = declared["project"]["optional-dependencies"]
     wanted = declared["project"]["dependencies"] + declared["dependency-groups"]["dev"]
-    wanted += declared["build-system"]["requires"] + [one for extra in EXTRAS_OF_LOWEST for one in extras[extra]]
+    wanted += declared["build-system"]["requires"] + [
+        one for extra in EXTRAS_OF_LOWEST for one in extras[extra]
+    ]
     oldest = {one.replace(">=", "==") for one in wanted if not one.startswith("torch>")}
     return "\n".join([*sorted(oldest), "editables", f"torch=={torch}"])
 
@@ -46,8 +59,14 @@ def oldest_admitted(pyproject: Path, torch: str) -> str:
 def without_torch(pyproject: Path) -> str:
     """What this package and its tests need where no torch is to be had."""
     declared = tomllib.loads(pyproject.read_text())
-    wanted = declared["build-system"]["requires"] + declared["project"]["dependencies"] + ["editables"]
-    tests = [one for one in declared["dependency-groups"]["dev"] if one.startswith(("pytest", "hypothesis"))]
+    wanted = (
+        declared["build-system"]["requires"] + declared["project"]["dependencies"] + ["editables"]
+    )
+    tests = [
+        one
+        for one in declared["dependency-groups"]["dev"]
+        if one.startswith(("pytest", "hypothesis"))
+    ]
     return "\n".join(one for one in wanted + tests if not one.startswith("torch>"))
 
 
@@ -63,12 +82,18 @@ def hash_of_local_torch() -> str | None:
         return None
     quietly = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
     report = json.loads(pip("install", *quietly, f"torch=={version('torch')}"))
-    return f"--hash=sha256:{report['install'][0]['download_info']['archive_info']['hashes']['sha256']}"
+    return (
+        f"--hash=sha256:{report['install'][0]['download_info']['archive_info']['hashes']['sha256']}"
+    )
 
 
 def write(lock: Path, requirements: str, *options: str) -> None:
     """A lock file by uv, which keeps the versions and hashes in it that still hold; the comments at its head stay."""
-    head = [line for line in lock.read_text().splitlines() if line.startswith("#")] if lock.exists() else []
+    head = (
+        [line for line in lock.read_text().splitlines() if line.startswith("#")]
+        if lock.exists()
+        else []
+    )
     command = [UV, "pip", "compile", "--quiet", "--generate-hashes", "--no-header"]
     command += ["--no-annotate", "--no-emit-index-url", "--python", sys.executable]
     command += [*options, "--output-file", str(lock), "-"]
@@ -87,7 +112,12 @@ def main() -> None:
     beside = [f"--no-emit-package={name}" for name in here]
     write(CUDA, f"torch=={here['torch']}", "--universal", "--constraints", str(BASE), *beside)
     without_cuda = [f"--no-emit-package={name}" for name in pins_of(CUDA.read_text())]
-    write(LOWEST, oldest_admitted(Path("pyproject.toml"), here["torch"]), "--only-binary=:all:", *without_cuda)
+    write(
+        LOWEST,
+        oldest_admitted(Path("pyproject.toml"), here["torch"]),
+        "--only-binary=:all:",
+        *without_cuda,
+    )
     write(PYTHONS, without_torch(Path("pyproject.toml")), "--universal", "--constraints", str(BASE))
     for lock in sorted(set(Path().glob("requirements-*.lock")) - {CUDA, LOWEST, PYTHONS}):
         write(lock, lines_of(pins_of(lock.read_text())), "--no-deps")

@@ -25,24 +25,47 @@ from pathlib import Path
 GOAL = 0.85
 SEED = 20
 FOLDER = Path("mutants")
-_READS = ("x_read*", "x__read*", "x_put_training_arguments*", "x_is_*", "x_sections_with_arguments*")
+_READS = (
+    "x_read*",
+    "x__read*",
+    "x_put_training_arguments*",
+    "x_is_*",
+    "x_sections_with_arguments*",
+)
 MODULES = {
     "schedule": ["trainpace.schedule.*"],
     "forecast/tiles": ["trainpace.forecast.tiles.*"],
     "measure/changes": ["trainpace.measure.changes.*"],
     "configs: files as a whole": [
-        *(f"trainpace.configs.files.{name}__mutmut*" for name in ("x_read_configs", "x_syntax_of", "x_parse_config")),
+        *(
+            f"trainpace.configs.files.{name}__mutmut*"
+            for name in ("x_read_configs", "x_syntax_of", "x_parse_config")
+        ),
         "trainpace.configs.files.x__in_known_format__mutmut*",
-        *(f"trainpace.configs.syntax.{name}__mutmut*" for name in ("x_parse", "x_parse_json", "x_parse_yaml", "x__measure")),
-        *(f"trainpace.configs.syntax.{name}__mutmut*" for name in ("x__parts", "x_checked", "x__twice")),
+        *(
+            f"trainpace.configs.syntax.{name}__mutmut*"
+            for name in ("x_parse", "x_parse_json", "x_parse_yaml", "x__measure")
+        ),
+        *(
+            f"trainpace.configs.syntax.{name}__mutmut*"
+            for name in ("x__parts", "x_checked", "x__twice")
+        ),
         "trainpace.configs.settings.*",
     ],
     "configs: each format": [
-        *(f"trainpace.configs.{tool}.{name}" for tool in ("accelerate", "deepspeed", "huggingface") for name in _READS),
-        *(f"trainpace.configs.{tool}.{name}" for tool in ("lightning", "command", "sbatch") for name in _READS),
+        *(
+            f"trainpace.configs.{tool}.{name}"
+            for tool in ("accelerate", "deepspeed", "huggingface")
+            for name in _READS
+        ),
+        *(
+            f"trainpace.configs.{tool}.{name}"
+            for tool in ("lightning", "command", "sbatch")
+            for name in _READS
+        ),
         "trainpace.configs.python_code.*",
     ],
-}  # fmt: skip
+}
 """Patterns of mutmut's names of the faults that count. What writes settings files is left out."""
 _VERDICTS = {
     0: "survived",
@@ -59,7 +82,9 @@ _VERDICTS = {
 def mutmut(*names: str) -> None:
     """Make the faults where they are not there yet, and try the named ones."""
     done = subprocess.run(
-        [sys.executable, "-m", "mutmut", "run", "--max-children", "2", *names], capture_output=True, text=True
+        [sys.executable, "-m", "mutmut", "run", "--max-children", "2", *names],
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         sys.exit(f"mutmut ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -75,7 +100,11 @@ def verdicts() -> dict[str, str | None]:
 
 
 def drawn(known: dict[str, str | None], module: str, most: int) -> list[str]:
-    names = sorted(name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in MODULES[module]))
+    names = sorted(
+        name
+        for name in known
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in MODULES[module])
+    )
     return random.Random(SEED).sample(names, most) if 0 < most < len(names) else names
 
 
@@ -92,7 +121,10 @@ def change_of(name: str) -> str:
 def _bodies(file: Path) -> dict[str, list[str]]:
     """The lines of every function of a file below its `def`, where its name differs from the others'."""
     text = file.read_text()
-    lines, functions = text.splitlines(), [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    lines, functions = (
+        text.splitlines(),
+        [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)],
+    )
     return {function.name: lines[function.lineno : function.end_lineno] for function in functions}
 
 
@@ -105,7 +137,10 @@ def table(samples: dict[str, list[str]], known: dict[str, str | None]) -> tuple[
     total: Counter[str] = Counter()
     for module, names in samples.items():
         counts = Counter(known[name] or "not tried" for name in names)
-        counts["faults"], counts["tried"] = len(drawn(known, module, 0)), len(names) - counts["not tried"]
+        counts["faults"], counts["tried"] = (
+            len(drawn(known, module, 0)),
+            len(names) - counts["not tried"],
+        )
         total += counts
         lines.append(_row(module, counts))
     lines.append(_row("**all**", total))
@@ -118,20 +153,32 @@ def _row(name: str, counts: Counter[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Plant small faults and count those that the tests notice.")
-    parser.add_argument("--sample", type=int, default=150, help="faults to try of each module; 0 for all")
-    parser.add_argument("--module", action="append", choices=MODULES, help="only this module; may be given again")
-    parser.add_argument(
-        "--survivors", action="store_true", help="try again only those of the sample that were not noticed"
+    parser = argparse.ArgumentParser(
+        description="Plant small faults and count those that the tests notice."
     )
     parser.add_argument(
-        "--show", action="store_true", help="try none: show what is known, with the faults that survived"
+        "--sample", type=int, default=150, help="faults to try of each module; 0 for all"
+    )
+    parser.add_argument(
+        "--module", action="append", choices=MODULES, help="only this module; may be given again"
+    )
+    parser.add_argument(
+        "--survivors",
+        action="store_true",
+        help="try again only those of the sample that were not noticed",
+    )
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="try none: show what is known, with the faults that survived",
     )
     arguments = parser.parse_args()
     if not FOLDER.exists():
         mutmut("trainpace.schedule.halving.*")
     known = verdicts()
-    samples = {module: drawn(known, module, arguments.sample) for module in arguments.module or MODULES}
+    samples = {
+        module: drawn(known, module, arguments.sample) for module in arguments.module or MODULES
+    }
     wanted = ["survived", "no tests", "timeout", "error"] if arguments.survivors else [None]
     names = [name for module in samples.values() for name in module if known[name] in wanted]
     if names and not arguments.show:
@@ -139,7 +186,12 @@ def main() -> int:
         known = verdicts()
     lines, share = table(samples, known)
     print(lines)
-    for name in (name for module in samples.values() for name in module if known[name] not in (None, "killed")):
+    for name in (
+        name
+        for module in samples.values()
+        for name in module
+        if known[name] not in (None, "killed")
+    ):
         print(f"\n{name}: {known[name]}\n{change_of(name)}")
     return 0 if share >= GOAL else 1
 

@@ -108,15 +108,24 @@ def run(step: Step, folder: Path) -> str:
     if step.kind == "file":
         (folder / step.name).write_text(step.text)
         return ""
-    command = [sys.executable, "-c", step.text] if step.kind == "python" else ["bash", "-c", step.text]
+    command = (
+        [sys.executable, "-c", step.text] if step.kind == "python" else ["bash", "-c", step.text]
+    )
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
         start_new_session=True,  # so that a command that hangs is ended with all that it started
         env={
-            **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": str(WIDTH),
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "COLUMNS": str(WIDTH),
             "XDG_DATA_HOME": str(folder / ".data"),
         },
-    )  # fmt: skip
+    )
     try:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -130,7 +139,9 @@ def run(step: Step, folder: Path) -> str:
 
 def _without_places(text: str, folder: Path) -> str:
     """The text as it would look in a folder of the reader's, with python on the path."""
-    return text.replace(str(folder), "/home/you/training").replace(f"{Path(sys.executable).parent}/", "")
+    return text.replace(str(folder), "/home/you/training").replace(
+        f"{Path(sys.executable).parent}/", ""
+    )
 
 
 def _tidy(text: str) -> str:
@@ -153,7 +164,9 @@ def differences(page: str, folder: Path, to_digits: bool = False) -> list[Differ
         if step.kind == "command" and not real:
             different.append(Difference(step, real, "it printed nothing"))
         elif step.shown.strip() and (to_digits or not agrees(step.shown, real)):
-            lines = difflib.unified_diff(step.shown.splitlines(), real.splitlines(), "shown", "real", lineterm="", n=1)
+            lines = difflib.unified_diff(
+                step.shown.splitlines(), real.splitlines(), "shown", "real", lineterm="", n=1
+            )
             different.append(Difference(step, real, "\n".join(lines)))
     return different
 
@@ -167,9 +180,11 @@ def _same_choice(shown: str, real: str) -> str:
     chosen: set[int] = set()
     for line in shown_lines:
         near = {
-            i: difflib.SequenceMatcher(None, line, loosely(other)).ratio() + (0.01 if i - 1 in chosen else 0.0)
-            for i, other in enumerate(lines) if i not in chosen
-        }  # fmt: skip
+            i: difflib.SequenceMatcher(None, line, loosely(other)).ratio()
+            + (0.01 if i - 1 in chosen else 0.0)
+            for i, other in enumerate(lines)
+            if i not in chosen
+        }
         best = max(near, key=lambda i: near[i], default=None)
         if best is not None and near[best] >= ALIKE:
             chosen.add(best)
@@ -188,7 +203,9 @@ def _without_last_empty(lines: list[str]) -> list[str]:
 
 def main() -> int:
     """Print differences; with --write put real output in the place of what is shown, and of a line `?`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -200,7 +217,11 @@ def main() -> int:
         for difference in reversed(different):
             step = difference.step
             if options.write and difference.real:
-                text = text[: step.start] + _same_choice(step.shown, difference.real) + text[step.end :]
+                text = (
+                    text[: step.start]
+                    + _same_choice(step.shown, difference.real)
+                    + text[step.end :]
+                )
                 continue
             left += 1
             print(f"{path}: $ {step.text}\n{difference.problem}\n")

@@ -42,15 +42,46 @@ TIMEOUT_S = 600
 MOST_BYTES = 300_000
 JOB = ["--samples", "1281167", "--epochs", "90"]
 COMMANDS: dict[str, list[str]] = {
-    "How long does my script take, and what slows it down?": ["trainpace", "train.py", "--epochs", "20"],
+    "How long does my script take, and what slows it down?": [
+        "trainpace",
+        "train.py",
+        "--epochs",
+        "20",
+    ],
     "And a model on cards that I do not have?": [
-        "trainpace", "forecast", "resnet50", "--gpu", "T4", "--gpu", "H100", "--batch", "64", "--precision", "amp_fp16",
+        "trainpace",
+        "forecast",
+        "resnet50",
+        "--gpu",
+        "T4",
+        "--gpu",
+        "H100",
+        "--batch",
+        "64",
+        "--precision",
+        "amp_fp16",
     ],
-    "Which server should I rent for the whole training?": ["trainpace", "match", "resnet50", *JOB, "--deadline", "24h"],
+    "Which server should I rent for the whole training?": [
+        "trainpace",
+        "match",
+        "resnet50",
+        *JOB,
+        "--deadline",
+        "24h",
+    ],
     "What should I change?": [
-        "trainpace", "plan", "resnet50", "--gpu", "A100", "--num-gpus", "4", "--batch", "64", *JOB,
+        "trainpace",
+        "plan",
+        "resnet50",
+        "--gpu",
+        "A100",
+        "--num-gpus",
+        "4",
+        "--batch",
+        "64",
+        *JOB,
     ],
-}  # fmt: skip
+}
 """The question, shown as a comment, and the command. The first is the README's."""
 
 
@@ -70,12 +101,21 @@ def record(question: str, command: list[str], folder: Path) -> Ran:
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in UNSET} | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm-256color", "LANG": "C.UTF-8",
-        "XDG_DATA_HOME": str(folder / ".data"), "XDG_CACHE_HOME": str(folder / ".cache"),
-    }  # fmt: skip
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TERM": "xterm-256color",
+        "LANG": "C.UTF-8",
+        "XDG_DATA_HOME": str(folder / ".data"),
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+    }
     begun, output = time.monotonic(), []
     process = subprocess.Popen(
-        command, stdin=there, stdout=there, stderr=there, cwd=folder, env=env, start_new_session=True
+        command,
+        stdin=there,
+        stdout=there,
+        stderr=there,
+        cwd=folder,
+        env=env,
+        start_new_session=True,
     )
     os.close(there)
     try:
@@ -107,7 +147,9 @@ def _merged(output: Sequence[tuple[float, bytes]], folder: Path) -> list[tuple[f
     texts, rest = [], b""
     for i, (at, part) in enumerate(merged):
         whole = rest + part
-        cut = len(whole) if i == len(merged) - 1 else max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
+        cut = (
+            len(whole) if i == len(merged) - 1 else max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
+        )
         whole, rest = whole[:cut], whole[cut:]
         text = whole.decode("utf-8", "replace")
         text = text.replace(f"{folder}/.data", "~/.local/share")
@@ -126,7 +168,9 @@ def shown_after(ran: Ran) -> list[Line]:
     return screen.shown()
 
 
-def events(session: Sequence[Ran], most_running_s: float = float("inf")) -> tuple[list[tuple[float, str]], float]:
+def events(
+    session: Sequence[Ran], most_running_s: float = float("inf")
+) -> tuple[list[tuple[float, str]], float]:
     """(seconds, text) of the whole session, and when it ends. A command that takes longer than `most_running_s` is sped up, which
     a line in its own words says."""
     listed: list[tuple[float, str]] = []
@@ -139,7 +183,9 @@ def events(session: Sequence[Ran], most_running_s: float = float("inf")) -> tupl
             now += TYPING_S
         took = ran.output[-1][0] if ran.output else 0.0
         fast = max(1.0, took / most_running_s)
-        note = f"  \x1b[2m({took:.0f} s, shown {fast:.0f} times as fast)\x1b[0m" if fast >= 1.5 else ""
+        note = (
+            f"  \x1b[2m({took:.0f} s, shown {fast:.0f} times as fast)\x1b[0m" if fast >= 1.5 else ""
+        )
         listed.append((now, f"{note}\r\n"))
         listed += [(now + at / fast, text) for at, text in ran.output]
         now += took / fast + READING_S
@@ -169,27 +215,39 @@ def played(session: Sequence[Ran]) -> str:
 
 def main() -> None:
     """Record, and write the three files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", action="store_true", help="keep the recordings in out/session")
     parser.add_argument("--again", action="store_true", help="draw those that were kept")
     options = parser.parse_args()
     kept = ROOT / "out" / "session" / "session.json"
     if options.again:
-        session = [Ran(q, c, [(at, text) for at, text in output]) for q, c, output in json.loads(kept.read_text())]
+        session = [
+            Ran(q, c, [(at, text) for at, text in output])
+            for q, c, output in json.loads(kept.read_text())
+        ]
     else:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             shutil.copy(ROOT / "examples" / "face_crops.py", folder / "train.py")
-            subprocess.run([sys.executable, "train.py", "--make", "out/faces"], cwd=folder, check=True)
+            subprocess.run(
+                [sys.executable, "train.py", "--make", "out/faces"], cwd=folder, check=True
+            )
             session = [record(question, command, folder) for question, command in COMMANDS.items()]
     if options.keep:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(session))
     first = session[0]
     files = {
-        "look.svg": still(shown_after(first), COLUMNS, f"{shlex.join(first.command)} in a terminal, and its answer"),
-        "session.svg": played(session), "session.cast": cast(session),
-    }  # fmt: skip
+        "look.svg": still(
+            shown_after(first),
+            COLUMNS,
+            f"{shlex.join(first.command)} in a terminal, and its answer",
+        ),
+        "session.svg": played(session),
+        "session.cast": cast(session),
+    }
     for file, text in files.items():
         assert len(text.encode()) <= MOST_BYTES, f"{file} would have {len(text.encode()):,} bytes"
         (PICTURES / file).write_text(text, encoding="utf-8")

@@ -13,16 +13,32 @@ from typing import NamedTuple
 
 PAGE, INK, SOFT, EDGE = "#14191f", "#e8edf2", "#a3b0bd", "#36414c"
 SIXTEEN = (
-    "#4d5966", "#ff8a80", "#2fc79a", "#d8c440", "#58b4f0", "#e88fc4", "#7cc6dc", "#e8edf2",
-    "#77838f", "#ff8a80", "#2fc79a", "#d8c440", "#58b4f0", "#e88fc4", "#7cc6dc", "#ffffff",
-)  # fmt: skip
+    "#4d5966",
+    "#ff8a80",
+    "#2fc79a",
+    "#d8c440",
+    "#58b4f0",
+    "#e88fc4",
+    "#7cc6dc",
+    "#e8edf2",
+    "#77838f",
+    "#ff8a80",
+    "#2fc79a",
+    "#d8c440",
+    "#58b4f0",
+    "#e88fc4",
+    "#7cc6dc",
+    "#ffffff",
+)
 """Colours of a terminal's theme, all at contrast 3:1 or more on the page but the first, which nothing is written in."""
 LEAST_LIGHT = 0.5
 """Of a colour of the other 240: darker ones are lightened, as a dark terminal's theme does."""
 WIDTH, HEIGHT, SIZE, PADDING = 7.8, 18, 13, 16
 """Of a character and of a line, in pixels."""
 FONTS = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-_PART = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|([\r\n])|([^\x1b\r\n]+)")
+_PART = re.compile(
+    r"\x1b\[([?\d;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|([\r\n])|([^\x1b\r\n]+)"
+)
 _GAP = re.compile(r" {2,}")
 
 
@@ -60,7 +76,9 @@ class Screen:
             elif letter == "A":
                 self._row = max(0, self._row - int(numbers or 1))
             elif letter == "K":
-                self._rows[self._row] = [] if numbers == "2" else self._rows[self._row][: self._column]
+                self._rows[self._row] = (
+                    [] if numbers == "2" else self._rows[self._row][: self._column]
+                )
 
     def shown(self) -> list[Line]:
         return [tuple(_runs(row)) for row in self._rows]
@@ -165,10 +183,16 @@ def playing(frames: Sequence[Shown], columns: int, rows: int, end_s: float, titl
         last = until >= end_s
         a, b = 100 * since / end_s, 100 * until / end_s
         steps = f"0%{{opacity:0}}{a:.3f}%{{opacity:1}}" + ("" if last else f"{b:.3f}%{{opacity:0}}")
-        style.append(f"@keyframes {name}{{{steps}}}.{name}{{animation-name:{name}!important;opacity:{int(last)}}}")
-    moves = "".join(f"{100 * at / end_s:.3f}%{{transform:translateY({-HEIGHT * top}px)}}" for at, top in scrolls)
+        style.append(
+            f"@keyframes {name}{{{steps}}}.{name}{{animation-name:{name}!important;opacity:{int(last)}}}"
+        )
+    moves = "".join(
+        f"{100 * at / end_s:.3f}%{{transform:translateY({-HEIGHT * top}px)}}" for at, top in scrolls
+    )
     at_the_end = f"transform:translateY({-HEIGHT * scrolls[-1][1]}px)"
-    style.append(f"@keyframes up{{{moves}}}#up{{animation:up {end_s:.2f}s step-end infinite;{at_the_end}}}")
+    style.append(
+        f"@keyframes up{{{moves}}}#up{{animation:up {end_s:.2f}s step-end infinite;{at_the_end}}}"
+    )
     style.append("@media (prefers-reduced-motion:reduce){g,#up{animation:none!important}}")
     groups = "".join(
         f'<g class="{names[span]}">{"".join(drawn(line, i) for i, line, *own in versions if tuple(own) == span)}</g>'
@@ -224,11 +248,23 @@ def _shape(characters: str, x: float, top: float) -> str:
         dots = ord(c) - 0x2800
         places = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
         return "".join(
-            _box(x + (0.25 + 0.5 * across) * WIDTH - 0.9, top + (0.125 + 0.25 * down) * HEIGHT - 0.9, 1.8, 1.8)
-            for bit, (across, down) in enumerate(places) if dots >> bit & 1
-        )  # fmt: skip
-    up, down = _box(x + WIDTH / 2 - 0.5, top, 1, HEIGHT / 2), _box(x + WIDTH / 2 - 0.5, middle, 1, HEIGHT / 2)
-    left, right = _box(x, middle - 0.5, WIDTH / 2, 1), _box(x + WIDTH / 2, middle - 0.5, WIDTH / 2, 1)
+            _box(
+                x + (0.25 + 0.5 * across) * WIDTH - 0.9,
+                top + (0.125 + 0.25 * down) * HEIGHT - 0.9,
+                1.8,
+                1.8,
+            )
+            for bit, (across, down) in enumerate(places)
+            if dots >> bit & 1
+        )
+    up, down = (
+        _box(x + WIDTH / 2 - 0.5, top, 1, HEIGHT / 2),
+        _box(x + WIDTH / 2 - 0.5, middle, 1, HEIGHT / 2),
+    )
+    left, right = (
+        _box(x, middle - 0.5, WIDTH / 2, 1),
+        _box(x + WIDTH / 2, middle - 0.5, WIDTH / 2, 1),
+    )
     if c in "━╸╺":
         return _box(x, middle - 1.5, width, 3)
     lines = {"│": up + down, "┤": up + down + left, "└": up + right, "├": up + down + right}

@@ -19,7 +19,9 @@ def main() -> None:
     for name in zoo.MODELS:
         for label, variant in workloads.VARIANTS.items():
             text = to_json(trace(name, get_args(Form), variant))
-            workloads.packaged_file(name, label).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+            workloads.packaged_file(name, label).write_bytes(
+                gzip.compress(text.encode(), 9, mtime=0)
+            )
         print(name, flush=True)
     size = sum(file.stat().st_size for file in workloads.FOLDER.glob("*.json.gz"))
     print(f"{size / 1e3:.0f} kB in {workloads.FOLDER}")

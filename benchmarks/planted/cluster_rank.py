@@ -53,7 +53,9 @@ def _wrapped(model: nn.Module, engine: str) -> nn.Module:
     keep = engine == "fsdp_keep"
     for block in getattr(model, "blocks", []):
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False if keep else None)  # None: torch's own choice for a root
+    fully_shard(
+        model, mesh=mesh, reshard_after_forward=False if keep else None
+    )  # None: torch's own choice for a root
     return model
 
 

@@ -29,16 +29,24 @@ def deepspeed_file(case: dict[str, Any]) -> Report:
     with mock.patch.object(module.dist, "get_rank", return_value=0):
         found = module.DeepSpeedConfig(case["path"], mpu=group)
     zero = found.zero_config
-    precision = "fp16" if found.float16_config.enabled else "bf16" if found.bfloat16_config.enabled else "fp32"
+    precision = (
+        "fp16"
+        if found.float16_config.enabled
+        else "bf16"
+        if found.bfloat16_config.enabled
+        else "fp32"
+    )
     if found.torch_autocast_enabled:
         precision = f"amp_{'bf16' if 'bfloat16' in str(found.torch_autocast_dtype) else 'fp16'}"
     return {
-        "global_batch": found.train_batch_size, "micro_batch": found.train_micro_batch_size_per_gpu,
-        "accumulation": found.gradient_accumulation_steps, "zero_stage": int(found.zero_optimization_stage),
+        "global_batch": found.train_batch_size,
+        "micro_batch": found.train_micro_batch_size_per_gpu,
+        "accumulation": found.gradient_accumulation_steps,
+        "zero_stage": int(found.zero_optimization_stage),
         "offload_optimizer": _device(zero.offload_optimizer) != "none",
         "offload_parameters": _device(zero.offload_param) != "none",
         "precision": precision,
-    }  # fmt: skip
+    }
 
 
 def _device(section: Any) -> str:
@@ -62,21 +70,33 @@ def accelerate_arguments(words: list[str]) -> Report:
     with mock.patch.object(prepare, "is_fp8_available", return_value=True):
         if args.use_deepspeed:
             args.deepspeed_fields_from_accelerate_config = ""
-            with mock.patch("os.path.isfile", return_value=True):  # a list of hosts, where there are several
+            with mock.patch(
+                "os.path.isfile", return_value=True
+            ):  # a list of hosts, where there are several
                 _, env = prepare.prepare_deepspeed_cmd_env(args)
         elif args.multi_gpu or args.use_fsdp:
             env = prepare.prepare_multi_gpu_env(args)
         else:
             _, env = prepare.prepare_simple_launcher_cmd_env(args)
     words_of = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
-    stage = 3 if args.use_fsdp else int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)) if args.use_deepspeed else 0
+    stage = (
+        3
+        if args.use_fsdp
+        else int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+        if args.use_deepspeed
+        else 0
+    )
     report = {
-        "world_size": int(args.num_processes), "nnodes": int(args.num_machines or 1), "zero_stage": stage,
+        "world_size": int(args.num_processes),
+        "nnodes": int(args.num_machines or 1),
+        "zero_stage": stage,
         "precision": words_of[env["ACCELERATE_MIXED_PRECISION"]],
         "compile": env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO",
-        "offload_optimizer": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
-        "offload_parameters": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none") != "none",
-    }  # fmt: skip
+        "offload_optimizer": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none")
+        != "none",
+        "offload_parameters": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none")
+        != "none",
+    }
     if args.use_fsdp:
         report["activation_checkpointing"] = env.get("FSDP_ACTIVATION_CHECKPOINTING") == "true"
         for name in ("tp", "cp"):
@@ -91,13 +111,20 @@ def accelerate_file(case: dict[str, Any]) -> Report:
 
 
 def training_arguments(found: Any) -> Report:
-    precision = "amp_bf16" if found.bf16 else "amp_fp16" if found.fp16 else "tf32" if found.tf32 else "fp32"
+    precision = (
+        "amp_bf16" if found.bf16 else "amp_fp16" if found.fp16 else "tf32" if found.tf32 else "fp32"
+    )
     return {
-        "micro_batch": found.per_device_train_batch_size, "accumulation": found.gradient_accumulation_steps,
-        "precision": precision, "compile": bool(found.torch_compile), "dataloader_workers": found.dataloader_num_workers,
-        "activation_checkpointing": bool(found.gradient_checkpointing or found.activation_checkpointing),
+        "micro_batch": found.per_device_train_batch_size,
+        "accumulation": found.gradient_accumulation_steps,
+        "precision": precision,
+        "compile": bool(found.torch_compile),
+        "dataloader_workers": found.dataloader_num_workers,
+        "activation_checkpointing": bool(
+            found.gradient_checkpointing or found.activation_checkpointing
+        ),
         "zero_stage": 3 if found.fsdp else 0,
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -154,11 +181,19 @@ class _Enough:
         for module in ("lightning.fabric.accelerators.cuda", "lightning.pytorch.accelerators.cuda"):
             self.stack.enter_context(mock.patch(f"{module}.num_cuda_devices", return_value=16))
         cuda = "lightning.pytorch.accelerators.cuda"
-        self.stack.enter_context(mock.patch(f"{cuda}._check_cuda_matmul_precision", return_value=None))
+        self.stack.enter_context(
+            mock.patch(f"{cuda}._check_cuda_matmul_precision", return_value=None)
+        )
         engine = "lightning.fabric.plugins.precision.transformer_engine"
         self.stack.enter_context(mock.patch(f"{engine}._TRANSFORMER_ENGINE_AVAILABLE", True))
-        names = ("transformer_engine", "transformer_engine.common", "transformer_engine.common.recipe")
-        self.stack.enter_context(mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names}))
+        names = (
+            "transformer_engine",
+            "transformer_engine.common",
+            "transformer_engine.common.recipe",
+        )
+        self.stack.enter_context(
+            mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names})
+        )
         self.stack.enter_context(mock.patch("torch.cuda.is_available", return_value=True))
         self.stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
 
@@ -179,9 +214,13 @@ def lightning_file(case: dict[str, Any]) -> Report:
         strategy = section.get("strategy")
         if isinstance(strategy, dict):
             module, _, name = strategy["class_path"].rpartition(".")
-            section["strategy"] = getattr(importlib.import_module(module), name)(**strategy.get("init_args", {}))
+            section["strategy"] = getattr(importlib.import_module(module), name)(
+                **strategy.get("init_args", {})
+            )
         section["precision"] = section.get("precision", "32-true")
-        trainer = Trainer(**{**section, "accelerator": "cuda", "logger": False, "enable_checkpointing": False})
+        trainer = Trainer(
+            **{**section, "accelerator": "cuda", "logger": False, "enable_checkpointing": False}
+        )
         config = getattr(trainer.strategy, "config", None) or {}
         zero = config.get("zero_optimization", {})
         words = {
@@ -193,20 +232,29 @@ def lightning_file(case: dict[str, Any]) -> Report:
             "transformer-engine": "fp8",
         }
         return {
-            "nproc_per_node": trainer.num_devices, "nnodes": trainer.num_nodes,
-            "accumulation": trainer.accumulate_grad_batches, "precision": words[str(trainer.precision)],
+            "nproc_per_node": trainer.num_devices,
+            "nnodes": trainer.num_nodes,
+            "accumulation": trainer.accumulate_grad_batches,
+            "precision": words[str(trainer.precision)],
             "zero_stage": int(zero.get("stage", 0)),
-            "offload_optimizer": bool(zero.get("offload_optimizer")), "offload_parameters": bool(zero.get("offload_param")),
-        }  # fmt: skip
+            "offload_optimizer": bool(zero.get("offload_optimizer")),
+            "offload_parameters": bool(zero.get("offload_param")),
+        }
 
 
 def _words(case: dict[str, Any]) -> list[str]:
     """The launch command of a script, as the shell gives it."""
     text = Path(case["path"]).read_text().replace("\\\n", " ")
-    line = next(line for line in text.splitlines() if "train.py" in line and not line.startswith("#"))
+    line = next(
+        line for line in text.splitlines() if "train.py" in line and not line.startswith("#")
+    )
     words = shlex.split(line.replace(";", " ;"), comments=True)
-    start = next(i for i, word in enumerate(words) if word in ("torchrun", "accelerate", "deepspeed"))
-    stop = next((i for i, word in enumerate(words) if i > start and word in (">", ";", "&&")), len(words))
+    start = next(
+        i for i, word in enumerate(words) if word in ("torchrun", "accelerate", "deepspeed")
+    )
+    stop = next(
+        (i for i, word in enumerate(words) if i > start and word in (">", ";", "&&")), len(words)
+    )
     return words[start:stop]
 
 
@@ -222,12 +270,17 @@ def command(case: dict[str, Any]) -> Report:
     from torch.distributed.run import get_args_parser
 
     found = get_args_parser().parse_args(words)
-    report = {"nnodes": int(str(found.nnodes).partition(":")[0]), "nproc_per_node": int(found.nproc_per_node)}
+    report = {
+        "nnodes": int(str(found.nnodes).partition(":")[0]),
+        "nproc_per_node": int(found.nproc_per_node),
+    }
     if any("per_device" in word for word in words):
         with _as_on_ampere():
             (arguments,) = _parser().parse_args_into_dataclasses(found.training_script_args)
         report |= {
-            k: v for k, v in training_arguments(arguments).items() if k not in ("zero_stage", "dataloader_workers")
+            k: v
+            for k, v in training_arguments(arguments).items()
+            if k not in ("zero_stage", "dataloader_workers")
         }
     return report
 

@@ -51,26 +51,40 @@ def mismatches(count: int, folder: Path) -> list[tuple[list[str], str]]:
     cases: list[dict[str, Any]] = []
     diffs = []
     while len(cases) < count:
-        after = replace(execution(rng), tp=1, pp=1, cp=1)  # the Trainer has no model parallelism of its own
+        after = replace(
+            execution(rng), tp=1, pp=1, cp=1
+        )  # the Trainer has no model parallelism of its own
         done = rewrite(SETS[kind], Changes(before=Execution(), after=after))
         place = folder / str(len(cases))
         place.mkdir()
         for file, text in texts_of(done).items():
             (place / file).write_text(text)
-        cases.append({"path": str(place / "args.yaml"), "data_parallel_size": after.data_parallel_size})
+        cases.append(
+            {"path": str(place / "args.yaml"), "data_parallel_size": after.data_parallel_size}
+        )
         diffs.append("".join(f.diff for f in done.files))
     reports = _ask("Trainer beside DeepSpeed", cases, folder)
     return [
-        (report.get("mismatches", [report.get("error", "")]), diff) for report, diff in zip(reports, diffs, strict=True)
+        (report.get("mismatches", [report.get("error", "")]), diff)
+        for report, diff in zip(reports, diffs, strict=True)
     ]
 
 
 def _ask(kind: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(cases))
-    command = [sys.executable, str(Path(__file__).with_name("config_libraries.py")), kind, str(manifest)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("config_libraries.py")),
+        kind,
+        str(manifest),
+    ]
     run = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment({"ACCELERATE_USE_CPU": "0"})
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment({"ACCELERATE_USE_CPU": "0"}),
     )
     assert run.returncode == 0, run.stderr[-2000:]
     reports: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
@@ -84,5 +98,7 @@ def differing(one: Round, report: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     combined = combine([parse_config(one.written.text, one.file)])
     stated: dict[str, Any] = {name: setting.value for name, setting in combined.values.items()}
     return {
-        name: (report[name], stated[name]) for name in report.keys() & stated.keys() if report[name] != stated[name]
+        name: (report[name], stated[name])
+        for name in report.keys() & stated.keys()
+        if report[name] != stated[name]
     }

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from trainpace import configs
-from trainpace.configs import Changes, Rewritten, Written, combine, execution_of, parse_config, settings_of
+from trainpace.configs import (
+    Changes,
+    Rewritten,
+    Written,
+    combine,
+    execution_of,
+    parse_config,
+    settings_of,
+)
 from trainpace.configs.changes import UNWRITTEN
 from trainpace.configs.files import write_changes
 from trainpace.execution import PRECISIONS, Execution
@@ -170,29 +178,42 @@ srun --nodes=1 --ntasks-per-node=1 torchrun --nnodes 1 --nproc-per-node 1 train.
 """
 FILES: dict[str, dict[str, str]] = {
     "Hugging Face TrainingArguments": {
-        "args.json": HUGGING_FACE, "args.yaml": HUGGING_FACE_YAML, "training.yaml": HUGGING_FACE_UNDER_A_KEY,
+        "args.json": HUGGING_FACE,
+        "args.yaml": HUGGING_FACE_YAML,
+        "training.yaml": HUGGING_FACE_UNDER_A_KEY,
     },
     "DeepSpeed": {"ds.json": DEEPSPEED, "short.json": DEEPSPEED_SHORT, "tabs.json": DEEPSPEED_TABS},
     "accelerate": {
-        "accelerate.yaml": ACCELERATE, "accelerate_ds.yaml": ACCELERATE_DEEPSPEED, "accelerate_fsdp.yaml": ACCELERATE_FSDP,
+        "accelerate.yaml": ACCELERATE,
+        "accelerate_ds.yaml": ACCELERATE_DEEPSPEED,
+        "accelerate_fsdp.yaml": ACCELERATE_FSDP,
     },
     "Lightning CLI": {
-        "lightning.yaml": LIGHTNING, "lightning_ddp.yaml": LIGHTNING_STRATEGY, "lightning_class.yaml": LIGHTNING_CLASS,
+        "lightning.yaml": LIGHTNING,
+        "lightning_ddp.yaml": LIGHTNING_STRATEGY,
+        "lightning_class.yaml": LIGHTNING_CLASS,
     },
     "launch command": {
-        "torchrun.sh": TORCHRUN, "short.sh": TORCHRUN_SHORT, "accelerate.sh": ACCELERATE_LAUNCH, "deepspeed.sh": DEEPSPEED_LAUNCH,
+        "torchrun.sh": TORCHRUN,
+        "short.sh": TORCHRUN_SHORT,
+        "accelerate.sh": ACCELERATE_LAUNCH,
+        "deepspeed.sh": DEEPSPEED_LAUNCH,
     },
     "Slurm batch script": {
-        "torchrun.sbatch": SBATCH_TORCHRUN, "tasks.sbatch": SBATCH_TASKS, "total.sbatch": SBATCH_TOTAL,
+        "torchrun.sbatch": SBATCH_TORCHRUN,
+        "tasks.sbatch": SBATCH_TASKS,
+        "total.sbatch": SBATCH_TOTAL,
         "literal.sbatch": SBATCH_LITERAL,
     },
-}  # fmt: skip
+}
 """Format -> file -> text. Each says what `Execution()` is: one sample, one process, fp32."""
 
 
 PLANS_A_START = 25
 MESH = frozenset(("nnodes", "nproc_per_node", "tp", "pp", "cp"))
-MAY_BE_SILENT = frozenset(("zero_stage", "offload_optimizer", "offload_parameters", "compile", "tp"))
+MAY_BE_SILENT = frozenset(
+    ("zero_stage", "offload_optimizer", "offload_parameters", "compile", "tp")
+)
 
 
 class Round(NamedTuple):
@@ -209,7 +230,10 @@ class Round(NamedTuple):
         was, and what it takes by saying nothing is the default."""
         read = parse_config(self.written.text, self.file)
         combined = combine([read])
-        silent = replace(self.before, **{n: getattr(Execution(), n) for n in self.written.wrote if n in MAY_BE_SILENT})
+        silent = replace(
+            self.before,
+            **{n: getattr(Execution(), n) for n in self.written.wrote if n in MAY_BE_SILENT},
+        )
         found = settings_of(execution_of({n: s.value for n, s in combined.values.items()}, silent))
         expected, was = settings_of(self.wanted), settings_of(self.before)
         left = self.written.left
@@ -220,7 +244,10 @@ class Round(NamedTuple):
             and found[name] != (was[name] if name in left else expected[name])
         }
         stated = {s.name: s.value for s in read.settings}
-        if stated.get("global_batch") not in (None, found["global_batch"]) and not left.keys() & MESH:
+        if (
+            stated.get("global_batch") not in (None, found["global_batch"])
+            and not left.keys() & MESH
+        ):
             wrong["global_batch"] = (stated["global_batch"], found["global_batch"])
         if combined.clashes and not left:
             wrong["clashes"] = (" ".join(c.text for c in combined.clashes), "")
@@ -237,29 +264,45 @@ def execution(rng: random.Random) -> Execution:
     """Any legal execution on 8 to 64 processes. Meshes of at most 8 divide every one of them."""
     stage: Any = rng.choice((0, 0, 1, 2, 3))
     return Execution(
-        micro_batch=rng.choice((1, 2, 3, 8, 24, 64)), accumulation=rng.choice((1, 2, 5, 16)),
-        nnodes=rng.choice((1, 1, 2, 4)), nproc_per_node=rng.choice((8, 16)), tp=rng.choice((1, 1, 2)),
-        pp=rng.choice((1, 1, 1, 2)), cp=rng.choice((1, 1, 1, 2)), precision=rng.choice(PRECISIONS), zero_stage=stage,
-        offload_optimizer=stage > 0 and rng.random() < 0.4, offload_parameters=stage == 3 and rng.random() < 0.4,
-        activation_checkpointing=rng.choice(("none", "selective", "full")), compile=rng.random() < 0.5,
-    )  # fmt: skip
+        micro_batch=rng.choice((1, 2, 3, 8, 24, 64)),
+        accumulation=rng.choice((1, 2, 5, 16)),
+        nnodes=rng.choice((1, 1, 2, 4)),
+        nproc_per_node=rng.choice((8, 16)),
+        tp=rng.choice((1, 1, 2)),
+        pp=rng.choice((1, 1, 1, 2)),
+        cp=rng.choice((1, 1, 1, 2)),
+        precision=rng.choice(PRECISIONS),
+        zero_stage=stage,
+        offload_optimizer=stage > 0 and rng.random() < 0.4,
+        offload_parameters=stage == 3 and rng.random() < 0.4,
+        activation_checkpointing=rng.choice(("none", "selective", "full")),
+        compile=rng.random() < 0.5,
+    )
 
 
 def varied(e: Execution, rng: random.Random) -> Execution:
     """Another execution that differs from `e` in some fields, as plans do."""
     other = execution(rng)
-    names = [f for f in Execution.__struct_fields__ if f not in (*UNWRITTEN, "optimizer") and rng.random() < 0.5]
+    names = [
+        f
+        for f in Execution.__struct_fields__
+        if f not in (*UNWRITTEN, "optimizer") and rng.random() < 0.5
+    ]
     if rng.random() < 0.1:
         names = []
     moved = replace(e, **{name: getattr(other, name) for name in names})
     if moved.zero_stage < 3 or not moved.offload_optimizer:
-        moved = replace(moved, offload_parameters=moved.offload_parameters and moved.zero_stage == 3)
+        moved = replace(
+            moved, offload_parameters=moved.offload_parameters and moved.zero_stage == 3
+        )
     return replace(moved, offload_optimizer=moved.offload_optimizer and moved.zero_stage > 0)
 
 
 def said(text: str, file: str, base: Execution) -> Execution:
     """The execution that a file says, laid over `base`."""
-    values: Mapping[str, Any] = {n: s.value for n, s in combine([parse_config(text, file)]).values.items()}
+    values: Mapping[str, Any] = {
+        n: s.value for n, s in combine([parse_config(text, file)]).values.items()
+    }
     return execution_of(values, base)
 
 
@@ -272,7 +315,11 @@ def rounds(kind: str, count: int, seed: int = 0) -> Iterator[Round]:
         start = write_changes(text, file, Changes(before=Execution(), after=first))
         before = said(start.text, file, first)
         wanted = varied(before, rng)
-        workers = rng.choice((None, 1, 4)) if kind in ("Hugging Face TrainingArguments", "Lightning CLI") else None
+        workers = (
+            rng.choice((None, 1, 4))
+            if kind in ("Hugging Face TrainingArguments", "Lightning CLI")
+            else None
+        )
         changes = Changes(before=before, after=wanted, workers=workers)
         yield Round(file, write_changes(start.text, file, changes), before, wanted, workers)
 
@@ -293,7 +340,10 @@ def planned(kind: str, count: int, seed: int = 0) -> Iterator[tuple[Round, str]]
             limits, _ = limits_of({file: start.text}, {}, before, write=True)
         wanted = _within(limits, before, varied(before, rng))
         done = configs.rewrite({file: start.text}, Changes(before=before, after=wanted))
-        yield Round(file, done.files[0], before, wanted, None), "; ".join(f"{n}: {why}" for n, why in done.left.items())
+        yield (
+            Round(file, done.files[0], before, wanted, None),
+            "; ".join(f"{n}: {why}" for n, why in done.left.items()),
+        )
 
 
 def _within(limits: Sequence[Limit], before: Execution, wanted: Execution) -> Execution:
@@ -310,13 +360,18 @@ def _within(limits: Sequence[Limit], before: Execution, wanted: Execution) -> Ex
 
 SETS: dict[str, dict[str, str]] = {
     "Trainer, DeepSpeed, Slurm": {
-        "args.yaml": HUGGING_FACE_YAML, "ds.json": DEEPSPEED_BESIDE, "torchrun.sbatch": SBATCH_TORCHRUN,
+        "args.yaml": HUGGING_FACE_YAML,
+        "ds.json": DEEPSPEED_BESIDE,
+        "torchrun.sbatch": SBATCH_TORCHRUN,
     },
     "Trainer, accelerate": {"args.json": HUGGING_FACE, "accelerate.yaml": ACCELERATE},
-    "Trainer, accelerate with DeepSpeed": {"args.json": HUGGING_FACE, "accelerate_ds.yaml": ACCELERATE_DEEPSPEED},
+    "Trainer, accelerate with DeepSpeed": {
+        "args.json": HUGGING_FACE,
+        "accelerate_ds.yaml": ACCELERATE_DEEPSPEED,
+    },
     "Lightning, Slurm": {"lightning.yaml": LIGHTNING, "tasks.sbatch": SBATCH_TASKS},
     "command, DeepSpeed": {"torchrun.sh": TORCHRUN, "ds.json": DEEPSPEED_SHORT},
-}  # fmt: skip
+}
 """Files of one training."""
 
 

@@ -58,7 +58,13 @@ def controller() -> Iterator[dict[str, str]]:
         (folder / "gres.conf").write_text("NodeName=node[1-8] Name=gpu Type=a100 Count=16\n")
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
         env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        files = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        files = {
+            "key-file": "key",
+            "socket": "sock",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
         munge = [f"--{option}={folder}/munge/{file}" for option, file in files.items()]
         subprocess.run(["munged", "--force", *munge], check=True, capture_output=True)
         subprocess.run(["slurmctld", "-c"], check=True, env=env, capture_output=True)
@@ -80,7 +86,9 @@ def _free_port() -> int:
 
 def _wait(env: dict[str, str]) -> None:
     for _ in range(100):
-        if subprocess.run(["scontrol", "ping"], env=env, capture_output=True, text=True).stdout.count("UP"):
+        if subprocess.run(
+            ["scontrol", "ping"], env=env, capture_output=True, text=True
+        ).stdout.count("UP"):
             return
         time.sleep(0.1)
     raise RuntimeError("the Slurm controller did not come up")
@@ -89,7 +97,11 @@ def _wait(env: dict[str, str]) -> None:
 def report(path: Path, env: dict[str, str]) -> dict[str, Any]:
     """What Slurm reserves for a script; processes, where Slurm starts them and no launcher does."""
     done = subprocess.run(
-        ["sbatch", "--hold", "--parsable", str(path)], env=env, capture_output=True, text=True, cwd=path.parent
+        ["sbatch", "--hold", "--parsable", str(path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=path.parent,
     )
     if done.returncode:
         return {"error": done.stderr}

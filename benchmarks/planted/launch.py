@@ -49,13 +49,21 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, **own, **(more or {})}
 
 
-def command(case: Case, *, fixed: bool = False, hosts: Sequence[netns.Host] = (), node: int = 0) -> tuple[str, ...]:
+def command(
+    case: Case, *, fixed: bool = False, hosts: Sequence[netns.Host] = (), node: int = 0
+) -> tuple[str, ...]:
     """The command a user would type, with this python; on hosts, the one for host `node`."""
     script = case.argv(fixed=fixed)
     torchrun = (sys.executable, "-m", "torch.distributed.run")
     if hosts:
         address = f"--nnodes {len(hosts)} --node-rank {node} --master-addr {hosts[0].address} --master-port 29511"
-        return (*torchrun, *address.split(), "--nproc-per-node", str(case.ranks // len(hosts)), *script)
+        return (
+            *torchrun,
+            *address.split(),
+            "--nproc-per-node",
+            str(case.ranks // len(hosts)),
+            *script,
+        )
     if case.ranks > 1:
         return (*torchrun, "--standalone", "--nproc-per-node", str(case.ranks), *script)
     return (sys.executable, *script)
@@ -69,17 +77,29 @@ def free_port() -> int:
 
 
 def run(
-    case: Case, *, fixed: bool = False, before: Sequence[str] = (), env: Mapping[str, str] | None = None
+    case: Case,
+    *,
+    fixed: bool = False,
+    before: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Outcome:
     """One run, to its end. `before` goes in front of the command (of each host's), as in `trainpace watch --`."""
     with contextlib.ExitStack() as stack:
         hosts: tuple[netns.Host, ...] = ()
-        whole = environment(env) if not case.gpu else {**os.environ, "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+        whole = (
+            environment(env)
+            if not case.gpu
+            else {**os.environ, "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+        )
         if case.link_mbit_per_s:
             hosts = stack.enter_context(netns.hosts(2, case.link_mbit_per_s))
             whole["GLOO_SOCKET_IFNAME"] = netns.INTERFACE
         commands = [
-            (*(hosts[node].prefix if hosts else ()), *before, *command(case, fixed=fixed, hosts=hosts, node=node))
+            (
+                *(hosts[node].prefix if hosts else ()),
+                *before,
+                *command(case, fixed=fixed, hosts=hosts, node=node),
+            )
             for node in range(len(hosts) or 1)
         ]
         return together(commands, whole, case.timeout_s)
@@ -90,12 +110,16 @@ def in_turns(pair: int) -> tuple[str, str]:
     return ("bare", "watched") if pair % 2 else ("watched", "bare")
 
 
-def together(commands: Sequence[Sequence[str]], env: Mapping[str, str], timeout_s: float) -> Outcome:
+def together(
+    commands: Sequence[Sequence[str]], env: Mapping[str, str], timeout_s: float
+) -> Outcome:
     """Runs the commands side by side to their end; those left after `timeout_s` are ended."""
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         started = [
-            subprocess.Popen(words, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            subprocess.Popen(
+                words, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
             for words, output in zip(commands, outputs, strict=True)
         ]
         end, late = time.monotonic() + timeout_s, False

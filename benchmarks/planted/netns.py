@@ -34,8 +34,14 @@ def missing() -> str:
     absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (apt-get install iproute2)"
-    tried = subprocess.run(("unshare", "--net", "--mount", "true"), capture_output=True, text=True, check=False)
-    return f"this machine makes no network namespaces ({tried.stderr.strip()})" if tried.returncode else ""
+    tried = subprocess.run(
+        ("unshare", "--net", "--mount", "true"), capture_output=True, text=True, check=False
+    )
+    return (
+        f"this machine makes no network namespaces ({tried.stderr.strip()})"
+        if tried.returncode
+        else ""
+    )
 
 
 def _ip(*words: str) -> None:
@@ -81,13 +87,28 @@ def reached(joined: Sequence[Host]) -> Iterator[str]:
 
 def shape(name: str, mbit_per_s: float) -> None:
     """Set, or change, what the host of this namespace may send."""
-    words = f"qdisc replace dev {INTERFACE} root tbf rate {mbit_per_s}mbit burst {BURST} latency 400ms"
+    words = (
+        f"qdisc replace dev {INTERFACE} root tbf rate {mbit_per_s}mbit burst {BURST} latency 400ms"
+    )
     subprocess.run(("tc", "-n", name, *words.split()), check=True, capture_output=True, text=True)
 
 
 def _join(switch: str, name: str, number: int, subnet: str) -> Host:
     port = f"port{number}"
-    _ip("link", "add", INTERFACE, "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+    _ip(
+        "link",
+        "add",
+        INTERFACE,
+        "netns",
+        name,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        port,
+        "netns",
+        switch,
+    )
     _ip("-n", switch, "link", "set", port, "master", "bridge0")
     _ip("-n", switch, "link", "set", port, "up")
     host = Host(prefix=("ip", "netns", "exec", name), address=f"{subnet}.{number + 1}")

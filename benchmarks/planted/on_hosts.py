@@ -18,7 +18,9 @@ PORT = 29513
 POLL_S = 0.05
 
 
-def together(hosts: Sequence[Host], program: Sequence[str], request: dict[str, Any], timeout_s: float = 180) -> Any:
+def together(
+    hosts: Sequence[Host], program: Sequence[str], request: dict[str, Any], timeout_s: float = 180
+) -> Any:
     """`python PROGRAM ANSWER.json REQUEST` on every host; what rank 0 wrote. Raises `RuntimeError` with what the ranks said."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -35,7 +37,11 @@ def together(hosts: Sequence[Host], program: Sequence[str], request: dict[str, A
         ]
         try:
             end = time.monotonic() + timeout_s
-            while not answer.exists() and time.monotonic() < end and not any(p.poll() for p in started):
+            while (
+                not answer.exists()
+                and time.monotonic() < end
+                and not any(p.poll() for p in started)
+            ):
                 time.sleep(POLL_S)
             if answer.exists():
                 for process in started:
@@ -46,7 +52,9 @@ def together(hosts: Sequence[Host], program: Sequence[str], request: dict[str, A
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-            said = "\n".join((Path(folder) / f"{i}.log").read_text()[-1500:] for i in range(len(hosts)))
+            said = "\n".join(
+                (Path(folder) / f"{i}.log").read_text()[-1500:] for i in range(len(hosts))
+            )
             for log in logs:
                 log.close()
         raise RuntimeError(f"no answer from {len(hosts)} hosts within {timeout_s:.0f} s:\n{said}")

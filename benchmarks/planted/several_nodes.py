@@ -103,20 +103,39 @@ def recorded(fault: Fault | None, cluster: Cluster, folder: Path, steps: int = 8
     return Made(recording=read_recording(folder), nodes=nodes, times=times)
 
 
-def diagnosed(fault: Fault | None, cluster: Cluster, folder: Path, before: Sequence[str] = ()) -> Diagnosed:
+def diagnosed(
+    fault: Fault | None, cluster: Cluster, folder: Path, before: Sequence[str] = ()
+) -> Diagnosed:
     """The same under `diagnose`, which ends it; `before`: what starts it on each node. RuntimeError where it fails."""
     times = folder.with_name(f"{folder.name}-times")
-    done = on_all_nodes("diagnose", fault, cluster, folder, ENDLESS, {"EACH_STEP": str(times)}, before)
+    done = on_all_nodes(
+        "diagnose", fault, cluster, folder, ENDLESS, {"EACH_STEP": str(times)}, before
+    )
     if done.returncode:
         raise RuntimeError(_failed(done))
     return _read(done.stdout, fault, folder, len(cluster.names), times)
 
 
-def diagnosed_by_torchrun(fault: Fault | None, cluster: Cluster, folder: Path, more: Sequence[str] = ()) -> Diagnosed:
+def diagnosed_by_torchrun(
+    fault: Fault | None, cluster: Cluster, folder: Path, more: Sequence[str] = ()
+) -> Diagnosed:
     """The same on the first two hosts, past Slurm: torchrun is started on each of them by `diagnose`, with `more` options. Hosts
     are called place1 and place2. RuntimeError where one fails, or where both print a diagnosis."""
-    times, hosts = folder.with_name(f"{folder.name}-times"), [cluster.host(name) for name in cluster.names[:2]]
-    trainpace = (sys.executable, "-m", "trainpace", "diagnose", "--json", *more, "--output", str(folder), "--")
+    times, hosts = (
+        folder.with_name(f"{folder.name}-times"),
+        [cluster.host(name) for name in cluster.names[:2]],
+    )
+    trainpace = (
+        sys.executable,
+        "-m",
+        "trainpace",
+        "diagnose",
+        "--json",
+        *more,
+        "--output",
+        str(folder),
+        "--",
+    )
     torchrun = (
         sys.executable,
         "-m",
@@ -127,12 +146,24 @@ def diagnosed_by_torchrun(fault: Fault | None, cluster: Cluster, folder: Path, m
     )
     started = []
     for number, host in enumerate(hosts):
-        inside = ("unshare", "--uts", "bash", "-c", f'hostname place{number + 1} && exec "$@"', "host")
+        inside = (
+            "unshare",
+            "--uts",
+            "bash",
+            "-c",
+            f'hostname place{number + 1} && exec "$@"',
+            "host",
+        )
         node = (f"--node-rank={number}", f"--master-addr={hosts[0].address}")
-        started.append(subprocess.Popen(
-            (*host.prefix, *inside, *trainpace, *torchrun, *node, *_script(fault, ENDLESS)),
-            env={**around(cluster), "EACH_STEP": str(times)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        ))  # fmt: skip
+        started.append(
+            subprocess.Popen(
+                (*host.prefix, *inside, *trainpace, *torchrun, *node, *_script(fault, ENDLESS)),
+                env={**around(cluster), "EACH_STEP": str(times)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     try:
         said = [process.communicate(timeout=TIMEOUT_S) for process in started]
     finally:
@@ -143,7 +174,9 @@ def diagnosed_by_torchrun(fault: Fault | None, cluster: Cluster, folder: Path, m
         or said[1][0]
         or "the report for all nodes is printed on node 0" not in said[1][1]
     ):
-        raise RuntimeError(f"torchrun ended with {[process.returncode for process in started]}:\n{said}")
+        raise RuntimeError(
+            f"torchrun ended with {[process.returncode for process in started]}:\n{said}"
+        )
     return _read(said[0][0], fault, folder, len(hosts), times)
 
 
@@ -153,8 +186,14 @@ def _read(answer: str, fault: Fault | None, folder: Path, nodes: int, times: Pat
     made = Made(recording=read_recording(folder), nodes=nodes, times=times)
     planted = 0.0
     if fault is not None:
-        planted = fault.planted_ms(made) if fault.is_link else _planted_in_plain_steps(fault, made, folder)
-    return Diagnosed(made=made, diagnosis=from_json(json.dumps(found), Diagnosis), planted_ms=planted)
+        planted = (
+            fault.planted_ms(made)
+            if fault.is_link
+            else _planted_in_plain_steps(fault, made, folder)
+        )
+    return Diagnosed(
+        made=made, diagnosis=from_json(json.dumps(found), Diagnosis), planted_ms=planted
+    )
 
 
 def _planted_in_plain_steps(fault: Fault, made: Made, folder: Path) -> float:
@@ -162,7 +201,11 @@ def _planted_in_plain_steps(fault: Fault, made: Made, folder: Path) -> float:
     means = []
     for process in read_processes(folder):
         # `diagnose` times the optimizer alone as well; in every step of the script something waits
-        each = [ms for line in Path(f"{made.times}.{process.rank}").read_text().split() if (ms := float(line))]
+        each = [
+            ms
+            for line in Path(f"{made.times}.{process.rank}").read_text().split()
+            if (ms := float(line))
+        ]
         plain = [r.number for r in records_of(process.path) if isinstance(r, Step) and r.trial == 0]
         means.append(statistics.fmean(each[n] for n in plain if WARM_UP_STEPS <= n < len(each)))
     mine = means.pop(fault.rank)
@@ -185,9 +228,21 @@ def on_all_nodes(
         cluster.limit(cluster.names[fault.rank], SLOW_MBIT_PER_S)
     try:
         return subprocess.run(
-            ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", *before, *trainpace, sys.executable, *_script(fault, steps)),
-            env={**around(cluster), **more}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+            (
+                "srun",
+                f"--nodes={nodes}",
+                f"--ntasks={nodes}",
+                *before,
+                *trainpace,
+                sys.executable,
+                *_script(fault, steps),
+            ),
+            env={**around(cluster), **more},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     finally:
         if fault is not None and fault.is_link:
             cluster.limit(cluster.names[fault.rank], MBIT_PER_S)
@@ -201,9 +256,12 @@ def _script(fault: Fault | None, steps: int) -> tuple[str, ...]:
 def around(cluster: Cluster) -> dict[str, str]:
     """The environment in which ranks of this cluster meet."""
     return {
-        **os.environ, "MASTER_ADDR": cluster.names[0], "MASTER_PORT": "29541", "GLOO_SOCKET_IFNAME": INTERFACE,
+        **os.environ,
+        "MASTER_ADDR": cluster.names[0],
+        "MASTER_PORT": "29541",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
         "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> str:

@@ -78,7 +78,11 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "Slurm's daemons are started as root"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge)" if absent else ""
+    return (
+        f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge)"
+        if absent
+        else ""
+    )
 
 
 class Daemon:
@@ -88,9 +92,13 @@ class Daemon:
         read_end, self._write_end = os.pipe()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(read_end), "", *command], pass_fds=(read_end,),
-                stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-IS", guard.__file__, str(read_end), "", *command],
+                pass_fds=(read_end,),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         os.close(read_end)
         self._ended = False
 
@@ -105,7 +113,11 @@ class Cluster:
     """A running cluster. `names`: of its nodes, node1 first."""
 
     def __init__(
-        self, folder: Path, joined: Sequence[netns.Host], nodes: int, shares: Sequence[tuple[str, ...]] = ()
+        self,
+        folder: Path,
+        joined: Sequence[netns.Host],
+        nodes: int,
+        shares: Sequence[tuple[str, ...]] = (),
     ) -> None:
         self.folder, self._joined, self._shares = folder, joined, shares
         self.names = tuple(f"node{i + 1}" for i in range(nodes))
@@ -117,7 +129,15 @@ class Cluster:
         number = self.names.index(name)
         if self._joined:
             inside = f"mount --bind {self.folder}/hosts /etc/hosts && hostname {name} && exec {' '.join(command)}"
-            command = (*self._joined[number].prefix, "unshare", "--uts", "--mount", "bash", "-c", inside)
+            command = (
+                *self._joined[number].prefix,
+                "unshare",
+                "--uts",
+                "--mount",
+                "bash",
+                "-c",
+                inside,
+            )
         if self._shares:
             command = (*self._shares[number], *command)
         self._nodes[name] = Daemon(command, self.folder / "log" / f"{name}.out")
@@ -160,7 +180,12 @@ def which(name: str) -> str:
 
 @contextlib.contextmanager
 def cluster(
-    nodes: int, *, cpus: int = 2, gpus: int = 0, mbit_per_s: float | None = None, cores: float | None = None
+    nodes: int,
+    *,
+    cpus: int = 2,
+    gpus: int = 0,
+    mbit_per_s: float | None = None,
+    cores: float | None = None,
 ) -> Iterator[Cluster]:
     """A Slurm of so many nodes, to which sbatch and its like talk (SLURM_CONF) as long as the block lasts.
 
@@ -174,18 +199,30 @@ def cluster(
         joined: tuple[netns.Host, ...] = ()
         address = "127.0.0.1"
         if mbit_per_s is not None:
-            joined = stack.enter_context(netns.hosts(nodes, mbit_per_s, f"10.78.{os.getpid() % 250}"))
+            joined = stack.enter_context(
+                netns.hosts(nodes, mbit_per_s, f"10.78.{os.getpid() % 250}")
+            )
             address = stack.enter_context(netns.reached(joined))
         _write(folder, address, joined, nodes, cpus, gpus)
         before = os.environ.get("SLURM_CONF")
         stack.callback(_set_conf, before)
         _set_conf(str(folder / "slurm.conf"))
         munge = folder / "munge"
-        words = [f"--{k}={munge / v}" for k, v in (("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"))]
-        words += [f"--log-file={munge / 'log'}", f"--seed-file={munge / 'seed'}", "--foreground", "--force"]
+        words = [
+            f"--{k}={munge / v}"
+            for k, v in (("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"))
+        ]
+        words += [
+            f"--log-file={munge / 'log'}",
+            f"--seed-file={munge / 'seed'}",
+            "--foreground",
+            "--force",
+        ]
         stack.callback(Daemon((which("munged"), *words), folder / "log" / "munged.out").end)
         _await(lambda: (munge / "sock").exists(), folder)
-        stack.callback(Daemon((which("slurmctld"), "-D", "-c"), folder / "log" / "slurmctld.out").end)
+        stack.callback(
+            Daemon((which("slurmctld"), "-D", "-c"), folder / "log" / "slurmctld.out").end
+        )
         groups = range(nodes if cores is not None else 0)
         shares = [stack.enter_context(share(f"{folder.name}-{i}", cores or 0.0)) for i in groups]
         made = Cluster(folder, joined, nodes, shares)
@@ -196,13 +233,17 @@ def cluster(
         yield made
 
 
-def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int, cpus: int, gpus: int) -> None:
+def _write(
+    folder: Path, address: str, joined: Sequence[netns.Host], nodes: int, cpus: int, gpus: int
+) -> None:
     for name in ("munge", "state", "spool", "log"):
         (folder / name).mkdir(mode=0o700)
     key = folder / "munge" / "key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    ports = next(first for first in _first_ports if all(map(_is_free, range(first, first + PORTS_EACH))))
+    ports = next(
+        first for first in _first_ports if all(map(_is_free, range(first, first + PORTS_EACH)))
+    )
     controller = socket.gethostname().partition(".")[0]
     lines = [CONF.format(controller=controller, address=address, port=ports, folder=folder)]
     for i in range(nodes):
@@ -214,7 +255,9 @@ def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int,
     (folder / "slurm.conf").write_text("\n".join([*lines, PARTITIONS]))
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
     names = [f"{host.address} node{i + 1}" for i, host in enumerate(joined)]
-    (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"{address} {controller}", *names, ""]))
+    (folder / "hosts").write_text(
+        "\n".join(["127.0.0.1 localhost", f"{address} {controller}", *names, ""])
+    )
     if gpus:
         for i in range(gpus):  # Slurm insists on a device: this one is /dev/null's
             os.mknod(folder / f"nvidia{i}", 0o20666, os.makedev(1, 3))
@@ -241,7 +284,12 @@ def _set_conf(path: str | None) -> None:
 
 
 def _states() -> list[str]:
-    done = subprocess.run(("sinfo", "-h", "-N", "-p", "debug", "-o", "%T"), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ("sinfo", "-h", "-N", "-p", "debug", "-o", "%T"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.split()
 
 
@@ -249,6 +297,9 @@ def _await(ready: Callable[[], bool], folder: Path) -> None:
     end = time.monotonic() + READY_S
     while not ready():
         if time.monotonic() > end:
-            logs = "\n".join(f"{p.name}: {p.read_text(errors='replace')[-800:]}" for p in (folder / "log").iterdir())
+            logs = "\n".join(
+                f"{p.name}: {p.read_text(errors='replace')[-800:]}"
+                for p in (folder / "log").iterdir()
+            )
             raise RuntimeError(f"no cluster within {READY_S:.0f} s.\n{logs}")
         time.sleep(0.05)

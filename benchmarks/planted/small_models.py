@@ -16,7 +16,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.inner = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.inner = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm1(x)
@@ -43,7 +45,9 @@ def _convolutions() -> nn.Module:
     for width, stride in ((32, 1), (64, 2), (128, 2), (256, 2), (256, 1)):
         layers += [nn.Conv2d(channels, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU()]
         channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)
+    )
 
 
 def _samples(*shape: int) -> list[tuple[torch.Tensor, int]]:
@@ -54,10 +58,20 @@ def _samples(*shape: int) -> list[tuple[torch.Tensor, int]]:
 def convolutional() -> tuple[Any, ...]:
     """A million parameters, 4 MB of gradients."""
     model = _convolutions()
-    return model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-4), _samples(3, 32, 32)
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.AdamW(model.parameters(), lr=1e-4),
+        _samples(3, 32, 32),
+    )
 
 
 def transformer() -> tuple[Any, ...]:
     """1.8 million parameters, 7 MB of gradients."""
     model = Transformer()
-    return model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-4), _samples(TOKENS, 64)
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.AdamW(model.parameters(), lr=1e-4),
+        _samples(TOKENS, 64),
+    )

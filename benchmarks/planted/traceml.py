@@ -37,11 +37,21 @@ def traceml_says(case: Case) -> Said:
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join(filter(None, [str(PEERS), os.environ.get("PYTHONPATH")]))
         losses = Path(folder) / "losses"
-        env = environment({"TRACEML_BY_HAND": "0" if case.engine in BY_ITSELF else "1", "LOSSES": str(losses)})
+        env = environment(
+            {"TRACEML_BY_HAND": "0" if case.engine in BY_ITSELF else "1", "LOSSES": str(losses)}
+        )
         env["PYTHONPATH"] = os.pathsep.join([path, env["PYTHONPATH"]])
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
         script, *args = case.argv()
-        run = [sys.executable, str(PEERS / "bin" / "traceml"), "run", "--logs-dir", folder, "--run-name", case.name]
+        run = [
+            sys.executable,
+            str(PEERS / "bin" / "traceml"),
+            "run",
+            "--logs-dir",
+            folder,
+            "--run-name",
+            case.name,
+        ]
         ports = ["--aggregator-port", str(free_port()), "--master-port", str(free_port())]
         ranks = [*ports, "--nproc-per-node", str(case.ranks)]
         # A script that TraceML instruments by itself is run as it is; others through the wrapper.

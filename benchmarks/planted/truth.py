@@ -67,10 +67,17 @@ def main(names: list[str]) -> None:
             continue
         slow = truth_of(case)
         fast = truth_of(case, fixed=True) if case.fix is not None else None
-        fixed = f"{fast.mean_ms:.1f} | {100 * (1 - fast.mean_ms / slow.mean_ms):.0f}" if fast else "- | -"
+        fixed = (
+            f"{fast.mean_ms:.1f} | {100 * (1 - fast.mean_ms / slow.mean_ms):.0f}"
+            if fast
+            else "- | -"
+        )
         planted = f"{case.planted_ms:.1f}, {slow.planted_ms:.2f}" if case.planted_ms else "-"
         step = f"{slow.mean_ms:.1f} (median {slow.median_ms:.1f})"
-        print(f"| {case.name} | {case.engine} | {case.expected} | {step} | {fixed} | {planted} |", flush=True)
+        print(
+            f"| {case.name} | {case.engine} | {case.expected} | {step} | {fixed} | {planted} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

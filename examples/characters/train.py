@@ -44,7 +44,9 @@ class Attention(nn.Module):
         self.dropout = DropoutByBytes()
         self.later = torch.full((CONTEXT, CONTEXT), float("-inf")).triu(1)
 
-    def forward(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         length, channels = queries.shape[-2:]
         scores = queries * channels**-0.5 @ keys.transpose(-1, -2)
         scores = scores + self.later[:length, :length].to(scores.dtype)
@@ -72,15 +74,22 @@ class Block(nn.Module):
             mixed = self.attention(queries, keys, values)
         else:
             dropped = DROPOUT if self.training else 0.0
-            mixed = functional.scaled_dot_product_attention(queries, keys, values, dropout_p=dropped, is_causal=True)
-        x = x + self.dropout(self.from_heads(mixed.transpose(1, 2).reshape(samples, length, CHANNELS)))
+            mixed = functional.scaled_dot_product_attention(
+                queries, keys, values, dropout_p=dropped, is_causal=True
+            )
+        x = x + self.dropout(
+            self.from_heads(mixed.transpose(1, 2).reshape(samples, length, CHANNELS))
+        )
         return x + self.dropout(self.narrow(functional.gelu(self.wide(self.norms[1](x)))))
 
 
 class GPT(nn.Module):
     def __init__(self, characters: int, by_bytes: bool = False) -> None:
         super().__init__()
-        self.characters, self.places = nn.Embedding(characters, CHANNELS), nn.Embedding(CONTEXT, CHANNELS)
+        self.characters, self.places = (
+            nn.Embedding(characters, CHANNELS),
+            nn.Embedding(CONTEXT, CHANNELS),
+        )
         self.dropout = DropoutByBytes() if by_bytes else nn.Dropout(DROPOUT)
         self.blocks = nn.Sequential(*(Block(by_bytes) for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(CHANNELS, bias=False)
@@ -94,7 +103,9 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.dropout(self.characters(x) + self.places(torch.arange(x.shape[1], device=x.device)))
+        hidden = self.dropout(
+            self.characters(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        )
         return self.head(self.norm(self.blocks(hidden)))
 
 
@@ -149,18 +160,25 @@ def main() -> None:
     optimizer = optimizer_of(model)
     net = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     net = torch.compile(net) if settings["torch_compile"] else net
-    micro_batch, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    micro_batch, accumulation = (
+        settings["per_device_train_batch_size"],
+        settings["gradient_accumulation_steps"],
+    )
     places = torch.Generator().manual_seed(settings["seed"])
     loss_of = Loss()
     torch.manual_seed(settings["seed"] + rank)
     began = time.perf_counter()
     for step in range(settings["max_steps"]):
-        chosen = torch.randint(len(data), (micro_batch * accumulation * ranks,), generator=places)[rank::ranks]
+        chosen = torch.randint(len(data), (micro_batch * accumulation * ranks,), generator=places)[
+            rank::ranks
+        ]
         total = 0.0
         for i, micro in enumerate(chosen.split(micro_batch)):
             pieces = [data[int(place)] for place in micro]
             x, targets = (torch.stack(column) for column in zip(*pieces, strict=True))
-            waits = contextlib.nullcontext() if ranks == 1 or i == accumulation - 1 else net.no_sync()
+            waits = (
+                contextlib.nullcontext() if ranks == 1 or i == accumulation - 1 else net.no_sync()
+            )
             with waits:
                 with torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
                     loss = loss_of(net(x), targets) / accumulation

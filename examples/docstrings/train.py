@@ -26,7 +26,16 @@ from transformers import (
     set_seed,
 )
 
-PACKAGES = ("asyncio", "email", "tkinter", "unittest", "xml", "multiprocessing", "http", "importlib")
+PACKAGES = (
+    "asyncio",
+    "email",
+    "tkinter",
+    "unittest",
+    "xml",
+    "multiprocessing",
+    "http",
+    "importlib",
+)
 VOCABULARY, LONGEST = 4000, 128
 
 
@@ -57,7 +66,11 @@ class Texts(Dataset):
     def __init__(self, padded: bool) -> None:
         pairs = docstrings()
         self.tokenizer = tokenizer_of([text for text, _ in pairs])
-        options = {"truncation": True, "max_length": LONGEST, "padding": "max_length" if padded else False}
+        options = {
+            "truncation": True,
+            "max_length": LONGEST,
+            "padding": "max_length" if padded else False,
+        }
         self.encoded = self.tokenizer([text for text, _ in pairs], **options)
         self.labels = [label for _, label in pairs]
 
@@ -65,22 +78,35 @@ class Texts(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict:
-        return {name: column[index] for name, column in self.encoded.items()} | {"labels": self.labels[index]}
+        return {name: column[index] for name, column in self.encoded.items()} | {
+            "labels": self.labels[index]
+        }
 
 
 def model_of() -> BertForSequenceClassification:
     return BertForSequenceClassification(
-        BertConfig(vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-                   intermediate_size=1024, num_labels=len(PACKAGES))
-    )  # fmt: skip
+        BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+            num_labels=len(PACKAGES),
+        )
+    )
 
 
 def main() -> None:
-    settings, data = HfArgumentParser((TrainingArguments, DataArguments)).parse_json_file(sys.argv[1])
+    settings, data = HfArgumentParser((TrainingArguments, DataArguments)).parse_json_file(
+        sys.argv[1]
+    )
     set_seed(settings.seed)
     texts = Texts(data.pad_to_max_length)
     trainer = Trainer(
-        model=model_of(), args=settings, train_dataset=texts, data_collator=DataCollatorWithPadding(texts.tokenizer)
+        model=model_of(),
+        args=settings,
+        train_dataset=texts,
+        data_collator=DataCollatorWithPadding(texts.tokenizer),
     )
     torch.manual_seed(settings.seed)
     trainer.train()

@@ -34,7 +34,11 @@ def thesis_table() -> LadderTable:
             )
         )
         before = total
-    return LadderTable(title="The thesis' Table 1 (its numbers, not measured here)", what="an epoch", rows=tuple(rows))
+    return LadderTable(
+        title="The thesis' Table 1 (its numbers, not measured here)",
+        what="an epoch",
+        rows=tuple(rows),
+    )
 
 
 if __name__ == "__main__":

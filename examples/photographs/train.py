@@ -31,12 +31,17 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after),
-        )  # fmt: skip
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
         self.beside = nn.Sequential()
         if stride > 1 or before != after:
-            self.beside = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.beside = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.main(x) + self.beside(x))
@@ -47,9 +52,15 @@ def resnet18(classes: int) -> nn.Module:
     for before, after in ((64, 128), (128, 256), (256, 512)):
         blocks += [Block(before, after, 2), Block(after, after, 1)]
     return nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes),
-    )  # fmt: skip
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
 
 
 def make_photographs(folder: Path) -> None:
@@ -58,12 +69,18 @@ def make_photographs(folder: Path) -> None:
 
     aside = folder.with_name(f"{folder.name}-{os.getpid()}")
     aside.mkdir(parents=True)
-    draw, whole = np.random.default_rng(0), [Image.fromarray(photo) for photo in load_sample_images().images]
+    draw, whole = (
+        np.random.default_rng(0),
+        [Image.fromarray(photo) for photo in load_sample_images().images],
+    )
     for i in range(COUNT):
         photo = whole[i % 2]
         width = int(draw.integers(400, 600))
         height = width * 2 // 3
-        left, top = int(draw.integers(0, photo.width - width)), int(draw.integers(0, photo.height - height))
+        left, top = (
+            int(draw.integers(0, photo.width - width)),
+            int(draw.integers(0, photo.height - height)),
+        )
         piece = photo.resize((LONG, LONG * 2 // 3), box=(left, top, left + width, top + height))
         piece.save(aside / f"{i:04d}-{i % 2}.jpg", quality=90)
     if not folder.is_dir():
@@ -91,7 +108,12 @@ def augment(sample: tuple[np.ndarray, int]) -> tuple[torch.Tensor, int]:
     """A random crop, mirrored at random."""
     photo, label = sample
     top, left = (int(i) for i in torch.randint(RESIZED - SIDE + 1, (2,)))
-    crop = torch.as_tensor(np.array(photo[top : top + SIDE, left : left + SIDE])).permute(2, 0, 1).float() / 255
+    crop = (
+        torch.as_tensor(np.array(photo[top : top + SIDE, left : left + SIDE]))
+        .permute(2, 0, 1)
+        .float()
+        / 255
+    )
     return (crop.flip(2) if torch.rand(()) < 0.5 else crop), int(label)
 
 
@@ -134,9 +156,14 @@ def main() -> None:
         data = ShardDataset(settings["shards"], transform=augment)
     sampler = DistributedSampler(data, seed=settings["seed"]) if ranks > 1 else None
     loader = DataLoader(
-        data, settings["per_device_train_batch_size"], shuffle=sampler is None, sampler=sampler, drop_last=True,
-        num_workers=settings["dataloader_num_workers"], persistent_workers=settings["dataloader_num_workers"] > 0,
-    )  # fmt: skip
+        data,
+        settings["per_device_train_batch_size"],
+        shuffle=sampler is None,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=settings["dataloader_num_workers"],
+        persistent_workers=settings["dataloader_num_workers"] > 0,
+    )
     layout = torch.channels_last if settings["channels_last"] else torch.contiguous_format
     model = resnet18(2).to(memory_format=layout)
     optimizer = optimizer_of(model)

@@ -16,7 +16,9 @@ CLASSES = 80
 
 def _convolution(before, after, kernel=3, stride=1):
     return nn.Sequential(
-        nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(after), nn.SiLU()
+        nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False),
+        nn.BatchNorm2d(after),
+        nn.SiLU(),
     )
 
 
@@ -28,7 +30,8 @@ class _Stage(nn.Module):
         half = after // 2
         self.split = _convolution(before, after, 1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(_convolution(half, half), _convolution(half, half)) for _ in range(bottlenecks)
+            nn.Sequential(_convolution(half, half), _convolution(half, half))
+            for _ in range(bottlenecks)
         )
         self.merge = _convolution((2 + bottlenecks) * half, after, 1)
         self.adds = adds
@@ -49,14 +52,21 @@ class Yolo(nn.Module):
         w = [width * 2**i for i in range(5)]
         self.stem = _convolution(3, w[0], 3, 2)
         self.stages = nn.ModuleList(
-            nn.Sequential(_convolution(w[i], w[i + 1], 3, 2), _Stage(w[i + 1], w[i + 1], depth * (1 + (i in (1, 2))), True))
+            nn.Sequential(
+                _convolution(w[i], w[i + 1], 3, 2),
+                _Stage(w[i + 1], w[i + 1], depth * (1 + (i in (1, 2))), True),
+            )
             for i in range(4)
-        )  # fmt: skip
-        self.down4, self.down3 = _Stage(w[4] + w[3], w[3], depth, False), _Stage(w[3] + w[2], w[2], depth, False)
+        )
+        self.down4, self.down3 = (
+            _Stage(w[4] + w[3], w[3], depth, False),
+            _Stage(w[3] + w[2], w[2], depth, False),
+        )
         self.to4, self.up4 = _convolution(w[2], w[2], 3, 2), _Stage(w[2] + w[3], w[3], depth, False)
         self.to5, self.up5 = _convolution(w[3], w[3], 3, 2), _Stage(w[3] + w[4], w[4], depth, False)
         self.heads = nn.ModuleList(
-            nn.Sequential(_convolution(c, c), _convolution(c, c), nn.Conv2d(c, 4 + CLASSES, 1)) for c in w[2:]
+            nn.Sequential(_convolution(c, c), _convolution(c, c), nn.Conv2d(c, 4 + CLASSES, 1))
+            for c in w[2:]
         )
 
     def forward(self, x):
@@ -76,7 +86,9 @@ class Yolo(nn.Module):
 def _cells_loss(out, wanted):
     """Of every cell: its box and its classes. Which cell answers for which object is data, and is given."""
     boxes, classes = wanted.split([4, CLASSES], 2)
-    return F.l1_loss(out[..., :4], boxes) + F.binary_cross_entropy_with_logits(out[..., 4:], classes)
+    return F.l1_loss(out[..., :4], boxes) + F.binary_cross_entropy_with_logits(
+        out[..., 4:], classes
+    )
 
 
 def yolo(width=48, depth=2, side=640):
@@ -118,7 +130,9 @@ class Dlrm(nn.Module):
 
     def __init__(self, tables, rows, width, bottom, top):
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for _ in range(tables))
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for _ in range(tables)
+        )
         self.bottom = self._layers(13, *bottom, width)
         self.top = self._layers(width + (tables + 1) * tables // 2, *top, 1)
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
@@ -126,7 +140,9 @@ class Dlrm(nn.Module):
     @staticmethod
     def _layers(*widths):
         pairs = itertools.pairwise(widths)
-        return nn.Sequential(*(layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())))[:-1]
+        return nn.Sequential(*(layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())))[
+            :-1
+        ]
 
     def forward(self, dense, categories):
         x = self.bottom(dense)
@@ -138,7 +154,9 @@ class Dlrm(nn.Module):
 
 def dlrm(tables=26, rows=40_000, width=128, bottom=(512, 256), top=(1024, 1024, 512, 256)):
     model = Dlrm(tables, rows, width, bottom, top)
-    data = TensorDataset(torch.empty(8, 13), torch.zeros(8, tables, 1, dtype=torch.int64), torch.zeros(8))
+    data = TensorDataset(
+        torch.empty(8, 13), torch.zeros(8, tables, 1, dtype=torch.int64), torch.zeros(8)
+    )
     return model, nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), lr=0.1), data
 
 
@@ -163,12 +181,18 @@ def graph_sage(features=602, width=256, classes=41, nodes=275, edges=275):
 
     def neighbourhood():
         return Data(
-            x=torch.zeros(nodes, features), edge_index=torch.zeros(2, edges, dtype=torch.int64),
+            x=torch.zeros(nodes, features),
+            edge_index=torch.zeros(2, edges, dtype=torch.int64),
             y=torch.zeros(1, dtype=torch.int64),
-        )  # fmt: skip
+        )
 
     model = GraphSage()
-    return model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), [neighbourhood() for _ in range(8)]
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.Adam(model.parameters()),
+        [neighbourhood() for _ in range(8)],
+    )
 
 
 def tiny_graph_sage():
@@ -190,14 +214,18 @@ def dcgan(width=64, latent=100):
         layers += [nn.BatchNorm2d(b)] * (0 < i < 4) + [nn.LeakyReLU(0.2)] * (i < 4)
     discriminator = nn.Sequential(*layers, nn.Flatten())
     of_generator, of_discriminator = (
-        torch.optim.Adam(m.parameters(), lr=2e-4, betas=(0.5, 0.999)) for m in (generator, discriminator)
+        torch.optim.Adam(m.parameters(), lr=2e-4, betas=(0.5, 0.999))
+        for m in (generator, discriminator)
     )
 
     def step(batch):
         (real,) = batch
         fake = generator(torch.randn(len(real), latent, 1, 1, device=real.device))
         of_discriminator.zero_grad()
-        loss = F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(fake.detach())).mean()
+        loss = (
+            F.softplus(-discriminator(real)).mean()
+            + F.softplus(discriminator(fake.detach())).mean()
+        )
         loss.backward()
         of_discriminator.step()
         of_generator.zero_grad()
@@ -206,9 +234,11 @@ def dcgan(width=64, latent=100):
         return loss
 
     return {
-        "model": {"generator": generator, "discriminator": discriminator}, "optimizer": [of_generator, of_discriminator],
-        "step": step, "dataset": TensorDataset(torch.empty(8, 3, 64, 64)),
-    }  # fmt: skip
+        "model": {"generator": generator, "discriminator": discriminator},
+        "optimizer": [of_generator, of_discriminator],
+        "step": step,
+        "dataset": TensorDataset(torch.empty(8, 3, 64, 64)),
+    }
 
 
 def tiny_dcgan():

@@ -22,18 +22,30 @@ class TextToImage(nn.Module):
     def __init__(self):
         super().__init__()
         self.vae = AutoencoderKL(
-            down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-            block_out_channels=[32, 32, 64, 64], latent_channels=4, norm_num_groups=8,
-        )  # fmt: skip
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
+            block_out_channels=[32, 32, 64, 64],
+            latent_channels=4,
+            norm_num_groups=8,
+        )
         text = CLIPTextConfig(
-            vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
         )
         self.text_encoder = CLIPTextModel(text)
         self.unet = UNet2DConditionModel(
-            sample_size=SIDE // 8, block_out_channels=[32, 64], layers_per_block=1, cross_attention_dim=WIDTH,
-            down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"], up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
-            attention_head_dim=8, norm_num_groups=8,
-        )  # fmt: skip
+            sample_size=SIDE // 8,
+            block_out_channels=[32, 64],
+            layers_per_block=1,
+            cross_attention_dim=WIDTH,
+            down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
+            up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"],
+            attention_head_dim=8,
+            norm_num_groups=8,
+        )
         self.vae.requires_grad_(False)
         self.text_encoder.requires_grad_(False)
         self.schedule = DDPMScheduler(num_train_timesteps=1000)
@@ -50,5 +62,7 @@ class TextToImage(nn.Module):
 
 def text_to_image():
     model = TextToImage()
-    data = [(torch.randn(3, SIDE, SIDE), torch.randint(0, VOCABULARY, (TOKENS,))) for _ in range(32)]
+    data = [
+        (torch.randn(3, SIDE, SIDE), torch.randint(0, VOCABULARY, (TOKENS,))) for _ in range(32)
+    ]
     return model, None, torch.optim.AdamW(model.unet.parameters()), data

@@ -36,7 +36,12 @@ def graphs():
         )
 
     model = GraphSage()
-    return model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), [neighbourhood() for _ in range(64)]
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.Adam(model.parameters()),
+        [neighbourhood() for _ in range(64)],
+    )
 
 
 class Tagger(nn.Module):
@@ -61,7 +66,9 @@ class Recommender(nn.Module):
 
     def __init__(self, tables=8, rows=50_000, width=32, dense=13):
         super().__init__()
-        self.tables = nn.ModuleList([nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for _ in range(tables)])
+        self.tables = nn.ModuleList(
+            [nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for _ in range(tables)]
+        )
         self.bottom = nn.Sequential(nn.Linear(dense, 64), nn.ReLU(), nn.Linear(64, width))
         pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(nn.Linear(width + pairs, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -70,7 +77,11 @@ class Recommender(nn.Module):
     def forward(self, dense, categories):
         x = self.bottom(dense)
         vectors = torch.stack(
-            [x, *(table(ids) for table, ids in zip(self.tables, categories.unbind(1), strict=True))], 1
+            [
+                x,
+                *(table(ids) for table, ids in zip(self.tables, categories.unbind(1), strict=True)),
+            ],
+            1,
         )
         products = vectors @ vectors.transpose(1, 2)
         return self.top(torch.cat([x, products[:, self.pairs[0], self.pairs[1]]], 1)).squeeze(1)
@@ -80,6 +91,7 @@ def recommender(tables=8, rows=50_000, hot=4):
     """`hot` ids a table and sample. The gradients of the tables are sparse, and SGD writes the rows that were looked up."""
     model = Recommender(tables, rows)
     data = [
-        (torch.randn(13), torch.randint(0, rows, (tables, hot)), torch.rand(()).round()) for _ in range(64)
-    ]  # fmt: skip
+        (torch.randn(13), torch.randint(0, rows, (tables, hot)), torch.rand(()).round())
+        for _ in range(64)
+    ]
     return model, nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), lr=0.1), data

@@ -16,13 +16,19 @@ VOCABULARY, LENGTH = 512, 64
 
 def model():
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
     )
     return LlamaForCausalLM(config)
 
 
 def samples(count=64):
-    return [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, VOCABULARY, (count, LENGTH))]
+    return [
+        {"input_ids": ids, "labels": ids} for ids in torch.randint(0, VOCABULARY, (count, LENGTH))
+    ]
 
 
 def own_loss():
@@ -35,7 +41,9 @@ def lora():
     """Adapters of peft; what they leave frozen has no gradients and no optimizer states."""
     from peft import LoraConfig, get_peft_model
 
-    adapted = get_peft_model(model(), LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        model(), LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     return adapted, None, torch.optim.AdamW(trained), samples()
 
@@ -43,9 +51,14 @@ def lora():
 def trainer(optim="adamw_torch"):
     """Batch, accumulation, precision, optimizer and checkpointing are those of the arguments, unless the command has others."""
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=4, gradient_accumulation_steps=8, bf16=True,
-        gradient_checkpointing=True, optim=optim, report_to="none",
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=8,
+        bf16=True,
+        gradient_checkpointing=True,
+        optim=optim,
+        report_to="none",
+    )
     return Trainer(model=model(), args=arguments, train_dataset=samples())
 
 
@@ -66,9 +79,16 @@ def sft():
     words = {f"w{i}": i for i in range(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1", pad_token="w2")
-    texts = Dataset.from_dict({"text": [" ".join(f"w{j}" for j in range(3, 20 + i)) for i in range(32)]})
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="w0", eos_token="w1", pad_token="w2"
+    )
+    texts = Dataset.from_dict(
+        {"text": [" ".join(f"w{j}" for j in range(3, 20 + i)) for i in range(32)]}
+    )
     arguments = SFTConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=4, max_length=LENGTH, report_to="none"
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=4,
+        max_length=LENGTH,
+        report_to="none",
     )
     return SFTTrainer(model=model(), args=arguments, train_dataset=texts, processing_class=fast)

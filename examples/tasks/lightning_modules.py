@@ -27,7 +27,9 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters())
         steps = self.trainer.estimated_stepping_batches
-        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=steps)]
+        return [optimizer], [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=steps)
+        ]
 
 
 class Gan(lightning.LightningModule):
@@ -35,14 +37,19 @@ class Gan(lightning.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.generator = nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, PIXELS))
-        self.discriminator = nn.Sequential(nn.Linear(PIXELS, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+        self.discriminator = nn.Sequential(
+            nn.Linear(PIXELS, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
+        )
 
     def training_step(self, batch, batch_idx):
         (real,) = batch
         of_generator, of_discriminator = self.optimizers()
         fake = self.generator(torch.randn(len(real), LATENT, device=self.device))
         self.toggle_optimizer(of_discriminator)
-        loss = softplus(-self.discriminator(real)).mean() + softplus(self.discriminator(fake.detach())).mean()
+        loss = (
+            softplus(-self.discriminator(real)).mean()
+            + softplus(self.discriminator(fake.detach())).mean()
+        )
         of_discriminator.zero_grad()
         self.manual_backward(loss)
         of_discriminator.step()
@@ -55,7 +62,9 @@ class Gan(lightning.LightningModule):
         self.untoggle_optimizer(of_generator)
 
     def configure_optimizers(self):
-        return torch.optim.Adam(self.generator.parameters()), torch.optim.Adam(self.discriminator.parameters())
+        return torch.optim.Adam(self.generator.parameters()), torch.optim.Adam(
+            self.discriminator.parameters()
+        )
 
 
 def classifier():

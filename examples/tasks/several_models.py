@@ -27,7 +27,9 @@ def layers(*widths):
 
 def gan():
     generator, discriminator = layers(LATENT, 64, PIXELS), layers(PIXELS, 64, 1)
-    of_generator, of_discriminator = (torch.optim.Adam(m.parameters()) for m in (generator, discriminator))
+    of_generator, of_discriminator = (
+        torch.optim.Adam(m.parameters()) for m in (generator, discriminator)
+    )
 
     def step(batch):
         (real,) = batch
@@ -51,7 +53,10 @@ def gan():
 
 def distillation():
     """The teacher is frozen: it has a forward pass, and nothing else."""
-    student, teacher = layers(PIXELS, 64, CLASSES), layers(PIXELS, 256, 256, CLASSES).requires_grad_(False).eval()
+    student, teacher = (
+        layers(PIXELS, 64, CLASSES),
+        layers(PIXELS, 256, 256, CLASSES).requires_grad_(False).eval(),
+    )
     optimizer = torch.optim.AdamW(student.parameters())
 
     def step(batch):
@@ -65,8 +70,11 @@ def distillation():
         return loss
 
     return {
-        "model": [student, teacher], "optimizer": optimizer, "step": step, "dataset": TensorDataset(torch.randn(256, PIXELS))
-    }  # fmt: skip
+        "model": [student, teacher],
+        "optimizer": optimizer,
+        "step": step,
+        "dataset": TensorDataset(torch.randn(256, PIXELS)),
+    }
 
 
 class Scores(nn.Module):

@@ -40,7 +40,9 @@ def landmarks(crop: Image.Image) -> np.ndarray:
     found[: len(corners)] = corners
     found = found[np.argsort(found[:, 1])]
     upper, lower = found[:2], found[3:]
-    return np.concatenate([upper[np.argsort(upper[:, 0])], found[2:3], lower[np.argsort(lower[:, 0])]])
+    return np.concatenate(
+        [upper[np.argsort(upper[:, 0])], found[2:3], lower[np.argsort(lower[:, 0])]]
+    )
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -58,17 +60,23 @@ def hull_mask(marks: np.ndarray, side: int) -> np.ndarray:
     wide = marks.mean(0) + HULL_SCALE * (marks - marks.mean(0))
     y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
     planes = ConvexHull(wide, qhull_options="QJ").equations
-    return np.all(planes[:, :2] @ np.stack([x.ravel(), y.ravel()]) + planes[:, 2:] <= 0, axis=0).reshape(side, side)
+    return np.all(
+        planes[:, :2] @ np.stack([x.ravel(), y.ravel()]) + planes[:, 2:] <= 0, axis=0
+    ).reshape(side, side)
 
 
 def aligned(photo: Image.Image) -> tuple[np.ndarray, np.ndarray]:
     """The face in a photograph, upright in the template's frame and cut out, and its landmarks there."""
     top, left, side = find(np.asarray(photo.convert("L"), dtype=np.float32) / 255)
-    crop = photo.crop((left, top, left + side, top + side)).resize((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
+    crop = photo.crop((left, top, left + side, top + side)).resize(
+        (2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS
+    )
     found = landmarks(crop.resize((SIDE, SIDE), Image.Resampling.BOX))
     back = similarity(TEMPLATE, found)  # an image is warped by where each of its points comes from
     pixels = back * [[2.0, 2.0, 2.0 * SIDE], [2.0, 2.0, 2.0 * SIDE]]
-    face = crop.transform((SIDE, SIDE), Image.Transform.AFFINE, pixels.ravel().tolist(), Image.Resampling.BICUBIC)
+    face = crop.transform(
+        (SIDE, SIDE), Image.Transform.AFFINE, pixels.ravel().tolist(), Image.Resampling.BICUBIC
+    )
     marks = found @ (there := similarity(found, TEMPLATE))[:, :2].T + there[:, 2]
     return np.asarray(face) * hull_mask(marks, SIDE)[..., None], marks.astype(np.float32)
 
@@ -88,7 +96,11 @@ class Faces(Dataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
         face, marks = aligned(Image.open(self.files[index]).convert("RGB"))
-        return face.transpose(2, 0, 1).astype(np.uint8), marks.ravel(), int(self.files[index].stem.split("-")[1])
+        return (
+            face.transpose(2, 0, 1).astype(np.uint8),
+            marks.ravel(),
+            int(self.files[index].stem.split("-")[1]),
+        )
 
 
 def augment(sample: tuple[np.ndarray, np.ndarray, int]) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -126,7 +138,9 @@ class Net(nn.Module):
             layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             before = channels
         self.features = nn.Sequential(*layers, nn.Flatten())
-        self.head = nn.Sequential(nn.Linear(before * (SIDE // 8) ** 2 + 10, 256), nn.ReLU(), nn.Linear(256, 2))
+        self.head = nn.Sequential(
+            nn.Linear(before * (SIDE // 8) ** 2 + 10, 256), nn.ReLU(), nn.Linear(256, 2)
+        )
 
     def forward(self, face: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         return self.head(torch.cat([self.features(face), marks], 1))
@@ -154,7 +168,12 @@ def task():
     """(model, loss, optimizer, dataset), for forecasts of a step."""
     settings = read_settings(HERE / "train.yaml")
     model = net_of(settings)
-    return model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), Online(photographs())
+    return (
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.AdamW(model.parameters()),
+        Online(photographs()),
+    )
 
 
 def main() -> None:
@@ -167,8 +186,12 @@ def main() -> None:
         def setup_environment(self) -> None:
             import deepspeed.ops
 
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute
-            self.parallel_devices = [torch.device("cpu", i) for i in range(len(self.parallel_devices))]
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+                False  # else it compiles C++ for a minute
+            )
+            self.parallel_devices = [
+                torch.device("cpu", i) for i in range(len(self.parallel_devices))
+            ]
             DDPStrategy.setup_environment(self)
 
     class Training(pl.LightningModule):
@@ -186,16 +209,26 @@ def main() -> None:
 
         def validation_step(self, batch: list, _: int) -> None:
             face, marks, label = batch
-            self.log("right", (self.net(face, marks).argmax(1) == label).float().mean(), sync_dist=True)
+            self.log(
+                "right", (self.net(face, marks).argmax(1) == label).float().mean(), sync_dist=True
+            )
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=self.rate)
 
     for stage in (1, 2, 3):
-        config = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
-                  "zero_force_ds_cpu_optimizer": False}  # fmt: skip
-        StrategyRegistry.register(f"deepspeed_stage_{stage}", ZeroOnCpus, override=True, config=config,
-                                  process_group_backend="gloo")  # fmt: skip
+        config = {
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        StrategyRegistry.register(
+            f"deepspeed_stage_{stage}",
+            ZeroOnCpus,
+            override=True,
+            config=config,
+            process_group_backend="gloo",
+        )
     settings = read_settings(sys.argv[1])
     data = settings["data"]
     if data["shards"]:

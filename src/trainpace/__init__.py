@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = frozenset("diagnose doctor forecast journal loader measure offers plan schedule trace verify watch".split())
+_ROOMS = frozenset(
+    "diagnose doctor forecast journal loader measure offers plan schedule trace verify watch".split()
+)
 _export, _exported_names = exports(__name__, __file__)
 
 
@@ -44,7 +46,9 @@ class _Room(ModuleType):
     """A room that has a verb's name; called, it does what the verb does."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module("trainpace.api"), self.__name__.rpartition(".")[2])(*args, **options)
+        return getattr(importlib.import_module("trainpace.api"), self.__name__.rpartition(".")[2])(
+            *args, **options
+        )
 
 
 class _Package(ModuleType):

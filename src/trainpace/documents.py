@@ -44,9 +44,14 @@ class Documents(Record):
     def __post_init__(self) -> None:
         if not self.lengths or len(self.lengths) != len(self.counts):
             raise TrainpaceError("document lengths need one length at least, and a count for each.")
-        if min(self.lengths) < 1 or min(self.counts) < 1 or list(self.lengths) != sorted(set(self.lengths)):
+        if (
+            min(self.lengths) < 1
+            or min(self.counts) < 1
+            or list(self.lengths) != sorted(set(self.lengths))
+        ):
             raise TrainpaceError(
-                "document lengths are whole numbers from 1 in ascending order, each with a count from 1."
+                "document lengths are whole numbers from 1 in ascending order, each with a count"
+                " from 1."
             )
 
     @classmethod
@@ -54,8 +59,11 @@ class Documents(Record):
         """So many documents of each length; empty ones are left out."""
         lengths = sorted(length for length, count in counts.items() if length > 0 < count)
         return cls(
-            lengths=tuple(lengths), counts=tuple(counts[length] for length in lengths), source=source, drawn=drawn
-        )  # fmt: skip
+            lengths=tuple(lengths),
+            counts=tuple(counts[length] for length in lengths),
+            source=source,
+            drawn=drawn,
+        )
 
     @classmethod
     def with_mean(cls, mean: float) -> "Documents":
@@ -77,7 +85,8 @@ class Documents(Record):
         """Rows of `tokens`, filled best fit first, the longest documents before shorter ones, and longer ones than a row cut to
         it: TRL's packing ("bfd"; Ding et al. 2024, arXiv:2404.10830).
 
-        Of documents that stand for more of them, the emptiest row, which more of them would fill, counts by its filled share."""
+        Of documents that stand for more of them, the emptiest row, which more of them would fill, counts by its filled share.
+        """
         sample = self._sample()
         lengths = np.minimum(sample, tokens)
         room: list[int] = []  # of the rows that are not full, ascending
@@ -92,10 +101,13 @@ class Documents(Record):
         if room and (self.drawn or len(sample) < sum(self.counts)):
             rows -= room[-1] / tokens
         return PackedRow(
-            tokens=tokens, fill=total / (rows * tokens), documents=len(lengths) / rows,
-            attended=float((lengths.astype(float) ** 2).sum() / total), cut=1.0 - total / float(sample.sum()),
+            tokens=tokens,
+            fill=total / (rows * tokens),
+            documents=len(lengths) / rows,
+            attended=float((lengths.astype(float) ** 2).sum() / total),
+            cut=1.0 - total / float(sample.sum()),
             source=self.source,
-        )  # fmt: skip
+        )
 
     def longest_of(self, documents: int, most: int) -> float:
         """The mean of the longest of so many documents, drawn at random and cut to `most` tokens: what a batch is padded to."""

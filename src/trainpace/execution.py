@@ -38,11 +38,15 @@ class NumberFormat(NamedTuple):
 
 
 NUMBER_FORMATS: dict[Precision, NumberFormat] = {
-    "fp32": NumberFormat("fp32", "fp32"), "torch_fp32": NumberFormat("fp32", "fp32", "tf32"),
-    "tf32": NumberFormat("fp32", "tf32", "tf32"), "amp_fp16": NumberFormat("amp", "fp16"),
-    "amp_bf16": NumberFormat("amp", "bf16"), "bf16": NumberFormat("half", "bf16"), "fp16": NumberFormat("half", "fp16"),
+    "fp32": NumberFormat("fp32", "fp32"),
+    "torch_fp32": NumberFormat("fp32", "fp32", "tf32"),
+    "tf32": NumberFormat("fp32", "tf32", "tf32"),
+    "amp_fp16": NumberFormat("amp", "fp16"),
+    "amp_bf16": NumberFormat("amp", "bf16"),
+    "bf16": NumberFormat("half", "bf16"),
+    "fp16": NumberFormat("half", "fp16"),
     "fp8": NumberFormat("half", "fp8"),
-}  # fmt: skip
+}
 """The meaning of every precision."""
 
 ZeroStage = Literal[0, 1, 2, 3]
@@ -97,7 +101,9 @@ class Execution(Record):
     loaded so).
     """
 
-    micro_batch: Annotated[int, _help("samples that one data-parallel rank processes in a forward pass")] = 1
+    micro_batch: Annotated[
+        int, _help("samples that one data-parallel rank processes in a forward pass")
+    ] = 1
     accumulation: Annotated[int, _help("micro-batches an optimizer step")] = 1
     nnodes: Annotated[int, _help("nodes")] = 1
     nproc_per_node: Annotated[int, _help("processes on each node, one a GPU")] = 1
@@ -107,32 +113,52 @@ class Execution(Record):
     precision: Annotated[Precision, _help("number format of weights and matrix products")] = "fp32"
     optimizer: Annotated[str, _help("optimizer")] = "sgd"
     engine: Annotated[Engine, _help("how gradients and parameters are exchanged")] = "ddp"
-    zero_stage: Annotated[ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")] = 0
-    shard_size: Annotated[int | None, _help("data-parallel ranks that share states; all if not given")] = None
-    reshard_after_forward: Annotated[bool, _help("FSDP frees gathered parameters after the forward pass")] = True
+    zero_stage: Annotated[
+        ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")
+    ] = 0
+    shard_size: Annotated[
+        int | None, _help("data-parallel ranks that share states; all if not given")
+    ] = None
+    reshard_after_forward: Annotated[
+        bool, _help("FSDP frees gathered parameters after the forward pass")
+    ] = True
     offload_optimizer: Annotated[bool, _help("optimizer states and update on the host")] = False
     offload_parameters: Annotated[bool, _help("parameters on the host, of ZeRO stage 3")] = False
-    activation_checkpointing: Annotated[Checkpointing, _help("activations computed again in the backward pass")] = (
-        "none"
-    )
-    sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = False
-    partition_activations: Annotated[bool, _help("checkpointed activations divided over the tensor-parallel ranks")] = (
+    activation_checkpointing: Annotated[
+        Checkpointing, _help("activations computed again in the backward pass")
+    ] = "none"
+    sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = (
         False
     )
-    async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
-    clip_gradients: Annotated[bool, _help("gradients scaled to a largest norm before the update")] = False
-    pure_16_bit: Annotated[bool, _help("sharded 16-bit weights without an fp32 copy, and states as wide as they")] = (
-        False
-    )
-    pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
+    partition_activations: Annotated[
+        bool, _help("checkpointed activations divided over the tensor-parallel ranks")
+    ] = False
+    async_tensor_parallel: Annotated[
+        bool, _help("products cut to hide their tensor-parallel exchange")
+    ] = False
+    clip_gradients: Annotated[
+        bool, _help("gradients scaled to a largest norm before the update")
+    ] = False
+    pure_16_bit: Annotated[
+        bool, _help("sharded 16-bit weights without an fp32 copy, and states as wide as they")
+    ] = False
+    pipeline_schedule: Annotated[
+        PipelineSchedule, _help("order of a pipeline's forward and backward passes")
+    ] = "1f1b"
     virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
     ep: Annotated[int, _help("expert-parallel ranks")] = 1
-    expert_tp: Annotated[int | None, _help("tensor-parallel ranks of each expert; those of the rest if not given")] = (
-        None
-    )
-    expert_exchange: Annotated[ExpertExchange, _help("how tokens go to the ranks of their experts")] = "all_to_all"
-    expert_load: Annotated[float, _help("tokens of the fullest expert-parallel rank over the mean")] = 1.0
-    expert_nodes: Annotated[int | None, _help("nodes that a token's experts lie on at most; any if not given")] = None
+    expert_tp: Annotated[
+        int | None, _help("tensor-parallel ranks of each expert; those of the rest if not given")
+    ] = None
+    expert_exchange: Annotated[
+        ExpertExchange, _help("how tokens go to the ranks of their experts")
+    ] = "all_to_all"
+    expert_load: Annotated[
+        float, _help("tokens of the fullest expert-parallel rank over the mean")
+    ] = 1.0
+    expert_nodes: Annotated[
+        int | None, _help("nodes that a token's experts lie on at most; any if not given")
+    ] = None
     compile: Annotated[bool, _help("torch.compile")] = False
     channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
 
@@ -141,26 +167,37 @@ class Execution(Record):
         shards = self.tp * self.pp * self.cp
         if self.world_size % shards:
             raise Contradiction(
-                f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node {self.nproc_per_node}) cannot be"
-                f" divided by tp {self.tp} x pp {self.pp} x cp {self.cp} = {shards}.",
+                f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node"
+                f" {self.nproc_per_node}) cannot be divided by tp {self.tp} x pp {self.pp} x cp"
+                f" {self.cp} = {shards}.",
                 f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
             )
-        check_fields(self, ("expert_load",), lambda load: 1 <= load <= self.ep, "from 1 to ep, where one rank gets all")
+        check_fields(
+            self,
+            ("expert_load",),
+            lambda load: 1 <= load <= self.ep,
+            "from 1 to ep, where one rank gets all",
+        )
         check_fields(self, ("expert_nodes",), lambda nodes: nodes >= 1, "1 or more")
         stage, experts = self.world_size // self.pp, self.ep * (self.expert_tp or self.tp)
         if self.ep > 1 and stage % experts:
             raise Contradiction(
-                f"the {stage} ranks of a pipeline stage cannot be divided by ep {self.ep} x expert_tp {experts // self.ep}.",
+                f"the {stage} ranks of a pipeline stage cannot be divided by ep {self.ep} x"
+                f" expert_tp {experts // self.ep}.",
                 "Use a smaller ep, or expert_tp 1.",
             )
         if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
             raise Contradiction(
-                f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule {self.pipeline_schedule}.",
+                f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule"
+                f" {self.pipeline_schedule}.",
                 "Several stages a device need pp of at least 2 and the interleaved schedule.",
             )
-        if self.shard_size is not None and (self.shard_size < 1 or self.data_parallel_size % self.shard_size):
+        if self.shard_size is not None and (
+            self.shard_size < 1 or self.data_parallel_size % self.shard_size
+        ):
             raise Contradiction(
-                f"shard_size {self.shard_size} does not divide the data-parallel size {self.data_parallel_size}.",
+                f"shard_size {self.shard_size} does not divide the data-parallel size"
+                f" {self.data_parallel_size}.",
                 "States are sharded over all data-parallel ranks, or over a divisor of them.",
             )
 
@@ -211,12 +248,18 @@ def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
     if get_origin(hint) is Literal:
         return ExecutionField(info.name, "choice", info.default, meta.description, get_args(hint))
     kinds: dict[Any, Any] = {
-        int: "count", bool: "flag", str: "text", float: "number", int | None: "optional count",
-    }  # fmt: skip
+        int: "count",
+        bool: "flag",
+        str: "text",
+        float: "number",
+        int | None: "optional count",
+    }
     return ExecutionField(info.name, kinds[hint], info.default, meta.description)
 
 
-EXECUTION_FIELDS: dict[str, ExecutionField] = {info.name: _field(info) for info in msgspec.structs.fields(Execution)}
+EXECUTION_FIELDS: dict[str, ExecutionField] = {
+    info.name: _field(info) for info in msgspec.structs.fields(Execution)
+}
 """Every field of `Execution` by its name, in order. A field is declared there alone; arrays of executions
 (`trainpace.forecast.Grid`), a search's columns and the verbs' options follow from this table."""
 _COUNTS = tuple(field.name for field in EXECUTION_FIELDS.values() if field.kind == "count")

@@ -8,7 +8,10 @@ _FOLDERS = ("site-packages", "dist-packages")
 
 def top_of(folder: str) -> str:
     """The folder that holds the package which this folder, an absolute path, belongs to; itself where it belongs to none."""
-    while os.path.isfile(os.path.join(folder, "__init__.py")) and (above := os.path.dirname(folder)) != folder:
+    while (
+        os.path.isfile(os.path.join(folder, "__init__.py"))
+        and (above := os.path.dirname(folder)) != folder
+    ):
         folder = above
     return folder
 

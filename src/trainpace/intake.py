@@ -42,7 +42,9 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A regular file, open for reading. Raises UnreadableInput for one that is missing, not readable or of another kind."""
     name = os.fspath(path)
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for its writer
+        handle = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+        )  # opening a pipe would wait for its writer
         file = open(handle, "rb")  # noqa: SIM115
     except OSError as error:
         raise UnreadableInput(f"cannot read {name}: {os_reason(error)}.") from None
@@ -51,7 +53,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UnreadableInput(
-                f"cannot read {name}: it is a device or a pipe.", "Write it to a file first, and name that."
+                f"cannot read {name}: it is a device or a pipe.",
+                "Write it to a file first, and name that.",
             )
         yield file
 
@@ -59,8 +62,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def opened_text(path: str | os.PathLike[str], newline: str | None = None) -> Iterator[TextIO]:
     """A text file of any size in UTF-8, with or without a byte order mark, to be read piece by piece: a table, a log. Raises
-    UnreadableInput as `opened` does; text in another encoding raises UnicodeDecodeError where it is read."""
-    with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+    UnreadableInput as `opened` does; text in another encoding raises UnicodeDecodeError where it is read.
+    """
+    with (
+        opened(path) as file,
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text,
+    ):
         yield text
 
 
@@ -68,9 +75,13 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
     """The content of a regular file. Raises UnreadableInput as `opened` does, and for a file that is larger."""
     with opened(path) as file:
         too_large = os.fstat(file.fileno()).st_size > most_bytes
-    content = b"" if too_large else first_bytes(path, most_bytes + 1)  # one that grows meanwhile too
+    content = (
+        b"" if too_large else first_bytes(path, most_bytes + 1)
+    )  # one that grows meanwhile too
     if too_large or len(content) > most_bytes:
-        raise UnreadableInput(f"cannot read {os.fspath(path)}: it is larger than {most_bytes >> 20} MiB.")
+        raise UnreadableInput(
+            f"cannot read {os.fspath(path)}: it is larger than {most_bytes >> 20} MiB."
+        )
     return content
 
 
@@ -91,23 +102,32 @@ def pieces(path: str | os.PathLike[str], most_bytes: int = MOST_UNPACKED_BYTES) 
             try:
                 piece = stream.read(PIECE_BYTES)
             except EOFError:
-                raise UnreadableInput(f"{os.fspath(path)} is cut short: its compressed content has no end.") from None
+                raise UnreadableInput(
+                    f"{os.fspath(path)} is cut short: its compressed content has no end."
+                ) from None
             except (gzip.BadGzipFile, zlib.error):
-                raise UnreadableInput(f"{os.fspath(path)} is damaged: it cannot be unpacked.") from None
+                raise UnreadableInput(
+                    f"{os.fspath(path)} is damaged: it cannot be unpacked."
+                ) from None
             except OSError as error:
-                raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
+                raise UnreadableInput(
+                    f"cannot read {os.fspath(path)}: {os_reason(error)}."
+                ) from None
             if not piece:
                 return
             taken += len(piece)
             if taken > most_bytes:
-                raise UnreadableInput(f"cannot read {os.fspath(path)}: it holds more than {most_bytes >> 20} MiB.")
+                raise UnreadableInput(
+                    f"cannot read {os.fspath(path)}: it holds more than {most_bytes >> 20} MiB."
+                )
             yield piece
 
 
 @contextlib.contextmanager
 def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connection"]:
     """A SQLite file, open for reading alone: nothing is written into it or beside it. Text that is no UTF-8 is shown with marks
-    in its place. Raises UnreadableInput as `opened` does, and for what is no such file or damaged, also while it is read."""
+    in its place. Raises UnreadableInput as `opened` does, and for what is no such file or damaged, also while it is read.
+    """
     import sqlite3
 
     if first_bytes(path, len(SQLITE)) != SQLITE:
@@ -119,9 +139,13 @@ def opened_database(path: str | os.PathLike[str]) -> Iterator["sqlite3.Connectio
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
     except UnicodeDecodeError:  # of sqlite3's own message, which quotes the file
-        raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: its schema is damaged.") from None
+        raise UnreadableInput(
+            f"cannot read {os.fspath(path)} as a database: its schema is damaged."
+        ) from None
     except sqlite3.Error as error:
-        raise UnreadableInput(f"cannot read {os.fspath(path)} as a database: {_reason(error)}.") from None
+        raise UnreadableInput(
+            f"cannot read {os.fspath(path)} as a database: {_reason(error)}."
+        ) from None
 
 
 def first_bytes(path: str | os.PathLike[str], count: int = 64) -> bytes:
@@ -171,10 +195,14 @@ def toml_of(text: str | bytes, source: str) -> dict[str, Any]:
     """What TOML text holds. Raises UnreadableInput, which names `source`."""
     text = _text(text, source) if isinstance(text, bytes) else text
     if len(text) > MOST_TOML_BYTES:
-        raise UnreadableInput(f"cannot read {source}: it is larger than {MOST_TOML_BYTES >> 20} MiB.")
+        raise UnreadableInput(
+            f"cannot read {source}: it is larger than {MOST_TOML_BYTES >> 20} MiB."
+        )
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") >= LONGEST_KEY and _KEY.match(line):
-            raise UnreadableInput(f"{source} line {number} has a key of more than {LONGEST_KEY} parts.")
+            raise UnreadableInput(
+                f"{source} line {number} has a key of more than {LONGEST_KEY} parts."
+            )
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -208,7 +236,9 @@ def _check_text(text: str, data: Any, source: str) -> None:
         try:
             json.dumps(data, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise UnreadableInput(f"{source} holds half of a surrogate pair, which is no text.") from None
+            raise UnreadableInput(
+                f"{source} holds half of a surrogate pair, which is no text."
+            ) from None
 
 
 def _check_values(data: Any, source: str) -> None:
@@ -217,7 +247,9 @@ def _check_values(data: Any, source: str) -> None:
     for _ in range(DEEPEST + 1):
         if any(type(value) is int and abs(value) > LARGEST_INTEGER for value in level):
             raise UnreadableInput(f"{source} holds an integer of hundreds of digits.")
-        level = [item for value in level if isinstance(value, (dict, list)) for item in _items(value)]
+        level = [
+            item for value in level if isinstance(value, (dict, list)) for item in _items(value)
+        ]
         if not level:
             return
     raise UnreadableInput(f"{source} is nested more than {DEEPEST} levels deep.")

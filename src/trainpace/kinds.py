@@ -75,16 +75,25 @@ _KINDS = (
     Kind(
         "optimizer",
         traffic={"optimizer": 0.8, "optimizer_fused": 0.8},
-        functions=_calls(optimizer_fused="_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_ blockwise_update_"),
+        functions=_calls(
+            optimizer_fused=(
+                "_fused_adamw_ _fused_adam_ _fused_sgd_ _fused_adagrad_ blockwise_update_"
+            )
+        ),
         work={"optimizer": 10, "optimizer_fused": 10},
     ),
     Kind(
         "embedding",
         traffic={"embedding": 0.5, "embedding_backward": 0.2},
         functions=_calls(
-            embedding="embedding index index_select gather sparse_product _embedding_bag _embedding_bag_forward_only sparse_add_",
-            embedding_backward="embedding_dense_backward scatter scatter_add index_put index_put_ index_add index_add_"
-            " _index_put_impl_ _embedding_bag_dense_backward",
+            embedding=(
+                "embedding index index_select gather sparse_product _embedding_bag"
+                " _embedding_bag_forward_only sparse_add_"
+            ),
+            embedding_backward=(
+                "embedding_dense_backward scatter scatter_add index_put index_put_ index_add"
+                " index_add_ _index_put_impl_ _embedding_bag_dense_backward"
+            ),
         ),
         gathers="embedding index index_select gather",
     ),
@@ -101,32 +110,47 @@ _KINDS = (
     Kind(
         "copy",
         traffic={"copy": 0.7},
-        functions=_calls(copy="_to_copy copy_ clone cat stack split_with_sizes_copy constant_pad_nd roll flip"),
+        functions=_calls(
+            copy="_to_copy copy_ clone cat stack split_with_sizes_copy constant_pad_nd roll flip"
+        ),
     ),
     Kind(
         "fill",
         traffic={"fill": 0.8},
         functions=_calls(
-            fill="zeros ones full zeros_like ones_like full_like fill_ zero_ new_zeros new_ones new_full arange"
-            " scalar_tensor eye tril triu"
+            fill=(
+                "zeros ones full zeros_like ones_like full_like fill_ zero_ new_zeros new_ones"
+                " new_full arange scalar_tensor eye tril triu"
+            )
         ),
     ),
     Kind(
         "norm",
         traffic={
-            "batch_norm": 0.6, "batch_norm_inference": 0.9, "batch_norm_backward": 0.6, "batch_norm_nhwc": 0.6,
-            "batch_norm_backward_nhwc": 0.5, "layer_norm": 0.7, "layer_norm_backward": 0.4,
+            "batch_norm": 0.6,
+            "batch_norm_inference": 0.9,
+            "batch_norm_backward": 0.6,
+            "batch_norm_nhwc": 0.6,
+            "batch_norm_backward_nhwc": 0.5,
+            "layer_norm": 0.7,
+            "layer_norm_backward": 0.4,
         },
         functions=_calls(
             batch_norm="native_batch_norm cudnn_batch_norm _native_batch_norm_legit",
             batch_norm_inference="native_batch_norm_inference",
             batch_norm_backward="native_batch_norm_backward",
             layer_norm="native_layer_norm native_group_norm _fused_rms_norm",
-            layer_norm_backward="native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward",
+            layer_norm_backward=(
+                "native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward"
+            ),
         ),
         work={
-            "batch_norm": 100, "batch_norm_backward": 100, "batch_norm_nhwc": 100, "batch_norm_backward_nhwc": 100,
-            "layer_norm": 20, "layer_norm_backward": 50,
+            "batch_norm": 100,
+            "batch_norm_backward": 100,
+            "batch_norm_nhwc": 100,
+            "batch_norm_backward_nhwc": 100,
+            "layer_norm": 20,
+            "layer_norm_backward": 50,
         },
         row_work={"layer_norm": 10_000, "layer_norm_backward": 10_000},
         extent=_normalised,
@@ -158,17 +182,21 @@ _KINDS = (
         "reduction",
         traffic={"reduction": 0.6},
         functions=_calls(
-            reduction="sum mean amax amin max min var var_mean std argmax cumsum prod any all linalg_vector_norm norm"
-            " nll_loss_forward nll_loss_backward topk sort"
+            reduction=(
+                "sum mean amax amin max min var var_mean std argmax cumsum prod any all"
+                " linalg_vector_norm norm nll_loss_forward nll_loss_backward topk sort"
+            )
         ),
         work={"reduction": 20},
         gathers="nll_loss_forward nll_loss_backward",
     ),
-)  # fmt: skip
+)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 FUNCTIONS: dict[str, Kind] = {function: kind for kind in _KINDS for function in kind.functions}
 """The kind of every ATen call that has one by its name."""
-TRAFFIC_SHARES: dict[str, float] = {name: share for kind in _KINDS for name, share in kind.traffic.items()}
+TRAFFIC_SHARES: dict[str, float] = {
+    name: share for kind in _KINDS for name, share in kind.traffic.items()
+}
 """First guesses of the share of the memory bandwidth that each class of traffic reaches."""
 WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.work.items()}
 ROW_WORK: dict[str, float] = {name: work for kind in _KINDS for name, work in kind.row_work.items()}

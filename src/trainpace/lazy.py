@@ -12,7 +12,9 @@ def exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     homes = {
         alias.name: node.module
         for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}.")
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.startswith(f"{package}.")
         for alias in node.names
     }
 

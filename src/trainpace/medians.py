@@ -100,6 +100,8 @@ def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
     of_centre = (math.pi / 2 if n > 2 else 1.0) / n
     half = student_t_95(noise.degrees) * noise.relative * math.sqrt(1 + of_centre)
     return Interval(
-        low=centre * math.exp(-half), high=centre * math.exp(half), coverage=0.9,
+        low=centre * math.exp(-half),
+        high=centre * math.exp(half),
+        coverage=0.9,
         basis=f"the spread of {noise.degrees + 1} repeats in processes of their own",
-    )  # fmt: skip
+    )

@@ -57,7 +57,9 @@ class StepTime(Record):
         Limit: exchanges that inference needs too (tensor and pipeline parallelism, gathered parameters) are left out, since
         `communication_ms` holds those of both passes in one number.
         """
-        return float(evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms))
+        return float(
+            evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms)
+        )
 
 
 STEP_PARTS = StepTime.__struct_fields__
@@ -84,9 +86,17 @@ class Interval(Record):
 
 
 JOB_PARTS = (
-    "stepping_s", "data_wait_s", "stragglers_s", "evaluation_s", "checkpoint_s", "failures_s", "startup_s", "compiling_s",
-    "preparing_s", "transfer_s",
-)  # fmt: skip
+    "stepping_s",
+    "data_wait_s",
+    "stragglers_s",
+    "evaluation_s",
+    "checkpoint_s",
+    "failures_s",
+    "startup_s",
+    "compiling_s",
+    "preparing_s",
+    "transfer_s",
+)
 
 
 def sum_of_parts(parts: Mapping[str, Any]) -> Any:
@@ -151,7 +161,12 @@ class Memory(Record):
 
     @property
     def allocated_gib(self) -> float:
-        return self.parameters_gib + self.gradients_gib + self.optimizer_states_gib + self.activations_gib
+        return (
+            self.parameters_gib
+            + self.gradients_gib
+            + self.optimizer_states_gib
+            + self.activations_gib
+        )
 
 
 class OperatorShare(Record):
@@ -241,7 +256,9 @@ class Forecast(Record):
     def __post_init__(self) -> None:
         # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
         assert self.mfu is None or 0 <= self.mfu <= MFU_LIMIT, f"MFU of {self.mfu} on {self.device}"
-        assert (self.step is None) == bool(self.reason), "a forecast has a step time or a reason why not"
+        assert (self.step is None) == bool(self.reason), (
+            "a forecast has a step time or a reason why not"
+        )
 
     @property
     def samples_per_second(self) -> float | None:
@@ -332,10 +349,17 @@ class Measurement(Record, Table):
         # runs of before may have a loss for every micro-batch, or none
         losses = self.losses if len(self.losses) == len(times) else (None,) * len(times)
         return [
-            {"model": self.model, "device": self.device, "batch": self.execution.micro_batch, "step": i + 1, "step_time_ms": ms,
-             "warm_up": i < len(self.warmup_ms), "loss": losses[i]}
+            {
+                "model": self.model,
+                "device": self.device,
+                "batch": self.execution.micro_batch,
+                "step": i + 1,
+                "step_time_ms": ms,
+                "warm_up": i < len(self.warmup_ms),
+                "loss": losses[i],
+            }
             for i, ms in enumerate(times)
-        ]  # fmt: skip
+        ]
 
 
 ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]
@@ -358,8 +382,12 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
     """A row of `trainpace forecast --json`, whose fields are documented."""
     interval = f.step_time_interval_ms
     return {
-        "model": f.model, "gpu": f.device, "num_gpus": f.num_devices, "precision": f.execution.precision,
-        "batch": f.execution.micro_batch, "sequence_length": f.sequence_length,
+        "model": f.model,
+        "gpu": f.device,
+        "num_gpus": f.num_devices,
+        "precision": f.execution.precision,
+        "batch": f.execution.micro_batch,
+        "sequence_length": f.sequence_length,
         "step_time_ms": None if f.step is None else f.step.total_ms,
         "step_time_ms_low": None if interval is None else interval.low,
         "step_time_ms_high": None if interval is None else interval.high,
@@ -373,7 +401,9 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "exposed_ms": dict(f.exposed_ms),
         "scaling_efficiency": f.scaling_efficiency,
         "scaling_reference_devices": f.scaling_reference_devices,
-        "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
+        "breakdown_ms": (
+            {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS}
+        ),
         "provenance": f.provenance,
         "host": f.host,
         "host_assumed": f.host_assumed,
@@ -386,4 +416,4 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "training_time_s": None if f.training_time is None else f.training_time.total_s,
         "cost_usd": f.cost_usd,
         "assumed": [] if f.training_time is None else list(f.training_time.assumed),
-    }  # fmt: skip
+    }

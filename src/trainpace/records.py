@@ -25,7 +25,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
 
 
-def check_fields(record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str) -> None:
+def check_fields(
+    record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str
+) -> None:
     """Raise TrainpaceError for the first of these fields that has a value for which `holds` is false; `need` says it in words."""
     for name in names:
         value = getattr(record, name)
@@ -45,7 +47,9 @@ class Table:
         try:
             import pandas
         except ImportError:
-            raise TrainpaceError("to_pandas() needs pandas.", "pip install 'trainpace[pandas]'.") from None
+            raise TrainpaceError(
+                "to_pandas() needs pandas.", "pip install 'trainpace[pandas]'."
+            ) from None
         return pandas.DataFrame(self.to_dicts())
 
 
@@ -157,7 +161,9 @@ def _umask() -> int:
 def _encode_array(value: Any) -> object:
     if type(value).__module__ == "numpy":
         return value.tolist()
-    raise TypeError(f"cannot write a {type(value).__name__} as JSON")  # a bug: records hold plain fields and arrays
+    raise TypeError(
+        f"cannot write a {type(value).__name__} as JSON"
+    )  # a bug: records hold plain fields and arrays
 
 
 def decode_array(kind: type, value: object) -> object:

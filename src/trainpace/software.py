@@ -25,7 +25,9 @@ OptimizerImplementation = Literal["foreach", "fused", "for_loop"]
 """torch.optim's three: several tensors a kernel and one kernel an operation (the default on CUDA since torch 2.0), one kernel
 for the whole update (`fused=True`), tensor by tensor."""
 
-CrossEntropy = Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
+CrossEntropy = Literal[
+    "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
+]
 """plain: the framework's own, with logits in fp32, their log-softmax and its gradient. uncompiled: the same, called on what a
 compiled model returns, so that torch.compile does not see it. fused: one kernel that leaves the gradient in the place of the
 logits. fused_fp32: the same on logits that the model's code has cast to fp32 (Liger's and Unsloth's cross_entropy in
@@ -50,20 +52,34 @@ NEWEST = 4
 """A torch of this major version or a later one is a typing mistake."""
 
 _NAMES: dict[str, Framework] = {
-    "torch": "torch", "pytorch": "torch", "tensorflow": "tensorflow", "tf": "tensorflow", "keras": "tensorflow",
-    "jax": "jax", "flax": "jax",
-}  # fmt: skip
+    "torch": "torch",
+    "pytorch": "torch",
+    "tensorflow": "tensorflow",
+    "tf": "tensorflow",
+    "keras": "tensorflow",
+    "jax": "jax",
+    "flax": "jax",
+}
 _FRAMEWORKS: dict[Framework, str] = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 ATTENTION_IN_WORDS: dict[Attention, str] = {
-    "eager": "eager attention", "efficient": "memory-efficient attention", "flash1": "FlashAttention 1",
-    "flash2": "FlashAttention 2", "flash3": "FlashAttention 3", "flash4": "FlashAttention 4", "cudnn": "cuDNN's attention",
-}  # fmt: skip
+    "eager": "eager attention",
+    "efficient": "memory-efficient attention",
+    "flash1": "FlashAttention 1",
+    "flash2": "FlashAttention 2",
+    "flash3": "FlashAttention 3",
+    "flash4": "FlashAttention 4",
+    "cudnn": "cuDNN's attention",
+}
 OPTIMIZERS_IN_WORDS: dict[OptimizerImplementation, str] = {
-    "foreach": "a foreach optimizer", "fused": "a fused optimizer", "for_loop": "an optimizer that goes tensor by tensor",
-}  # fmt: skip
+    "foreach": "a foreach optimizer",
+    "fused": "a fused optimizer",
+    "for_loop": "an optimizer that goes tensor by tensor",
+}
 FP8_IN_WORDS: dict[Fp8Recipe, str] = {
-    "per_tensor": "FP8 with a scale a tensor", "block": "FP8 with a scale a block", "mxfp8": "MXFP8",
-}  # fmt: skip
+    "per_tensor": "FP8 with a scale a tensor",
+    "block": "FP8 with a scale a block",
+    "mxfp8": "MXFP8",
+}
 _FORMS = "Write torch2.8, torch, pytorch-1.9, tensorflow2.4, keras or jax."
 
 
@@ -94,7 +110,9 @@ class Software(Record):
 
     def __post_init__(self) -> None:
         if any(part < 0 for part in self.version):
-            raise TrainpaceError(f"version {self.version} of {self.framework} is not a version.", _FORMS)
+            raise TrainpaceError(
+                f"version {self.version} of {self.framework} is not a version.", _FORMS
+            )
 
     @property
     def is_before_fusion(self) -> bool:
@@ -138,14 +156,19 @@ class Software(Record):
         before = self.is_before_fusion
         eager = self.attention == "eager" or (before and self.attention is None)
         return Rewrites(
-            eager, self.optimizer or ("for_loop" if before else None), self.cross_entropy, self.router == "16_bit"
+            eager,
+            self.optimizer or ("for_loop" if before else None),
+            self.cross_entropy,
+            self.router == "16_bit",
         )
 
     @property
     def name(self) -> str:
         """The framework and its version: PyTorch 1.9, PyTorch of today."""
         known = _FRAMEWORKS[self.framework]
-        return f"{known} {'.'.join(map(str, self.version))}" if self.version else f"{known} of today"
+        return (
+            f"{known} {'.'.join(map(str, self.version))}" if self.version else f"{known} of today"
+        )
 
     def _is_torch_before(self, version: tuple[int, ...]) -> bool:
         return self.framework == "torch" and bool(self.version) and self.version < version
@@ -175,18 +198,37 @@ def parse_software(text: str) -> Software:
 def parse_version(text: str) -> tuple[int, ...]:
     """Major and minor version, and the patch where there is one, of texts such as "2.1.0a0+cu121"; () where there is none."""
     version = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text.strip())
-    return () if version is None else tuple(int(part) for part in version.groups() if part is not None)
+    return (
+        () if version is None else tuple(int(part) for part in version.groups() if part is not None)
+    )
 
 
-COMMON_SOFTWARE = ("torch2.11", "torch2.8", "torch2.1", "torch1.13", "torch1.9", "tensorflow", "jax")
+COMMON_SOFTWARE = (
+    "torch2.11",
+    "torch2.8",
+    "torch2.1",
+    "torch1.13",
+    "torch1.9",
+    "tensorflow",
+    "jax",
+)
 """Between which forecasts differ, newest first; for lists to choose from."""
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 _SPELLINGS: dict[str, Attention] = {
-    "math": "eager", "manual": "eager", "mem_efficient": "efficient", "memory_efficient": "efficient",
-    "efficient_attention": "efficient", "xformers": "efficient", "flash": "flash2", "flash_attention": "flash2",
-    "flash_attention_1": "flash1", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "flash_attention_4": "flash4",
+    "math": "eager",
+    "manual": "eager",
+    "mem_efficient": "efficient",
+    "memory_efficient": "efficient",
+    "efficient_attention": "efficient",
+    "xformers": "efficient",
+    "flash": "flash2",
+    "flash_attention": "flash2",
+    "flash_attention_1": "flash1",
+    "flash_attention_2": "flash2",
+    "flash_attention_3": "flash3",
+    "flash_attention_4": "flash4",
     "cudnn_attention": "cudnn",
-}  # fmt: skip
+}
 """Other libraries' words for the same kernels."""
 
 
@@ -201,4 +243,6 @@ def parse_attention(text: str) -> Attention:
             return known
     if word in _SPELLINGS:
         return _SPELLINGS[word]
-    raise UnknownName("implementation of attention", text, ATTENTIONS, f"One of {', '.join(ATTENTIONS)}.")
+    raise UnknownName(
+        "implementation of attention", text, ATTENTIONS, f"One of {', '.join(ATTENTIONS)}."
+    )

@@ -51,7 +51,9 @@ class Trend(Record):
         """The simplest polynomial that the step time follows, as far as its noise lets it."""
         shapes: tuple[Shape, ...] = ("linear", "quadratic", "cubic")
         limit = max(CLOSE, self.noise)
-        close = (shape for shape, error in zip(shapes, self.mean_errors, strict=True) if error <= limit)
+        close = (
+            shape for shape, error in zip(shapes, self.mean_errors, strict=True) if error <= limit
+        )
         return next(close, "none of these")
 
 
@@ -64,7 +66,9 @@ def trend_of(
     """The trend over ascending batch sizes; None over fewer than FEWEST_BATCHES."""
     if len(batches) < FEWEST_BATCHES:
         return None
-    x, y, rate = (np.asarray(values, dtype=float) for values in (batches, step_ms, samples_per_second))
+    x, y, rate = (
+        np.asarray(values, dtype=float) for values in (batches, step_ms, samples_per_second)
+    )
     u = x / x[-1]  # powers of large batches lose digits
     fits = [np.polynomial.polynomial.polyfit(u, y, degree) for degree in (1, 2, 3)]
     lines = [np.polynomial.polynomial.polyval(u, fit) for fit in fits]
@@ -74,23 +78,44 @@ def trend_of(
     knee = int(np.flatnonzero(rate >= (1 - KNEE) * rate[best])[0])
     share = excesses(batches, y)[0] / y[:-1]
     return Trend(
-        first_batch=batches[0], last_batch=batches[-1], fixed_ms=float(fits[0][0]), ms_per_sample=float(fits[0][1] / x[-1]),
+        first_batch=batches[0],
+        last_batch=batches[-1],
+        fixed_ms=float(fits[0][0]),
+        ms_per_sample=float(fits[0][1] / x[-1]),
         r_squared=1 - float(((y - lines[0]) ** 2).sum()) / spread if spread else 1.0,
         mean_errors=tuple(float(np.abs(error).mean()) for error in errors),  # type: ignore[arg-type]
-        worst_error=float(errors[0][worst]), worst_batch=batches[worst],
-        best_batch=batches[best], best_samples_per_second=float(rate[best]),
-        knee_batch=batches[knee], knee_samples_per_second=float(rate[knee]),
+        worst_error=float(errors[0][worst]),
+        worst_batch=batches[worst],
+        best_batch=batches[best],
+        best_samples_per_second=float(rate[best]),
+        knee_batch=batches[knee],
+        knee_samples_per_second=float(rate[knee]),
         noise=noise,
-        uneven=tuple((batches[i], float(share[i])) for i in sorted(np.argsort(-share)[:MOST_UNEVEN].tolist()) if share[i] > 0),
-    )  # fmt: skip
+        uneven=tuple(
+            (batches[i], float(share[i]))
+            for i in sorted(np.argsort(-share)[:MOST_UNEVEN].tolist())
+            if share[i] > 0
+        ),
+    )
 
 
 def excesses(batches: Sequence[int], step_ms: Floats) -> tuple[Floats, Floats]:
     """Between neighbours among ascending batch sizes: (milliseconds beyond the usual slope, the usual milliseconds a sample)."""
     width = np.diff(np.asarray(batches, dtype=float))
     slope = np.diff(step_ms) / width
-    usual = np.array([
-        max(float(np.median(np.concatenate([slope[max(0, i - WINDOW) : i], slope[i + 1 : i + 1 + WINDOW]]))), 0.0)
-        for i in range(len(slope))
-    ])  # fmt: skip
+    usual = np.array(
+        [
+            max(
+                float(
+                    np.median(
+                        np.concatenate(
+                            [slope[max(0, i - WINDOW) : i], slope[i + 1 : i + 1 + WINDOW]]
+                        )
+                    )
+                ),
+                0.0,
+            )
+            for i in range(len(slope))
+        ]
+    )
     return (slope - usual) * width, usual

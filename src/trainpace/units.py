@@ -12,10 +12,28 @@ from trainpace.errors import TrainpaceError
 BYTES_PER_GIB = 2**30
 
 _SECONDS = {
-    "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
-    "m": 60.0, "min": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hour": 3600.0,
-    "hours": 3600.0, "d": 86400.0, "day": 86400.0, "days": 86400.0, "w": 604800.0, "week": 604800.0, "weeks": 604800.0,
-}  # fmt: skip
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hr": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "w": 604800.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
+}
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _NUMBER = r"[+-]?(?:\d+(?:[_,]\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DAYS_PER_YEAR = 365.25
@@ -37,21 +55,32 @@ def parse_duration_s(text: str) -> float:
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
     if clock:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return _finite(days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "a duration")
+        return _finite(
+            days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "a duration"
+        )
     parts = re.findall(rf"({_NUMBER})\s*([a-zA-Zµ]+)", text)
     rest = re.sub(rf"{_NUMBER}\s*[a-zA-Zµ]+", "", text).strip(" ,")
     if not parts or rest or any(unit.casefold() not in _SECONDS for _, unit in parts):
         raise TrainpaceError(
-            f"{text!r} is not a duration.", "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m."
+            f"{text!r} is not a duration.",
+            "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m.",
         )
     if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
-        raise TrainpaceError(f"{text!r} is not a duration.", "Signs inside a duration are not understood.")
-    return _finite(sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts), text, "a duration")
+        raise TrainpaceError(
+            f"{text!r} is not a duration.", "Signs inside a duration are not understood."
+        )
+    return _finite(
+        sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts),
+        text,
+        "a duration",
+    )
 
 
 def parse_count(text: str) -> int:
     """A whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
-    value, unit = _amount(text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B.")
+    value, unit = _amount(
+        text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B."
+    )
     value = _finite(value * _COUNTS[unit], text, "a count")
     if abs(value - round(value)) > 1e-6 * max(1.0, value):
         raise TrainpaceError(f"{text!r} is not a whole number.")
@@ -71,7 +100,9 @@ def parse_ratio(text: str) -> float:
 
     A percentage is read as the sources of this project use it (100 % = as fast as before), not as "faster by".
     """
-    value, unit = _amount(text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed.")
+    value, unit = _amount(
+        text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed."
+    )
     if not value > 0:
         raise TrainpaceError(f"a speed-up of {text!r} is not above 0.")
     return _finite(value / (100.0 if unit == "%" else 1.0), text, "a speed-up")
@@ -112,9 +143,18 @@ def format_number(value: float) -> str:
 
 def format_count(value: float) -> str:
     """``1,281,167`` up to ten million, ``6.74 B`` above it."""
-    for limit, size, suffix in ((1e15, 1e12, " T"), (1e12, 1e12, " T"), (1e9, 1e9, " B"), (1e7, 1e6, " M")):
+    for limit, size, suffix in (
+        (1e15, 1e12, " T"),
+        (1e12, 1e12, " T"),
+        (1e9, 1e9, " B"),
+        (1e7, 1e6, " M"),
+    ):
         if abs(value) >= limit:
-            return f"{value / size:,.3g}{suffix}" if value / size < 1000 else f"{value / size:,.0f}{suffix}"
+            return (
+                f"{value / size:,.3g}{suffix}"
+                if value / size < 1000
+                else f"{value / size:,.0f}{suffix}"
+            )
     return f"{value:,.0f}"
 
 

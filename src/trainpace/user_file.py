@@ -36,7 +36,10 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     if not hasattr(module, name):
         own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
         mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
-        hidden = "What a function or `if __name__ == ...` defines is not there when the file is imported."
+        hidden = (
+            "What a function or `if __name__ == ...` defines is not there when the file is"
+            " imported."
+        )
         raise UnknownName(f"{what} in {path}", name, own, hidden if name in mentioned else "")
     return getattr(module, name)
 
@@ -50,7 +53,9 @@ def is_users(file: str) -> bool:
     """Whether a file is the user's own: no library's, no built-in, and not ours."""
     if file.startswith(("~", "<")) or not file or os.path.basename(file) in _MACHINES:
         return False
-    return Path(file) != Path(sys.executable) and not _is_installed(os.path.dirname(os.path.abspath(file)))
+    return Path(file) != Path(sys.executable) and not _is_installed(
+        os.path.dirname(os.path.abspath(file))
+    )
 
 
 def _alone(path: Path) -> ModuleType:
@@ -76,13 +81,19 @@ def _as_part_of_a_package(path: Path, nodes: Sequence[ast.AST]) -> ModuleType | 
 
 
 def _is_from(value: Any, module: ModuleType) -> bool:
-    return not isinstance(value, ModuleType) and getattr(value, "__module__", module.__name__) == module.__name__
+    return (
+        not isinstance(value, ModuleType)
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    )
 
 
 @functools.cache
 def _is_installed(folder: str) -> bool:
     """In the standard library, in trainpace, or in a folder into which pip installed packages."""
     paths, root = sysconfig.get_paths(), Path(folder)
-    if any(root.is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parent)):
+    if any(
+        root.is_relative_to(known)
+        for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parent)
+    ):
         return True
     return holds_packages(top_of(folder))

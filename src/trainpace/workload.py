@@ -45,7 +45,9 @@ class Adaptation(NamedTuple):
     def in_words(self) -> str:
         """Such as "LoRA of rank 16 over nf4, all other weights in fp32"; empty where a model is trained as it is."""
         names = {"lora": "LoRA", "dora": "DoRA"}
-        adapter = f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
+        adapter = (
+            f"{names.get(self.adapter, self.adapter)} of rank {self.rank}" if self.adapter else ""
+        )
         over = " over ".join(part for part in (adapter, self.weights) if part)
         words = [over] if over else []
         words += [FP32_IN_WORDS[self.fp32_weights]] if self.weights else []
@@ -55,7 +57,11 @@ class Adaptation(NamedTuple):
 
 AS_IT_IS = Adaptation()
 ADAPTERS = ("lora", "dora")
-FP32_IN_WORDS = {"all": "all other weights in fp32", "norms": "norms in fp32", "none": "all other weights in 16 bits"}
+FP32_IN_WORDS = {
+    "all": "all other weights in fp32",
+    "norms": "norms in fp32",
+    "none": "all other weights in 16 bits",
+}
 
 
 class Variant(NamedTuple):
@@ -128,7 +134,8 @@ class ConvSizes(NamedTuple):
 
 class AttentionSizes(NamedTuple):
     """Fused attention; queries and keys are lengths, causal is 0 or 1. value_size: of values, 0 where it is head_size. seen: keys
-    that a query sees, where the kernel skips what a window or a block mask leaves out: a mean, and no whole number; else 0."""
+    that a query sees, where the kernel skips what a window or a block mask leaves out: a mean, and no whole number; else 0.
+    """
 
     batch: int
     heads: int
@@ -154,7 +161,10 @@ GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
 ATTENTION, OTHER = AttentionSizes(*range(8)), OtherSizes(*range(3))
 """Where each size of a kind stands in `Operators.dims`: `dims[:, GEMM.m]`."""
 CONV_OUT, CONV_IN = slice(CONV.out_d, CONV.out_w + 1), slice(CONV.in_d, CONV.in_w + 1)
-CONV_KERNEL, CONV_STRIDE = slice(CONV.kernel_d, CONV.kernel_w + 1), slice(CONV.stride_h, CONV.stride_w + 1)
+CONV_KERNEL, CONV_STRIDE = (
+    slice(CONV.kernel_d, CONV.kernel_w + 1),
+    slice(CONV.stride_h, CONV.stride_w + 1),
+)
 CONVOLUTION_KINDS = ("conv", "conv_dgrad", "conv_wgrad")
 ATTENTION_KINDS = ("attention", "attention_backward")
 GROUPED = "_grouped_mm"
@@ -168,8 +178,13 @@ def form_of(precision: Precision) -> Form:
 
 def attention_widths(kind: str, head_size: Floats, value_size: Floats) -> Floats:
     """Multiplications that each score costs in fused attention: forward the products with keys and with values; backward those of
-    queries and keys, again and for both gradients, and of values and their gradients (FlashAttention, arXiv:2205.14135)."""
-    return 3.0 * head_size + 2.0 * value_size if kind == "attention_backward" else 1.0 * (head_size + value_size)
+    queries and keys, again and for both gradients, and of values and their gradients (FlashAttention, arXiv:2205.14135).
+    """
+    return (
+        3.0 * head_size + 2.0 * value_size
+        if kind == "attention_backward"
+        else 1.0 * (head_size + value_size)
+    )
 
 
 class Operators(Record):
@@ -195,23 +210,46 @@ class Operators(Record):
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        shapes = {"half": (n,), "count": (n,), "launches": (n,), "flops": (n, 2), "read_bytes": (n, 2)}
+        shapes = {
+            "half": (n,),
+            "count": (n,),
+            "launches": (n,),
+            "flops": (n, 2),
+            "read_bytes": (n, 2),
+        }
         shapes |= {"written_bytes": (n, 2), "dims": (n, MOST_SIZES, 2)}
         if n == 0 or any(len(names) != n for names in (self.function, self.phase, self.module)):
             raise TrainpaceError("the operator table is empty, or its columns differ in length.")
         for name, shape in shapes.items():
             array = getattr(self, name)
             kinds = "b" if name == "half" else "if"
-            if array.shape != shape or array.dtype.kind not in kinds or not (np.abs(array) < LARGEST).all():
-                raise TrainpaceError(f"column {name} of the operator table should be finite numbers of shape {shape}.")
-        if any((getattr(self, name).sum(axis=1) < 0).any() for name in ("flops", "read_bytes", "written_bytes")):
-            raise TrainpaceError("the operator table has an operator that does less than nothing at batch size 1.")
-        if any(phase not in PHASES for phase in self.phase) or (self.count < 1).any() or (self.launches < 0).any():
+            if (
+                array.shape != shape
+                or array.dtype.kind not in kinds
+                or not (np.abs(array) < LARGEST).all()
+            ):
+                raise TrainpaceError(
+                    f"column {name} of the operator table should be finite numbers of shape"
+                    f" {shape}."
+                )
+        if any(
+            (getattr(self, name).sum(axis=1) < 0).any()
+            for name in ("flops", "read_bytes", "written_bytes")
+        ):
+            raise TrainpaceError(
+                "the operator table has an operator that does less than nothing at batch size 1."
+            )
+        if (
+            any(phase not in PHASES for phase in self.phase)
+            or (self.count < 1).any()
+            or (self.launches < 0).any()
+        ):
             raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
         unknown = set(self.kind) - set(KINDS)
         if unknown:
             raise TrainpaceError(
-                f"the operator table has an operator of kind {min(unknown)!r}.", f"Kinds: {', '.join(sorted(KINDS))}."
+                f"the operator table has an operator of kind {min(unknown)!r}.",
+                f"Kinds: {', '.join(sorted(KINDS))}.",
             )
         self._check_sizes()
 
@@ -223,12 +261,21 @@ class Operators(Record):
         kind = np.array(self.kind)
         convolution, attention = np.isin(kind, CONVOLUTION_KINDS), np.isin(kind, ATTENTION_KINDS)
         groups = np.where(convolution, np.maximum(d[:, CONV.groups], 1), 1)
-        work = d[:, CONV.images] * d[:, CONV.c_in] * d[:, CONV.c_out] / groups * d[:, CONV_KERNEL].prod(axis=1)
+        work = (
+            d[:, CONV.images]
+            * d[:, CONV.c_in]
+            * d[:, CONV.c_out]
+            / groups
+            * d[:, CONV_KERNEL].prod(axis=1)
+        )
         all_keys = d[:, ATTENTION.keys] * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
         seen = np.where(d[:, ATTENTION.seen] > 0, d[:, ATTENTION.seen], all_keys)
         scores = d[:, ATTENTION[: ATTENTION.keys]].prod(axis=1) * seen
         heads, values = d[:, ATTENTION.head_size], d[:, ATTENTION.value_size]
-        widths = [attention_widths(name, heads, np.where(values > 0, values, heads)) for name in ATTENTION_KINDS]
+        widths = [
+            attention_widths(name, heads, np.where(values > 0, values, heads))
+            for name in ATTENTION_KINDS
+        ]
         expected = 2.0 * np.select(
             [kind == "gemm", attention],
             [d[:, GEMM].prod(axis=1), scores * np.where(kind == "attention", *widths)],
@@ -242,7 +289,8 @@ class Operators(Record):
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
             raise TrainpaceError(
-                f"operator {i} of the table, of kind {self.kind[i]}, has other FLOPs than its sizes make."
+                f"operator {i} of the table, of kind {self.kind[i]}, has other FLOPs than its sizes"
+                " make."
             )
 
     def __len__(self) -> int:
@@ -281,8 +329,15 @@ class MemoryProfile(Record):
         for name, array, columns in (("peaks", self.peaks, 3), ("moments", self.moments, 5)):
             if not array.size and name == "moments":
                 continue
-            if array.ndim != 2 or array.shape[1] != columns or not array.size or not (np.abs(array) < LARGEST).all():
-                raise TrainpaceError(f"the memory profile's {name} should be finite numbers of shape (n, {columns}).")
+            if (
+                array.ndim != 2
+                or array.shape[1] != columns
+                or not array.size
+                or not (np.abs(array) < LARGEST).all()
+            ):
+                raise TrainpaceError(
+                    f"the memory profile's {name} should be finite numbers of shape (n, {columns})."
+                )
 
 
 Role = Literal["", "column", "row", "sharded", "expert", "replicated"]
@@ -341,18 +396,32 @@ class Blocks(Record):
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
         numbers = [size for size in sizes.values() if isinstance(size, int)]
         if any(not 0 <= size < LARGEST for size in numbers) or self.count < 1:
-            raise TrainpaceError("the repeated blocks need finite counts from 0, and one block at least.")
+            raise TrainpaceError(
+                "the repeated blocks need finite counts from 0, and one block at least."
+            )
         divided = self.tensor_parameters + self.expert_parameters
         if divided > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
             raise TrainpaceError("the repeated blocks divide more parameters than they have.")
-        if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(self.key_value_heads, 1):
-            raise TrainpaceError("the heads of the repeated blocks are no multiple of their key-value heads.")
+        if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(
+            self.key_value_heads, 1
+        ):
+            raise TrainpaceError(
+                "the heads of the repeated blocks are no multiple of their key-value heads."
+            )
         pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
         if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
-            raise TrainpaceError("the bytes of the repeated blocks should be finite numbers, and not below 0.")
+            raise TrainpaceError(
+                "the bytes of the repeated blocks should be finite numbers, and not below 0."
+            )
         counts = self.operator_counts
-        if counts.shape != (len(self.roles),) or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise TrainpaceError("the repeated blocks need a count and a role for every row of the operator table.")
+        if (
+            counts.shape != (len(self.roles),)
+            or counts.dtype.kind not in "iu"
+            or (counts < 0).any()
+        ):
+            raise TrainpaceError(
+                "the repeated blocks need a count and a role for every row of the operator table."
+            )
 
 
 class TracedForm(Record):
@@ -434,7 +503,8 @@ class Workload(Record):
         wanted = form_of(precision)
         if wanted not in self.forms:
             raise TrainpaceError(
-                f"this workload of {self.model} was traced for {', '.join(self.forms)}, and {precision} needs {wanted!r}.",
+                f"this workload of {self.model} was traced for {', '.join(self.forms)}, and"
+                f" {precision} needs {wanted!r}.",
                 "Trace it again from the model: `save_workload` stores every form.",
             )
         return self.forms[wanted]

@@ -30,14 +30,30 @@ def library() -> Path:
     with (BUILT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
-            compiler = shutil.which("g++") or pytest.fail("the simulated accelerator needs g++ (apt install g++)")
+            compiler = shutil.which("g++") or pytest.fail(
+                "the simulated accelerator needs g++ (apt install g++)"
+            )
             torch_folder = Path(torch.__file__).parent
             include = torch_folder / "include"
             aside = built.with_suffix(".part")
             subprocess.run(
-                [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", f"-I{include}/torch/csrc/api/include",
-                 str(source), "-o", str(aside), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"], check=True,
-            )  # fmt: skip
+                [
+                    compiler,
+                    "-std=c++20",
+                    "-O1",
+                    "-shared",
+                    "-fPIC",
+                    f"-I{include}",
+                    f"-I{include}/torch/csrc/api/include",
+                    str(source),
+                    "-o",
+                    str(aside),
+                    f"-L{torch_folder / 'lib'}",
+                    "-ltorch_cpu",
+                    "-lc10",
+                ],
+                check=True,
+            )
             aside.rename(built)
     return built
 
@@ -53,14 +69,24 @@ def simulated(library, tmp_path) -> Run:
 
     def run(*command: object, **settings: object) -> subprocess.CompletedProcess[str]:
         around = {
-            **os.environ, "SIM_LIBRARY": str(library), "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            **os.environ,
+            "SIM_LIBRARY": str(library),
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "OMP_NUM_THREADS": "1",
+        }
         if any(name.startswith("nvml") for name in settings):
-            around["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "nvml"), around["PYTHONPATH"]])
+            around["PYTHONPATH"] = os.pathsep.join(
+                [str(HERE.parent / "nvml"), around["PYTHONPATH"]]
+            )
         settled = {f"SIM_{name.upper()}": str(value) for name, value in settings.items()}
         return subprocess.run(
-            [str(part) for part in command], env={**around, **settled}, cwd=tmp_path, text=True, capture_output=True, timeout=300
-        )  # fmt: skip
+            [str(part) for part in command],
+            env={**around, **settled},
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
 
     return run

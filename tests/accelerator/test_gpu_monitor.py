@@ -40,11 +40,17 @@ def energy_of_half_a_second(nvml):
 
 
 def test_the_stand_in_has_the_real_functions(nvml):
-    functions = [name for name, value in vars(nvml).items() if name.startswith("nvml") and inspect.isfunction(value)]
+    functions = [
+        name
+        for name, value in vars(nvml).items()
+        if name.startswith("nvml") and inspect.isfunction(value)
+    ]
     assert len(functions) > 10
     for name in functions:
         real = inspect.signature(inspect.unwrap(getattr(pynvml, name)))
-        assert list(inspect.signature(getattr(nvml, name)).parameters) == list(real.parameters), name
+        assert list(inspect.signature(getattr(nvml, name)).parameters) == list(real.parameters), (
+            name
+        )
     for name in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU"):
         assert getattr(nvml, name) == getattr(pynvml, name)
     for name in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
@@ -87,9 +93,13 @@ def test_a_short_time_tells_no_energy(nvml):
             "The clock ran at 1,095 MHz of 1,410, and the driver gives no reason: it may be locked (nvidia-smi --reset-gpu-clocks).",
         ),
         ("1380,1410", "0", ""),
-        ("1320,1410", "0", "The clock moved between 1,320 and 1,410 MHz during the steps, so that they are not all alike."),
+        (
+            "1320,1410",
+            "0",
+            "The clock moved between 1,320 and 1,410 MHz during the steps, so that they are not all alike.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_clocks_that_are_held_locked_or_moving(nvml, monkeypatch, mhz, reasons, said):
     monkeypatch.setenv("SIM_NVML_MHZ", mhz)
     monkeypatch.setenv("SIM_NVML_REASONS", reasons)

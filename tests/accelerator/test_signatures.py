@@ -34,7 +34,9 @@ def cuda(monkeypatch):
     event = create_autospec(torch.Event)
     event.return_value.elapsed_time.return_value = 12.5
     monkeypatch.setattr(
-        torch, "get_device_module", create_autospec(torch.get_device_module, side_effect=lambda _: card)
+        torch,
+        "get_device_module",
+        create_autospec(torch.get_device_module, side_effect=lambda _: card),
     )
     monkeypatch.setattr(torch, "accelerator", now)
     monkeypatch.setattr(torch, "Event", event)
@@ -87,8 +89,11 @@ def test_tf32_is_off_where_fp32_was_asked_for(cuda, tf32):
         accelerator.set_up_device("cuda", precision)
         switches[precision] = tf32()
     assert switches == {
-        "fp32": (False, False), "torch_fp32": (True, False), "tf32": (True, True), "amp_bf16": (True, True)
-    }  # fmt: skip
+        "fp32": (False, False),
+        "torch_fp32": (True, False),
+        "tf32": (True, True),
+        "amp_bf16": (True, True),
+    }
 
 
 def test_a_lack_of_memory_is_known_by_its_class():
@@ -112,13 +117,21 @@ def test_a_kind_that_is_not_here_says_what_is(cuda):
 def test_without_a_device_the_build_is_named():
     with pytest.raises(TrainpaceError, match="sees no CUDA device") as refused:
         accelerator.check_device("cuda")
-    assert refused.value.hint == "Install a build of torch for CUDA, or for ROCm on an AMD GPU; or use --device cpu."
+    assert (
+        refused.value.hint
+        == "Install a build of torch for CUDA, or for ROCm on an AMD GPU; or use --device cpu."
+    )
 
 
 def test_nvml_is_asked_what_it_knows():
     """Every query through the real functions' signatures, each with an answer of the type that its documentation gives."""
     nvml = create_autospec(pynvml)
-    for name in ("NVMLError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVML_TEMPERATURE_GPU"):
+    for name in (
+        "NVMLError",
+        "NVMLError_LibraryNotFound",
+        "NVMLError_DriverNotLoaded",
+        "NVML_TEMPERATURE_GPU",
+    ):
         setattr(nvml, name, getattr(pynvml, name))
     for name in dir(pynvml):
         if name.startswith(("nvmlDeviceGet", "nvmlSystemGet")):
@@ -126,7 +139,9 @@ def test_nvml_is_asked_what_it_knows():
     nvml.nvmlDeviceGetName.return_value = "NVIDIA A100-SXM4-80GB"
     nvml.nvmlSystemGetDriverVersion.return_value = "580.65.06"
     nvml.nvmlSystemGetCudaDriverVersion.return_value = 13000
-    nvml.nvmlDeviceGetMemoryInfo.return_value = SimpleNamespace(total=80 * GIB, free=70 * GIB, used=10 * GIB)
+    nvml.nvmlDeviceGetMemoryInfo.return_value = SimpleNamespace(
+        total=80 * GIB, free=70 * GIB, used=10 * GIB
+    )
     nvml.nvmlDeviceGetCudaComputeCapability.return_value = (8, 0)
     nvml.nvmlDeviceGetPowerManagementLimitConstraints.return_value = [100_000, 400_000]
     nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=1)]
@@ -136,8 +151,11 @@ def test_nvml_is_asked_what_it_knows():
     assert problem is None
     (gpu,) = gpus
     assert (gpu.name, gpu.memory_gib, gpu.compute_capability, gpu.power_limit_max_w) == (
-        "NVIDIA A100-SXM4-80GB", 80, "8.0", 400,
-    )  # fmt: skip
+        "NVIDIA A100-SXM4-80GB",
+        80,
+        "8.0",
+        400,
+    )
     assert (gpu.driver, gpu.cuda, gpu.other_processes, gpu.mig) == ("580.65.06", "13.0", 1, False)
     assert gpu.throttled_by
     # a name that NVML does not have would be left out in silence
@@ -163,7 +181,9 @@ def test_apple_silicon(mps, monkeypatch):
     assert accelerator.in_use() == "cpu"  # a script that only imports torch
     mps.current_allocated_memory.return_value = 4096
     assert accelerator.in_use() == "mps"
-    assert accelerator.versions("mps") == {"gpu": "Apple M2 Max GPU"}  # not the name that its CPU has too
+    assert accelerator.versions("mps") == {
+        "gpu": "Apple M2 Max GPU"
+    }  # not the name that its CPU has too
     assert device_in({"cpu": "Apple M2 Max", **accelerator.versions("mps")}) == "Apple M2 Max GPU"
     assert accelerator.driver_id("mps") == ""
     assert accelerator.MemoryMeter("mps").peak_gib() == (None, None)

@@ -50,9 +50,24 @@ print("all of it")
 
 def measured(simulated, folder, *options, work_us="0,0", activation_mib=0, around=(), **settings):
     run = simulated(
-        "env", *around, f"WORK_US={work_us}", f"ACTIVATION_MIB={activation_mib}", "trainpace", "measure", "planted.py:task", "--device", "sim",
-        "--no-forecast", "--no-journal", "--output", "measured.json", "--seconds", "500ms", *options, **settings,
-    )  # fmt: skip
+        "env",
+        *around,
+        f"WORK_US={work_us}",
+        f"ACTIVATION_MIB={activation_mib}",
+        "trainpace",
+        "measure",
+        "planted.py:task",
+        "--device",
+        "sim",
+        "--no-forecast",
+        "--no-journal",
+        "--output",
+        "measured.json",
+        "--seconds",
+        "500ms",
+        *options,
+        **settings,
+    )
     assert run.returncode == 0, run.stderr
     return json.loads((folder / "measured.json").read_text())
 
@@ -63,7 +78,9 @@ def test_the_room(simulated):
 
 
 def test_planted_step_times(simulated, tmp_path):
-    for probe in measured(simulated, tmp_path, "--batch", "8,16", "--repeats", "1", work_us="1000,2500"):
+    for probe in measured(
+        simulated, tmp_path, "--batch", "8,16", "--repeats", "1", work_us="1000,2500"
+    ):
         samples = probe["execution"]["micro_batch"]
         assert probe["median_ms"] == pytest.approx(3.5 * samples, rel=0.02)
         assert probe["step"]["forward_ms"] == pytest.approx(1.0 * samples, rel=0.02, abs=0.5)
@@ -74,9 +91,20 @@ def test_planted_step_times(simulated, tmp_path):
 def test_how_the_device_ran(simulated, tmp_path):
     """Clocks, power and energy of the card that is trained on, the second of the machine, and a step without gaps."""
     (probe,) = measured(
-        simulated, tmp_path, "--batch", "8", "--repeats", "1", "--seconds", "1s", work_us="1000,2500", nvml_mhz=1095,
-        nvml_reasons=0x4, nvml_watts=250, copy_gb_per_s=1,
-    )  # fmt: skip
+        simulated,
+        tmp_path,
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+        "--seconds",
+        "1s",
+        work_us="1000,2500",
+        nvml_mhz=1095,
+        nvml_reasons=0x4,
+        nvml_watts=250,
+        copy_gb_per_s=1,
+    )
     run = probe["run"]
     assert run["settled"]
     assert len(probe["warmup_ms"]) in range(10, 101, 5)
@@ -95,19 +123,38 @@ def test_how_the_device_ran(simulated, tmp_path):
 def test_slow_first_steps_are_warm_up(simulated, tmp_path):
     """Seven of 68 ms before steps of 28: more than a window of the warm-up."""
     (probe,) = measured(
-        simulated, tmp_path, "--batch", "8", "--repeats", "1", "--seconds", "1s", work_us="1000,2500", around=("SLOW_STEPS=7",)
-    )  # fmt: skip
+        simulated,
+        tmp_path,
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+        "--seconds",
+        "1s",
+        work_us="1000,2500",
+        around=("SLOW_STEPS=7",),
+    )
     warm, timed = probe["warmup_ms"], probe["step_times_ms"]
     assert min(warm[:7]) > 60
     assert max(timed) < 40
     assert len(warm) >= 15
     assert len(warm) + len(timed) == len(probe["losses"])
-    assert probe["run"]["busy_share"] is None  # copies take no time here, so nothing can be queued behind them
+    assert (
+        probe["run"]["busy_share"] is None
+    )  # copies take no time here, so nothing can be queued behind them
 
 
 def test_gaps_in_which_the_device_waits_for_the_host(simulated, tmp_path):
     (probe,) = measured(
-        simulated, tmp_path, "--batch", "8", "--repeats", "1", kernel_us=5, launch_us=600, copy_gb_per_s=1
+        simulated,
+        tmp_path,
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+        kernel_us=5,
+        launch_us=600,
+        copy_gb_per_s=1,
     )
     assert probe["run"]["busy_share"] < 0.2
     # profiled steps are others than those of the median, and on a busy machine longer
@@ -123,14 +170,26 @@ def test_it_trains_as_the_cpu_does(simulated, tmp_path):
 
 
 def test_accumulation_counts_every_micro_batch(simulated, tmp_path):
-    (probe,) = measured(simulated, tmp_path, "--batch", "8", "--repeats", "1", "--accumulate", "3", work_us="500,1000")
+    (probe,) = measured(
+        simulated,
+        tmp_path,
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+        "--accumulate",
+        "3",
+        work_us="500,1000",
+    )
     assert probe["median_ms"] == pytest.approx(36, rel=0.03)
     assert probe["step"]["forward_ms"] == pytest.approx(12, rel=0.03, abs=0.5)
 
 
 def test_launches_bound_a_step_of_small_kernels(simulated, tmp_path):
     quick, slow = (
-        measured(simulated, tmp_path, "--batch", "8", "--repeats", "1", kernel_us=5, launch_us=us)[0]["median_ms"]
+        measured(simulated, tmp_path, "--batch", "8", "--repeats", "1", kernel_us=5, launch_us=us)[
+            0
+        ]["median_ms"]
         for us in (300, 2100)
     )
     # the same launches, each 1.8 ms longer, of which none is hidden behind kernels of 5 us
@@ -149,9 +208,25 @@ def test_memory_is_the_allocators(simulated, tmp_path):
 
 def test_the_largest_batch_that_fits(simulated):
     run = simulated(
-        "env", "ACTIVATION_MIB=8", "trainpace", "measure", "planted.py:task", "--device", "sim", "--batch", "1:16", "--until-oom",
-        "--no-forecast", "--no-journal", "--json", "--seconds", "0ms", "--repeats", "1", memory_mib=60,
-    )  # fmt: skip
+        "env",
+        "ACTIVATION_MIB=8",
+        "trainpace",
+        "measure",
+        "planted.py:task",
+        "--device",
+        "sim",
+        "--batch",
+        "1:16",
+        "--until-oom",
+        "--no-forecast",
+        "--no-journal",
+        "--json",
+        "--seconds",
+        "0ms",
+        "--repeats",
+        "1",
+        memory_mib=60,
+    )
     analysis = json.loads(run.stdout)["analysis"]
     assert max(point["batch"] for point in analysis["points"]) == 7
     assert {f["failure"] for f in analysis["failures"]} == {"out_of_memory"}
@@ -169,7 +244,12 @@ def test_a_name_that_torch_does_not_know(simulated):
     ("work", "arguments", "settings", "part"),
     [
         ("500,1000", ("item",), {}, "waiting for the device"),
-        ("500,1000", (), {}, "waiting for the device"),  # a copy from pageable memory waits for the kernels before it
+        (
+            "500,1000",
+            (),
+            {},
+            "waiting for the device",
+        ),  # a copy from pageable memory waits for the kernels before it
         ("0,0", (), {"copy_gb_per_s": 0.0001}, "copies to the device"),
         ("500,1000", ("pinned",), {}, None),  # the host waits for nothing until the end
     ],
@@ -177,15 +257,27 @@ def test_a_name_that_torch_does_not_know(simulated):
 def test_an_unchanged_script_is_watched(simulated, work, arguments, settings, part):
     plain = simulated("env", f"WORK_US={work}", "python", "train.py", *arguments, **settings)
     watched = simulated(
-        "env", f"WORK_US={work}", "trainpace", "watch", "--output", "recording", "--", "python", "train.py", *arguments, **settings
-    )  # fmt: skip
+        "env",
+        f"WORK_US={work}",
+        "trainpace",
+        "watch",
+        "--output",
+        "recording",
+        "--",
+        "python",
+        "train.py",
+        *arguments,
+        **settings,
+    )
     assert watched.returncode == 0, watched.stderr
     assert plain.stdout in watched.stdout  # the same loss to the last digit
     assert "the device works asynchronously" in watched.stdout
     largest = re.search(r"the largest part is ([^(]*)", watched.stdout)
     assert largest is not None
     if part is None:
-        assert not re.search("waiting for the device|copies to the device", largest[1]), watched.stdout
+        assert not re.search("waiting for the device|copies to the device", largest[1]), (
+            watched.stdout
+        )
     else:
         assert part in largest[1], watched.stdout
 
@@ -205,10 +297,22 @@ def test_a_ladder_is_climbed(simulated, tmp_path):
         accumulation = 2
         """
     )
-    run = simulated("env", "WORK_US=1000,2500", "trainpace", "run", "ladder.toml", "--steps", "20", "--no-journal")
+    run = simulated(
+        "env",
+        "WORK_US=1000,2500",
+        "trainpace",
+        "run",
+        "ladder.toml",
+        "--steps",
+        "20",
+        "--no-journal",
+    )
     assert run.returncode == 1, run.stderr  # no rung helps: both do the same work
     steps_ms = [
-        float(ms) for ms in re.findall(r"^(?:baseline|accumulation) +none +([\d.]+) ms", run.stdout, re.MULTILINE)
+        float(ms)
+        for ms in re.findall(
+            r"^(?:baseline|accumulation) +none +([\d.]+) ms", run.stdout, re.MULTILINE
+        )
     ]
     # copies from pageable memory wait for the device, which then waits for the host
     assert len(steps_ms) == 2
@@ -218,14 +322,32 @@ def test_a_ladder_is_climbed(simulated, tmp_path):
 @pytest.mark.long  # the one with a broken driver, which any run tries, sees most of the same
 def test_the_doctor_examines_it(simulated, tmp_path):
     run = simulated(
-        "trainpace", "doctor", "--json", "--html", "doctor.html", memory_mib=3000, copy_gb_per_s=8, kernel_us=10, nvml_mhz=1095,
+        "trainpace",
+        "doctor",
+        "--json",
+        "--html",
+        "doctor.html",
+        memory_mib=3000,
+        copy_gb_per_s=8,
+        kernel_us=10,
+        nvml_mhz=1095,
         nvml_reasons=0x4,
-    )  # fmt: skip
+    )
     examination = json.loads(run.stdout)
     status = {check["part"]: check["status"] for check in examination["checks"]}
     assert examination["device"] == "Simulated accelerator"
     assert {part for part, word in status.items() if word == "failed"} == set(), run.stdout
-    assert {"torch", "clock", "products", "copies", "memory", "step", "watch", "loader", "storage"} <= set(status)
+    assert {
+        "torch",
+        "clock",
+        "products",
+        "copies",
+        "memory",
+        "step",
+        "watch",
+        "loader",
+        "storage",
+    } <= set(status)
     assert status["memory"] == status["watch"] == status["clock"] == "ok"
     assert status["clocks"] == "note"  # during the known step
     assert run.returncode == int(not examination["well"])
@@ -233,7 +355,14 @@ def test_the_doctor_examines_it(simulated, tmp_path):
 
 
 def test_the_doctor_with_a_broken_driver_and_a_format_without_kernels(simulated):
-    run = simulated("trainpace", "doctor", memory_mib=3000, kernel_us=10, nvml_broken="init", no_kernels="BFloat16")
+    run = simulated(
+        "trainpace",
+        "doctor",
+        memory_mib=3000,
+        kernel_us=10,
+        nvml_broken="init",
+        no_kernels="BFloat16",
+    )
     assert run.returncode == 1, run.stderr
     assert "Traceback" not in run.stdout + run.stderr
     said = " ".join(run.stdout.split())
@@ -241,7 +370,10 @@ def test_the_doctor_with_a_broken_driver_and_a_format_without_kernels(simulated)
         "The NVIDIA driver does not answer as it should: Driver/library version mismatch. See whether nvidia-smi works."
         in said
     )
-    assert "Products in bf16 do not work here: RuntimeError: SIM error: no kernel image is available" in said
+    assert (
+        "Products in bf16 do not work here: RuntimeError: SIM error: no kernel image is available"
+        in said
+    )
     assert "fp16" in said
 
 

@@ -16,9 +16,21 @@ def answer_of(simulated, *command, **settings):
 
 def measured(simulated, folder, *options, around=(), **settings):
     run = simulated(
-        "env", *around, "trainpace", "measure", *options, "--batch", "8", "--repeats", "1", "--no-forecast", "--no-journal",
-        "--output", "measured.json", **settings,
-    )  # fmt: skip
+        "env",
+        *around,
+        "trainpace",
+        "measure",
+        *options,
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+        "--no-forecast",
+        "--no-journal",
+        "--output",
+        "measured.json",
+        **settings,
+    )
     assert run.returncode == 0, run.stderr
     return json.loads((folder / "measured.json").read_text())[0]
 
@@ -27,10 +39,23 @@ def test_the_noise_scale_is_that_of_the_cpu(simulated):
     """It trains too: with an optimizer that still holds the CPU's parameters, gradients would only grow."""
     scales = [
         answer_of(
-            simulated, "measure", "planted.py:task", "--device", kind, "--batch", "8", "--noise-scale", "--seconds", "0ms",
-            "--repeats", "1", "--no-forecast", "--no-journal",
-        )["noise_scale"]["scale"] for kind in ("sim", "cpu")
-    ]  # fmt: skip
+            simulated,
+            "measure",
+            "planted.py:task",
+            "--device",
+            kind,
+            "--batch",
+            "8",
+            "--noise-scale",
+            "--seconds",
+            "0ms",
+            "--repeats",
+            "1",
+            "--no-forecast",
+            "--no-journal",
+        )["noise_scale"]["scale"]
+        for kind in ("sim", "cpu")
+    ]
     there, here = scales
     assert there["steps"] == here["steps"]
     assert there["covariance_trace"] == pytest.approx(here["covariance_trace"], rel=1e-3)
@@ -40,11 +65,20 @@ def test_the_noise_scale_is_that_of_the_cpu(simulated):
 @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16", "bf16"])
 def test_number_formats(simulated, tmp_path, precision):
     options = ("planted.py:task", "--precision", precision, "--seconds", "0ms")
-    there = measured(simulated, tmp_path, *options, "--device", "sim", around=("WORK_US=500,1000", "ACTIVATION_MIB=1"))
+    there = measured(
+        simulated,
+        tmp_path,
+        *options,
+        "--device",
+        "sim",
+        around=("WORK_US=500,1000", "ACTIVATION_MIB=1"),
+    )
     here = measured(simulated, tmp_path, *options, "--device", "cpu")
     assert there["median_ms"] == pytest.approx(12, abs=2)
     assert there["losses"][:8] == pytest.approx(here["losses"][:8], rel=2e-2)
-    assert 1024 * there["peak_memory_gib"] == pytest.approx(4, abs=0.2)  # activations have half the bits
+    assert 1024 * there["peak_memory_gib"] == pytest.approx(
+        4, abs=0.2
+    )  # activations have half the bits
 
 
 def test_a_step_of_several_models(simulated, tmp_path):
@@ -90,17 +124,35 @@ def test_a_trial_in_16_bits_with_its_noise_scale(simulated, tmp_path):
         run.stdout
     )  # a busy machine only adds
     whole, half = (1024 * one["peak_memory_gib"] for one in tried)
-    assert (whole, half) == (pytest.approx(8, abs=0.2), pytest.approx(4, abs=0.2))  # each trial's own peak
+    assert (whole, half) == (
+        pytest.approx(8, abs=0.2),
+        pytest.approx(4, abs=0.2),
+    )  # each trial's own peak
     assert any("noise scale" in line for line in climbed["verdict"])
 
 
 def test_a_diagnosis(simulated):
     run = simulated(
-        "env", "WORK_US=500,1000", "trainpace", "diagnose", "--json", "--rounds", "1", "--block", "4", "--warm-up", "5", "--",
-        "python", "train.py", "item",
-    )  # fmt: skip
+        "env",
+        "WORK_US=500,1000",
+        "trainpace",
+        "diagnose",
+        "--json",
+        "--rounds",
+        "1",
+        "--block",
+        "4",
+        "--warm-up",
+        "5",
+        "--",
+        "python",
+        "train.py",
+        "item",
+    )
     diagnosis = json.loads(run.stdout)
-    assert diagnosis["verdict"] == "logging"  # each loss is read, and to read it waits for the device
+    assert (
+        diagnosis["verdict"] == "logging"
+    )  # each loss is read, and to read it waits for the device
     waited = next(share["ms"] for share in diagnosis["shares"] if share["cause"] == "logging")
     assert waited > 8
 
@@ -110,9 +162,18 @@ def test_streams_of_a_watched_script_stay_joined(simulated):
 
     def step_ms(*arguments):
         run = simulated(
-            "env", "WORK_US=100,200", "trainpace", "watch", "--output", f"recording{len(arguments)}", "--", "python",
-            "prefetch.py", *arguments, copy_gb_per_s=0.0001,
-        )  # fmt: skip
+            "env",
+            "WORK_US=100,200",
+            "trainpace",
+            "watch",
+            "--output",
+            f"recording{len(arguments)}",
+            "--",
+            "python",
+            "prefetch.py",
+            *arguments,
+            copy_gb_per_s=0.0001,
+        )
         found = re.search(r"\d+ steps after 3 of warm-up, ([\d.]+) ms each", run.stdout)
         assert found is not None, run.stdout + run.stderr
         return float(found[1])

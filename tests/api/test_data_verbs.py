@@ -31,7 +31,9 @@ def test_precomputed_then_verified_then_repaired(target, tmp_path, capsys):
 
 
 def test_an_estimate_computes_no_shards(target, tmp_path):
-    estimate = trainpace.precompute(target, out=tmp_path / "out", estimate=True, seconds=1, workers=1)
+    estimate = trainpace.precompute(
+        target, out=tmp_path / "out", estimate=True, seconds=1, workers=1
+    )
     assert isinstance(estimate, Estimate)
     assert estimate.costs.samples == 90
     assert not (tmp_path / "out").exists()
@@ -50,8 +52,14 @@ def test_a_loader_measured(target, capsys):
     [
         (lambda: trainpace.precompute(out="x"), "Name a `target`"),
         (lambda: trainpace.precompute("a.py:D", out="x", max_bad=2), "`max_bad`"),
-        (lambda: trainpace.precompute("a.py:D", out="x", estimate=True, batch=8), "belong together"),
-        (lambda: trainpace.precompute("a.py:D", out="x", part="1/2", again=True), "`again` is for the whole"),
+        (
+            lambda: trainpace.precompute("a.py:D", out="x", estimate=True, batch=8),
+            "belong together",
+        ),
+        (
+            lambda: trainpace.precompute("a.py:D", out="x", part="1/2", again=True),
+            "`again` is for the whole",
+        ),
         (lambda: trainpace.precompute("a.py:D", out="x", sbatch=3), "unknown option 'sbatch'"),
         (lambda: trainpace.loader("a.py:D", compute_ms=-1), "`compute_ms`"),
         (lambda: trainpace.loader("a.py:D", repeats="many"), "`repeats`"),

@@ -39,11 +39,24 @@ print(json.dumps([cell["outputs"] for cell in book.cells]))
 def test_in_a_real_kernel(tmp_path):
     path = os.pathsep.join([str(ROOT / "src"), str(FOLDER), os.environ.get("PYTHONPATH", "")])
     places = {
-        name: str(tmp_path) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR")
+        name: str(tmp_path)
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR")
     }
-    environment = {**os.environ, **places, "PYTHONPATH": path, "JUPYTER_PATH": str(FOLDER / "share" / "jupyter")}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RUN], input=json.dumps(CELLS), text=True, capture_output=True,
-                          env=environment, cwd=tmp_path, timeout=240)  # fmt: skip
+    environment = {
+        **os.environ,
+        **places,
+        "PYTHONPATH": path,
+        "JUPYTER_PATH": str(FOLDER / "share" / "jupyter"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN],
+        input=json.dumps(CELLS),
+        text=True,
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     loaded, printed, steps, expanded, record, gpus, refused, after = json.loads(done.stdout)
     assert loaded == []

@@ -37,9 +37,29 @@ SHOWN = {
     "forecast": {"json", "save_workload", "html", "figure"},
     "match": {"json", "save_workload", "top", "html", "figure"},
     "plan": {"json", "output", "write", "new", "yes", "html", "figure"},
-    "measure": {"json", "output", "html", "figure", "suite", "suite_size", "suite_seed", *SLURM_ARRAYS},
+    "measure": {
+        "json",
+        "output",
+        "html",
+        "figure",
+        "suite",
+        "suite_size",
+        "suite_seed",
+        *SLURM_ARRAYS,
+    },
     "schedule": {"json"},
-    "watch": {"json", "from", "steps", "timeline", "html", "svg", "trace", "baseline", "tolerance", "journal"},
+    "watch": {
+        "json",
+        "from",
+        "steps",
+        "timeline",
+        "html",
+        "svg",
+        "trace",
+        "baseline",
+        "tolerance",
+        "journal",
+    },
     "diagnose": {"json", "html", "figure"},
     "doctor": {"html", "json", "trace"},
     "calibrate": {"json", "hosts", "network", "detect_only"},
@@ -72,10 +92,25 @@ def test_the_keywords_for_editors_are_those_of_the_requests():
 
 @pytest.mark.parametrize(
     ("verb", "name"),
-    [*((verb, name) for verb in SHOWN for name in sorted(SHOWN[verb])), ("trace", "gpu"), ("measure", "loss")],
+    [
+        *((verb, name) for verb in SHOWN for name in sorted(SHOWN[verb])),
+        ("trace", "gpu"),
+        ("measure", "loss"),
+    ],
 )
 def test_what_only_the_command_does_is_refused(verb, name):
-    required = {"forecast", "match", "plan", "measure", "watch", "diagnose", "verify", "validate", "run", "trace"}
+    required = {
+        "forecast",
+        "match",
+        "plan",
+        "measure",
+        "watch",
+        "diagnose",
+        "verify",
+        "validate",
+        "run",
+        "trace",
+    }
     with pytest.raises(UnknownName, match=f"unknown option '{name}'"):
         getattr(trainpace, verb)(*(["no-such-model"] if verb in required else []), **{name: True})
 
@@ -102,22 +137,40 @@ def test_a_room_can_be_patched(monkeypatch):
     monkeypatch.setattr("trainpace.schedule.total_steps", lambda *_: 7)
     assert trainpace.schedule.total_steps() == 7
     monkeypatch.undo()
-    assert trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).time.total_s == 10
+    assert (
+        trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).time.total_s == 10
+    )
 
 
 def test_importing_trainpace_imports_nothing_else():
     code = "import sys; before = set(sys.modules); import trainpace; dir(trainpace); print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert {name for name in loaded if name.startswith("trainpace")} == {"trainpace", "trainpace.lazy"}
+    assert {name for name in loaded if name.startswith("trainpace")} == {
+        "trainpace",
+        "trainpace.lazy",
+    }
     assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}
 
 
 def test_the_same_answer_as_the_command_line():
-    words = ["resnet18", "--gpu", "T4", "--gpu", "A100", "--batch", "8,16", "--precision", "amp_fp16", "--no-journal"]
+    words = [
+        "resnet18",
+        "--gpu",
+        "T4",
+        "--gpu",
+        "A100",
+        "--batch",
+        "8,16",
+        "--precision",
+        "amp_fp16",
+        "--no-journal",
+    ]
     shown = CliRunner().invoke(command_of("forecast"), [*words, "--json"], standalone_mode=False)
     rows = json.loads(shown.stdout)["rows"]
-    found = trainpace.forecast("resnet18", gpu=["T4", "A100"], batch=[8, 16], precision="amp_fp16", no_journal=True)
+    found = trainpace.forecast(
+        "resnet18", gpu=["T4", "A100"], batch=[8, 16], precision="amp_fp16", no_journal=True
+    )
     assert found.to_dicts() == rows
     assert [row.device for row in found] == ["T4", "T4", "A100 SXM 40GB", "A100 SXM 40GB"]
 
@@ -139,7 +192,11 @@ def test_the_same_answer_as_the_command_line():
     ],
 )
 def test_options_are_the_command_lines(given, words):
-    parsed = command_of("forecast").make_context("forecast", [*words.split(), "--json", "--", "M"]).params
+    parsed = (
+        command_of("forecast")
+        .make_context("forecast", [*words.split(), "--json", "--", "M"])
+        .params
+    )
     expected = ForecastRequest(**{name: parsed[name] for name in fields_of(ForecastRequest)})
     assert request_of(ForecastRequest, {"model": "M", **given}) == expected
 
@@ -159,14 +216,19 @@ def test_options_are_the_command_lines(given, words):
         (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),
         (lambda: trainpace.match("resnet18", samples=10), "`epochs` or `max_steps`"),
         (lambda: trainpace.watch([]), "command"),
-        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "`checkpointing`: it takes a value"),
+        (
+            lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True),
+            "`checkpointing`: it takes a value",
+        ),
         (lambda: trainpace.measure("resnet18", noise_scale=True), "FILE.py:FUNCTION"),
         (
-            lambda: trainpace.trace(Head(), example={"pixels": batch()[0]}, loss=nn.CrossEntropyLoss()),
+            lambda: trainpace.trace(
+                Head(), example={"pixels": batch()[0]}, loss=nn.CrossEntropyLoss()
+            ),
             "the example has no labels",
         ),
     ],
-)  # fmt: skip
+)
 def test_misuse_is_a_value_error_that_says_what_to_try(misuse, says, capsys):
     with pytest.raises(TrainpaceError) as error:
         misuse()
@@ -184,11 +246,17 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 class Head(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(3 * 8 * 8, 64), nn.ReLU(), nn.Linear(64, 10)
+        )
 
     def forward(self, pixels, labels=None):
         out = self.body(pixels)
-        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out} if labels is not None else out
+        return (
+            {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+            if labels is not None
+            else out
+        )
 
 
 def batch(n=2):
@@ -199,7 +267,9 @@ def test_a_live_model_as_a_file_of_the_same(tmp_path):
     model = Head()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     adam = torch.optim.Adam(model.parameters())
-    live = trainpace.trace(model, example=batch(), loss=nn.CrossEntropyLoss(), task_optimizer=adam, forms=("fp32",))
+    live = trainpace.trace(
+        model, example=batch(), loss=nn.CrossEntropyLoss(), task_optimizer=adam, forms=("fp32",)
+    )
     file = tmp_path / "task.py"
     file.write_text(
         "import torch\nfrom torch import nn\n" + inspect.getsource(Head) + "\n"
@@ -218,16 +288,23 @@ def test_a_live_model_as_a_file_of_the_same(tmp_path):
 
 def test_a_live_model_that_returns_its_loss():
     pixels, labels = batch()
-    found = trainpace.forecast(Head(), gpu="T4", example={"pixels": pixels, "labels": labels}, no_journal=True)
+    found = trainpace.forecast(
+        Head(), gpu="T4", example={"pixels": pixels, "labels": labels}, no_journal=True
+    )
     assert found[0].step.total_ms > 0
-    plain = trainpace.forecast(Head(), gpu="T4", example=(pixels,), mode="inference", no_journal=True)
+    plain = trainpace.forecast(
+        Head(), gpu="T4", example=(pixels,), mode="inference", no_journal=True
+    )
     assert plain[0].step.total_ms < found[0].step.total_ms
 
 
 def test_a_mapping_is_an_example():
     pixels, labels = batch()
     given = {"pixels": pixels, "labels": labels}
-    one, other = (trainpace.trace(Head(), example=example, forms=("fp32",)) for example in (UserDict(given), given))
+    one, other = (
+        trainpace.trace(Head(), example=example, forms=("fp32",))
+        for example in (UserDict(given), given)
+    )
     assert to_json(one) == to_json(other)
 
 
@@ -237,31 +314,56 @@ def test_a_workload_serves_every_verb_that_forecasts():
     plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
     assert plan.model == workload.model
     adam = trainpace.forecast(workload, gpu="T4", optimizer="adam").rows[0]
-    assert adam.memory.optimizer_states_gib == pytest.approx(8 * workload.parameters / 2**30, rel=1e-3)
-    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with `image_size` 224"):
+    assert adam.memory.optimizer_states_gib == pytest.approx(
+        8 * workload.parameters / 2**30, rel=1e-3
+    )
+    with pytest.raises(
+        TrainpaceError, match="this workload of resnet18 was traced with `image_size` 224"
+    ):
         trainpace.forecast(workload, gpu="T4", image_size=256)
 
 
 def test_measured_steps_as_a_table(tmp_path):
     found = trainpace.measure(
-        "random:mlp:1", batch=[2, 4], repeats=1, seconds=0.2, journal=str(tmp_path / "journal.db"), no_forecast=True
+        "random:mlp:1",
+        batch=[2, 4],
+        repeats=1,
+        seconds=0.2,
+        journal=str(tmp_path / "journal.db"),
+        no_forecast=True,
     )
     assert [row["batch"] for row in found.to_dicts()] == [2, 4]
     one = found[0]
-    assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
+    assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(
+        one.step_times_ms
+    )
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
 
 
 def test_the_jumps_of_a_measured_sweep_read_like_those_of_a_forecast():
     step_ms = {batch: 10 + batch + 5 * (batch > 16) for batch in range(1, 41)}
-    outcomes = [replace(measurement(), execution=Execution(micro_batch=b), median_ms=ms) for b, ms in step_ms.items()]
+    outcomes = [
+        replace(measurement(), execution=Execution(micro_batch=b), median_ms=ms)
+        for b, ms in step_ms.items()
+    ]
     cause = Jump(
-        before=16, batch=17, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=("padding",), mechanism="padded batch"
+        before=16,
+        batch=17,
+        before_ms=1.0,
+        after_ms=2.0,
+        excess_ms=1.0,
+        causes=("padding",),
+        mechanism="padded batch",
     )
     swept = MeasuredSweep(tuple(outcomes), (), analyse(outcomes), {}, (cause,))
     (jump,) = swept.jumps
-    assert (jump.before, jump.batch, jump.causes, jump.mechanism) == (16, 17, ("padding",), "padded batch")
+    assert (jump.before, jump.batch, jump.causes, jump.mechanism) == (
+        16,
+        17,
+        ("padding",),
+        "padded batch",
+    )
     assert [jump.before_ms, jump.after_ms, jump.excess_ms] == pytest.approx([26, 32, 5], rel=0.01)
     assert jump.next_good == 24  # 24 / 39 ms is as good as 16 / 26 ms, 23 / 38 ms is not
     assert not replace(swept, causes=()).jumps[0].causes
@@ -278,7 +380,9 @@ if __name__ == "__main__":
 def test_a_program_that_measures_has_its_own_command_in_the_journal_or_none(tmp_path, as_script):
     (tmp_path / "train.py").write_text(MEASURES)
     program = ["train.py", "--lr", "0.1"] if as_script else ["-c", MEASURES, "--lr", "0.1"]
-    subprocess.run([sys.executable, *program], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    subprocess.run(
+        [sys.executable, *program], cwd=tmp_path, check=True, capture_output=True, timeout=100
+    )
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         commands = {run.command for run in (*journal.every(), *journal.sweeps())}
     assert commands == ({f"{Path(sys.executable).name} train.py --lr 0.1"} if as_script else {""})

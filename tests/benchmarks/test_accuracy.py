@@ -32,7 +32,14 @@ def judged(
     execution = Execution(micro_batch=batch, nproc_per_node=gpus // nodes, nnodes=nodes, **said)
     cluster = Cluster(device=find_device(card), devices_per_node=gpus // nodes, nodes=nodes)
     case = Case(
-        Run(index=0, file="made"), spec, "fp32", PLAIN, execution, cluster, measured_ms, parse_software(software)
+        Run(index=0, file="made"),
+        spec,
+        "fp32",
+        PLAIN,
+        execution,
+        cluster,
+        measured_ms,
+        parse_software(software),
     )
     return Judged(case, forecast_ms, forecast_ms * (1 - half_width), forecast_ms * (1 + half_width))
 
@@ -44,7 +51,9 @@ def cells(table):
 
 
 def test_errors():
-    e = errors_of([judged("T4", 100, 105), judged("T4", 100, 80), judged("T4", 100, 103, half_width=math.nan)])
+    e = errors_of(
+        [judged("T4", 100, 105), judged("T4", 100, 80), judged("T4", 100, 103, half_width=math.nan)]
+    )
     assert (e.n, e.median, e.bias) == (3, pytest.approx(5), pytest.approx(3))
     assert e.mean == pytest.approx(28 / 3)
     assert e.inside == pytest.approx(50)  # of the two that have an interval
@@ -53,7 +62,11 @@ def test_errors():
 
 def test_a_card_stands_in_one_line_for_each_kind_of_model():
     gpt = "transformers:gpt2.json"
-    known = [judged("T4", 100, 110), judged("H100 SXM", 100, 90, spec=gpt), judged("T4", 100, 150, gpus=2)]
+    known = [
+        judged("T4", 100, 110),
+        judged("H100 SXM", 100, 90, spec=gpt),
+        judged("T4", 100, 150, gpus=2),
+    ]
     rows = {"device": known, "family": [judged("T4", 100, 104), judged("T4", 100, 102)]}
     table = cells(by_card(rows, SIZES[0]))
     assert list(table) == [
@@ -62,9 +75,23 @@ def test_a_card_stands_in_one_line_for_each_kind_of_model():
         ("*all*", "images, training"),
         ("*all*", "language, training"),
     ]
-    assert table["T4", "images, training"] == ["1", "10.0", "10.0", "+10.0", "100", "2", "3.0", "3.0", "+3.0", "100"]
+    assert table["T4", "images, training"] == [
+        "1",
+        "10.0",
+        "10.0",
+        "+10.0",
+        "100",
+        "2",
+        "3.0",
+        "3.0",
+        "+3.0",
+        "100",
+    ]
     assert table["H100 SXM", "language, training"] == ["1", "10.0", "10.0", "-10.0", "0"] + 5 * [""]
-    assert list(cells(by_card(rows, SIZES[1]))) == [("T4", "images, training"), ("*all*", "images, training")]
+    assert list(cells(by_card(rows, SIZES[1]))) == [
+        ("T4", "images, training"),
+        ("*all*", "images, training"),
+    ]
     assert by_card(rows, SIZES[2]) == []
 
 
@@ -77,13 +104,22 @@ def test_software_and_precision():
     ]
     table = cells(by_software({"device": rows, "family": []}))
     assert {name: row[0] for (name,), row in table.items()} == {
-        "torch before 2.0": "2", "torch.compile": "1", "TensorFlow, Keras": "1",
-        "32 bits": "1", "16 bits, mixed": "1", "16 bits throughout": "1", "TF32": "1",
-    }  # fmt: skip
+        "torch before 2.0": "2",
+        "torch.compile": "1",
+        "TensorFlow, Keras": "1",
+        "32 bits": "1",
+        "16 bits, mixed": "1",
+        "16 bits throughout": "1",
+        "TF32": "1",
+    }
 
 
 def test_runs_in_one_node_have_a_line_of_their_own():
-    rows = [judged("A100", 100, 110), judged("A100", 100, 120, gpus=4), judged("A100", 100, 130, gpus=16, nodes=2)]
+    rows = [
+        judged("A100", 100, 110),
+        judged("A100", 100, 120, gpus=4),
+        judged("A100", 100, 130, gpus=16, nodes=2),
+    ]
     lines = by_collection({"device": rows, "family": []})[2:]
     counted = {(cells := line.split("|"))[1].strip(): cells[3].strip() for line in lines}
     assert counted == {"made": "3", "all, 2 to 16 GPUs in one node": "1"}
@@ -127,7 +163,9 @@ def test_the_chart_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 
-    rows = [judged("H100 SXM", t, 1.1 * t, spec="transformers:gpt2.json", gpus=2) for t in (10, 1000)]
+    rows = [
+        judged("H100 SXM", t, 1.1 * t, spec="transformers:gpt2.json", gpus=2) for t in (10, 1000)
+    ]
     draw([*rows, *(judged("T4", t, t) for t in (5, 50))], tmp_path / "chart.png", "device")
     picture = imread(tmp_path / "chart.png")
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 10

@@ -21,7 +21,11 @@ def test_the_list_is_whole():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if i % EVERY == 0 else pytest.mark.long) for i, name in enumerate(NAMES)]
+    "name",
+    [
+        pytest.param(name, marks=() if i % EVERY == 0 else pytest.mark.long)
+        for i, name in enumerate(NAMES)
+    ],
 )
 def test_a_tiny_one_is_traced_as_it_is_counted(name, tmp_path):
     if name in LIBRARIES:

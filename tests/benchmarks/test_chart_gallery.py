@@ -24,7 +24,9 @@ def test_every_colour_of_the_palette_has_another_in_the_dark():
     assert "30.9 4" in drawn.get("d")
 
 
-@pytest.mark.parametrize("name", [short for _, charts in ANSWERS.values() for short in charts.values()])
+@pytest.mark.parametrize(
+    "name", [short for _, charts in ANSWERS.values() for short in charts.values()]
+)
 def test_the_committed_charts_are_small_themed_and_shown(name):
     text = (CHARTS / f"{name}.svg").read_text(encoding="utf-8")
     assert len(text.encode()) <= MOST_BYTES

@@ -25,7 +25,11 @@ def project(tmp_path, monkeypatch):
     def tested(*lines):
         folder = tmp_path / "tests" / "accelerator"
         folder.mkdir(parents=True)
-        text = ["from trainpace.clock import ms", "def test_unit():", *(f"    {line}" for line in lines)]
+        text = [
+            "from trainpace.clock import ms",
+            "def test_unit():",
+            *(f"    {line}" for line in lines),
+        ]
         (folder / "test_clock.py").write_text("\n".join(text))
         return tmp_path / "result.md"
 

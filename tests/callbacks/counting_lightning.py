@@ -62,9 +62,14 @@ def train(settings):
 
         def trainer(callbacks, **more):
             return Trainer(
-                accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-                default_root_dir=folder, callbacks=callbacks, **{**settings, **more},
-            )  # fmt: skip
+                accelerator="cpu",
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=folder,
+                callbacks=callbacks,
+                **{**settings, **more},
+            )
 
         path = None
         if resume:
@@ -75,8 +80,16 @@ def train(settings):
         callback = TimeLeft(no_journal=True, tell=told.append, every_s=0.0)
         count = Count(callback)
         trainer([callback, count]).fit(Net(optimizers), train, validation, ckpt_path=path)
-    print(json.dumps({"said": count.said, "end": (count.batches, count.evaluations, count.epochs), "told": len(told),
-                      "off": callback.off}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "said": count.said,
+                "end": (count.batches, count.evaluations, count.epochs),
+                "told": len(told),
+                "off": callback.off,
+            }
+        )
+    )
 
 
 for one in json.loads(sys.argv[1]):

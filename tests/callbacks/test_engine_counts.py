@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+NEEDS_ENGINES = pytest.mark.skipif(
+    not (ROOT / ".engines").is_dir(), reason="make .engines/installed"
+)
 EVERY_4 = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 5}
 NO_SAVE = {"save_strategy": "no"}
 
@@ -18,11 +20,23 @@ def train(script, settings):
     """What the script says of each of the settings, all in one process: importing an engine takes seconds."""
     path = [str(ROOT / "src"), str(ROOT / ".engines"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), json.dumps(settings)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)}, check=False, timeout=600,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(Path(__file__).with_name(script)),
+            json.dumps(settings),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"said"')], done.stderr
+    return [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"said"')
+    ], done.stderr
 
 
 def assert_all_came(found):
@@ -54,8 +68,17 @@ LIGHTNING = {
     "accumulation": {"max_epochs": 3, "accumulate_grad_batches": 3, "val_check_interval": 0.25},
     "max steps": {"max_epochs": -1, "max_steps": 11, "accumulate_grad_batches": 3},
     "every second epoch": {"max_epochs": 5, "check_val_every_n_epoch": 2, "limit_train_batches": 7},
-    "every six batches": {"max_epochs": 3, "check_val_every_n_epoch": None, "val_check_interval": 6},
-    "resume": {"max_epochs": 3, "check_val_every_n_epoch": None, "val_check_interval": 6, "resume": 24},
+    "every six batches": {
+        "max_epochs": 3,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 6,
+    },
+    "resume": {
+        "max_epochs": 3,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 6,
+        "resume": 24,
+    },
     "no validation": {"max_epochs": 2, "validates": False},
     "two optimizers by hand": {"max_epochs": -1, "max_steps": 30, "optimizers": 2},
     "validation off": {"max_epochs": 2, "limit_val_batches": 0},
@@ -72,7 +95,9 @@ def test_transformers():
 @NEEDS_ENGINES
 @pytest.mark.slow
 def test_lightning():
-    for name, found in zip(LIGHTNING, train("counting_lightning.py", list(LIGHTNING.values()))[0], strict=True):
+    for name, found in zip(
+        LIGHTNING, train("counting_lightning.py", list(LIGHTNING.values()))[0], strict=True
+    ):
         print(name)
         assert_all_came(found)
 

@@ -41,11 +41,17 @@ def states(draw):
     steps += batch == an_epoch and batch % accumulation != 0
     limit = draw(st.none() | st.integers(steps, steps + 40))
     return FitState(
-        epoch=epoch, batch=batch, total_batch=epoch * an_epoch + batch, epoch_batches=an_epoch,
-        max_epochs=max_epochs if limit is None else draw(st.sampled_from([None, max_epochs])), global_step=steps, max_steps=limit,
-        accumulation=accumulation, val_every_batches=draw(st.none() | st.integers(0, an_epoch)),
+        epoch=epoch,
+        batch=batch,
+        total_batch=epoch * an_epoch + batch,
+        epoch_batches=an_epoch,
+        max_epochs=max_epochs if limit is None else draw(st.sampled_from([None, max_epochs])),
+        global_step=steps,
+        max_steps=limit,
+        accumulation=accumulation,
+        val_every_batches=draw(st.none() | st.integers(0, an_epoch)),
         val_every_epochs=draw(st.none() | st.integers(1, 3)),
-    )  # fmt: skip
+    )
 
 
 @given(states())
@@ -57,11 +63,18 @@ def test_as_the_loop_goes(state):
 
 def test_a_fit_without_batches_is_over():
     for max_steps in (None, 100):
-        state = FitState(0, 0, 0, 0, max_epochs=5, max_steps=max_steps, accumulation=2, val_every_batches=None)
+        state = FitState(
+            0, 0, 0, 0, max_epochs=5, max_steps=max_steps, accumulation=2, val_every_batches=None
+        )
         assert remaining_counts(state) == (0, 0, 0, 0)
 
 
 def test_an_end_that_nobody_knows():
     assert remaining_counts(FitState(0, 3, 3, None, max_epochs=2)) is None
     assert remaining_counts(FitState(0, 3, 3, 10, max_epochs=None)) is None
-    assert remaining_counts(FitState(0, 3, 3, None, max_epochs=None, global_step=3, max_steps=10)).batches == 7
+    assert (
+        remaining_counts(
+            FitState(0, 3, 3, None, max_epochs=None, global_step=3, max_steps=10)
+        ).batches
+        == 7
+    )

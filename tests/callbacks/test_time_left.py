@@ -37,11 +37,15 @@ def errors(times, shares=(0.05, 0.1, 0.25, 0.5, 0.75)):
 @pytest.mark.parametrize(
     "run",
     [
-        {"noise": 0.0}, {"noise": 0.2}, {"first_slow": 1}, {"first_slow": 8}, {"spike_every": 5},
+        {"noise": 0.0},
+        {"noise": 0.2},
+        {"first_slow": 1},
+        {"first_slow": 8},
+        {"spike_every": 5},
         {"pace": lambda i: 0.1 * (1 + 0.1 * math.sin(i / 5))},
     ],
     ids=["even", "noisy", "compiles", "compiles for eight steps", "every fifth is slow", "waves"],
-)  # fmt: skip
+)
 def test_within_a_tenth_after_a_twentieth(run, seed):
     assert max(map(abs, errors(steps_of(seed, **run)))) < 0.1
 
@@ -86,7 +90,10 @@ def test_evaluations_and_checkpoints_are_apart_from_steps():
     evaluations = Other("evaluation", [12.0, 10.0, 10.2, 9.8], times_left=6)
     left = time_left(400, 1000, [0.1] * 400, 600, [evaluations, Other("checkpoint", [2.0], 3)])
     assert left.seconds == pytest.approx(60 + 60 + 6, rel=0.01)
-    assert left.other_s == {"evaluation": pytest.approx(60, rel=0.01), "checkpoint": pytest.approx(6)}
+    assert left.other_s == {
+        "evaluation": pytest.approx(60, rel=0.01),
+        "checkpoint": pytest.approx(6),
+    }
     assert left.interval_s.low < 126 < left.interval_s.high
 
 
@@ -94,7 +101,9 @@ def test_what_was_never_seen_is_guessed_or_named():
     guessed = time_left(10, 100, [1.0] * 10, 90, [Other("evaluation", [], 2, guess_s=5.0)])
     assert guessed.seconds == pytest.approx(100)
     assert guessed.interval_s.high - guessed.seconds > 9  # it may be twice as long
-    unknown = time_left(10, 100, [1.0] * 10, 90, [Other("checkpoint", [], 2), Other("evaluation", [], 0)])
+    unknown = time_left(
+        10, 100, [1.0] * 10, 90, [Other("checkpoint", [], 2), Other("evaluation", [], 0)]
+    )
     assert unknown.seconds == pytest.approx(90)
     assert unknown.unseen == ("checkpoint",)
 
@@ -125,11 +134,19 @@ seconds = st.floats(1e-6, 1e6)
 
 
 @given(
-    st.lists(seconds, min_size=1, max_size=200), st.integers(0, 10**9), st.lists(seconds, max_size=5), st.floats(0, 1e6)
+    st.lists(seconds, min_size=1, max_size=200),
+    st.integers(0, 10**9),
+    st.lists(seconds, max_size=5),
+    st.floats(0, 1e6),
 )
 def test_always_an_interval_around_it(step_s, steps_left, evaluations, since):
     left = time_left(
-        len(step_s), len(step_s) + steps_left, step_s, steps_left, [Other("evaluation", evaluations, 2)], since
+        len(step_s),
+        len(step_s) + steps_left,
+        step_s,
+        steps_left,
+        [Other("evaluation", evaluations, 2)],
+        since,
     )
     assert 0 <= left.interval_s.low <= left.seconds <= left.interval_s.high < math.inf
     pace = pace_of(step_s, steps_left).mean_s

@@ -42,7 +42,14 @@ def repository(tmp_path, monkeypatch):
 
 
 def git(folder, *words):
-    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false")
+    identity = (
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.com",
+        "-c",
+        "commit.gpgsign=false",
+    )
     return subprocess.run(
         ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -65,16 +72,22 @@ def run_step(name, folder, base, **inputs):
     values = {key: one.get("default", "") for key, one in ACTION["inputs"].items()} | inputs
     (folder.parent / "summary.md").unlink(missing_ok=True)
     environment = dict(
-        os.environ, RUNNER_TEMP=str(folder.parent), GITHUB_STEP_SUMMARY=str(folder.parent / "summary.md")
+        os.environ,
+        RUNNER_TEMP=str(folder.parent),
+        GITHUB_STEP_SUMMARY=str(folder.parent / "summary.md"),
     )
     for variable, expression in step(name)["env"].items():
         first, *others = re.fullmatch(r"\$\{\{ (.+) \}\}", expression)[1].split(" || ")
         given = values[first.removeprefix("inputs.")]
-        environment[variable] = given or (base if "github.event.pull_request.base.sha" in others else "")
+        environment[variable] = given or (
+            base if "github.event.pull_request.base.sha" in others else ""
+        )
     script = folder.parent / "step.sh"
     script.write_text(step(name)["run"])
     command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", str(script)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 COMPARE = "Record both commits and compare"
@@ -143,7 +156,9 @@ def test_the_hooks_own_command(repository):
     environment = dict(os.environ, COLUMNS="200")
 
     def run(command):
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
 
     unprepared = run(hook_command())
     assert unprepared.returncode == 2

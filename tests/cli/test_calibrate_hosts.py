@@ -10,7 +10,9 @@ from trainpace.machine.host_links import measure_host_links
 
 
 def test_without_a_profile_it_says_what_comes_first(tmp_path):
-    result = CliRunner().invoke(command_of(calibrate), ["--hosts", "--output", str(tmp_path / "none.json")])
+    result = CliRunner().invoke(
+        command_of(calibrate), ["--hosts", "--output", str(tmp_path / "none.json")]
+    )
     assert isinstance(result.exception, TrainpaceError)
     assert "trainpace calibrate" in (result.exception.hint or "")
 

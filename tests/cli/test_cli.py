@@ -36,7 +36,17 @@ def ask(*arguments):
     return json.loads(done.stdout)
 
 
-RUN = ("schedule", "--samples", "1281167", "--epochs", "90", "--micro-batch", "32", "--nproc-per-node", "8")
+RUN = (
+    "schedule",
+    "--samples",
+    "1281167",
+    "--epochs",
+    "90",
+    "--micro-batch",
+    "32",
+    "--nproc-per-node",
+    "8",
+)
 
 
 @pytest.fixture
@@ -73,19 +83,34 @@ def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
         shown = next(row for row in scaled["rows"] if row["batch"] == jump["batch"])
         assert jump["after_ms"] == pytest.approx(shown["step_time_ms"])
     file.write_text("[]")
-    assert "no measurement" in trainpace("forecast", "vgg11", "--gpu", "T4", "--transfer-from", file).stderr
+    assert (
+        "no measurement"
+        in trainpace("forecast", "vgg11", "--gpu", "T4", "--transfer-from", file).stderr
+    )
 
 
 def test_forecast_of_a_calibrated_machine(tmp_path):
     save(machine_profile(), tmp_path / "profile.json")
-    (row,) = ask("forecast", "resnet18", "--calibrated", tmp_path / "profile.json", "--batch", "8")["rows"]
+    (row,) = ask("forecast", "resnet18", "--calibrated", tmp_path / "profile.json", "--batch", "8")[
+        "rows"
+    ]
     assert row["provenance"] == "calibrated"
     # ResNet-18's 1.8 GMAC, three passes, at a tenth of a TFLOP/s
     assert row["step_time_ms"] > 8 * 1e3 * 3 * 2 * 1.8e9 / 0.1e12
 
 
 def test_schedule_of_the_thesis():
-    done = trainpace("schedule", "--epoch-time", "10.7h", "--epochs", "50", "--repeats", "32", "--speedup", "2153%")
+    done = trainpace(
+        "schedule",
+        "--epoch-time",
+        "10.7h",
+        "--epochs",
+        "50",
+        "--repeats",
+        "32",
+        "--speedup",
+        "2153%",
+    )
     assert done.returncode == 0
     for part in ("713 days", "21.53x", "4.64 %", "33.1 days"):
         assert part in done.stdout
@@ -99,7 +124,9 @@ def test_a_missed_deadline_is_exit_1_and_says_by_how_much():
 
 def test_files_and_options_together():
     files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json", "train.sbatch")]
-    done = trainpace("schedule", *files, "--samples", "1281167", "--epochs", "90", "--step-time", "150ms")
+    done = trainpace(
+        "schedule", *files, "--samples", "1281167", "--epochs", "90", "--step-time", "150ms"
+    )
     assert done.returncode == 0, done.stderr
     assert "gradient_cliping: unknown to DeepSpeed, which ignores it silently" in done.stdout
     assert "16 micro-batch x 2 accumulation x 8 data parallel" in " ".join(done.stdout.split())
@@ -108,23 +135,54 @@ def test_files_and_options_together():
 def test_files_that_contradict_each_other():
     files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json")]
     done = trainpace(
-        "schedule", *files, "--command", "torchrun --nproc-per-node 4 t.py", "--samples", "9", "--epochs", "1"
+        "schedule",
+        *files,
+        "--command",
+        "torchrun --nproc-per-node 4 t.py",
+        "--samples",
+        "9",
+        "--epochs",
+        "1",
     )
     assert done.returncode == 2
-    for part in ("256", "ds.json, train_batch_size", "args.json, per_device_train_batch_size", "= 128"):
+    for part in (
+        "256",
+        "ds.json, train_batch_size",
+        "args.json, per_device_train_batch_size",
+        "= 128",
+    ):
         assert part in done.stderr
 
 
 def test_an_option_that_contradicts_a_file():
     done = trainpace(
-        "schedule", "--config", CONFIGS / "args.json", "--micro-batch", "4", "--samples", "9", "--epochs", "1"
+        "schedule",
+        "--config",
+        CONFIGS / "args.json",
+        "--micro-batch",
+        "4",
+        "--samples",
+        "9",
+        "--epochs",
+        "1",
     )
     assert done.returncode == 2
     assert "4 on the command line and 16 in" in done.stderr
 
 
 def test_forecast_rows_keep_the_contract():
-    answer = ask("forecast", "resnet18", "--gpu", "T4", "--gpu", "A100", "--batch", "8,16", "--precision", "amp_fp16")
+    answer = ask(
+        "forecast",
+        "resnet18",
+        "--gpu",
+        "T4",
+        "--gpu",
+        "A100",
+        "--batch",
+        "8,16",
+        "--precision",
+        "amp_fp16",
+    )
     assert answer["schema_version"] == 1
     assert [(row["gpu"], row["batch"]) for row in answer["rows"]] == [
         ("T4", 8),
@@ -133,9 +191,22 @@ def test_forecast_rows_keep_the_contract():
         ("A100 SXM 40GB", 16),
     ]
     wanted = {
-        "model", "gpu", "num_gpus", "precision", "batch", "step_time_ms", "step_time_ms_low", "step_time_ms_high",
-        "samples_per_second", "peak_memory_gib", "fits", "mfu", "breakdown_ms", "provenance", "warnings",
-    }  # fmt: skip
+        "model",
+        "gpu",
+        "num_gpus",
+        "precision",
+        "batch",
+        "step_time_ms",
+        "step_time_ms_low",
+        "step_time_ms_high",
+        "samples_per_second",
+        "peak_memory_gib",
+        "fits",
+        "mfu",
+        "breakdown_ms",
+        "provenance",
+        "warnings",
+    }
     for row in answer["rows"]:
         assert wanted <= row.keys()
         assert sum(row["breakdown_ms"].values()) == pytest.approx(row["step_time_ms"])
@@ -144,9 +215,17 @@ def test_forecast_rows_keep_the_contract():
 
 def test_forecast_saves_a_workload_that_serves_every_precision(task, tmp_path):
     saved = tmp_path / "w.json"
-    assert trainpace("forecast", f"{task}:task", "--gpu", "T4", "--save-workload", saved).returncode == 0
+    assert (
+        trainpace("forecast", f"{task}:task", "--gpu", "T4", "--save-workload", saved).returncode
+        == 0
+    )
     for precision in ("fp32", "amp_fp16", "fp16"):
-        assert ask("forecast", saved, "--gpu", "A100", "--precision", precision)["rows"][0]["step_time_ms"] > 0
+        assert (
+            ask("forecast", saved, "--gpu", "A100", "--precision", precision)["rows"][0][
+                "step_time_ms"
+            ]
+            > 0
+        )
 
 
 def test_forecast_of_the_whole_training():
@@ -185,7 +264,16 @@ def test_a_card_without_bf16_is_exit_1_with_the_reason():
 def test_measure_saves_what_it_measured(task, tmp_path):
     saved = tmp_path / "m.json"
     done = trainpace(
-        "measure", f"{task}:task", "--batch", "4,8", "--repeats", "1", "--seconds", "0.2s", "--output", saved
+        "measure",
+        f"{task}:task",
+        "--batch",
+        "4,8",
+        "--repeats",
+        "1",
+        "--seconds",
+        "0.2s",
+        "--output",
+        saved,
     )
     assert done.returncode == 0, done.stderr
     measured = json.loads(saved.read_text())
@@ -202,7 +290,9 @@ def test_gpus():
 
 def test_a_device_of_ones_own(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('[[gpu]]\nname = "My card"\nfp32_tflops = 10\nmemory_bandwidth_gb_per_s = 500\nmemory_gib = 8\n')
+    file.write_text(
+        '[[gpu]]\nname = "My card"\nfp32_tflops = 10\nmemory_bandwidth_gb_per_s = 500\nmemory_gib = 8\n'
+    )
     row = ask("forecast", "resnet18", "--gpu", "my card", "--hardware", file)["rows"][0]
     assert row["step_time_ms"] > 0
 
@@ -223,7 +313,15 @@ BAD = {
     "shards": [*RUN, "--tp", "3"],
     "budget without price": [*RUN, "--budget", "5", "--step-time", "1s"],
     "no such option": [*RUN, "--step-tim", "1s"],
-    "config is missing": ["schedule", "--config", "/nonexistent/ds.json", "--samples", "9", "--epochs", "1"],
+    "config is missing": [
+        "schedule",
+        "--config",
+        "/nonexistent/ds.json",
+        "--samples",
+        "9",
+        "--epochs",
+        "1",
+    ],
     "config is a folder": ["schedule", "--config", "/", "--samples", "9", "--epochs", "1"],
     "command": ["schedule", "--command", "rm -rf", "--samples", "9", "--epochs", "1"],
     "unknown GPU": ["forecast", "resnet50", "--gpu", "RTX 9090"],
@@ -240,7 +338,14 @@ BAD = {
     "no such workload": ["forecast", "/nonexistent/w.json", "--gpu", "T4"],
     "no such file": ["forecast", "/nonexistent/m.py:task", "--gpu", "T4"],
     "no such transformer": ["forecast", "transformers:/nonexistent.json", "--gpu", "T4"],
-    "no such hardware file": ["forecast", "resnet50", "--gpu", "T4", "--hardware", "/nonexistent.toml"],
+    "no such hardware file": [
+        "forecast",
+        "resnet50",
+        "--gpu",
+        "T4",
+        "--hardware",
+        "/nonexistent.toml",
+    ],
     "measure what": ["measure", "resnet51"],
     "measure where": ["measure", "resnet18", "--output", "/nonexistent/folder/m.json"],
     "unknown GPU listed": ["gpus", "RTX 9090"],
@@ -284,8 +389,14 @@ def test_help(verb):
 @pytest.mark.parametrize(
     ("command", "lines"),
     [
-        (("verify",), ["Decides weights and samples.  [default: 0]", "it is rounding.  [default: 0.00001]"]),
-        (("journal", "list"), ["Runs to leave out first.  [default: 0]", "Runs to show.  [default: 20]"]),
+        (
+            ("verify",),
+            ["Decides weights and samples.  [default: 0]", "it is rounding.  [default: 0.00001]"],
+        ),
+        (
+            ("journal", "list"),
+            ["Runs to leave out first.  [default: 0]", "Runs to show.  [default: 20]"],
+        ),
         (("schedule",), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
     ],
 )

@@ -11,8 +11,10 @@ FORECAST = "forecast resnet18 --gpu T4 --batch 8"
 def shell(line):
     return subprocess.run(
         ["bash", "-c", line.replace("trainpace", f"{sys.executable} -m trainpace")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -27,7 +29,10 @@ def test_closed_streams_are_no_matter(closed, tmp_path):
 @pytest.mark.parametrize("words", [FORECAST, f"{FORECAST} --json", "--help"])
 def test_a_full_disk_is_one_sentence(words):
     done = shell(f"trainpace {words} > /dev/full")
-    assert (done.returncode, done.stderr) == (2, "trainpace: cannot write the answer: no space left on device.\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "trainpace: cannot write the answer: no space left on device.\n",
+    )
 
 
 @pytest.mark.parametrize("words", ["gpus", "gpus --json", "offers --json"])

@@ -10,7 +10,17 @@ import pytest
 
 from trainpace.verbs import SUMMARIES
 
-HEAVY = {"torch", "rich", "jinja2", "sqlalchemy", "yaml", "matplotlib", "transformers", "scipy", "pandas"}
+HEAVY = {
+    "torch",
+    "rich",
+    "jinja2",
+    "sqlalchemy",
+    "yaml",
+    "matplotlib",
+    "transformers",
+    "scipy",
+    "pandas",
+}
 ASK = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); from trainpace.cli import main; main()"
 
 
@@ -18,9 +28,14 @@ def complete(line, shell="bash"):
     """The completions of the last word, and the modules that were imported for them."""
     words = line.split(" ")
     environment = dict(
-        os.environ, COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), _TRAINPACE_COMPLETE=f"{shell}_complete"
+        os.environ,
+        COMP_WORDS=line,
+        COMP_CWORD=str(len(words) - 1),
+        _TRAINPACE_COMPLETE=f"{shell}_complete",
     )
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True
+    )
     modules = {name.partition(".")[0] for name in done.stderr.split()}
     return done.stdout.splitlines(), modules
 
@@ -77,7 +92,11 @@ def test_in_bash_itself():
         _trainpace_completion trainpace; printf '%s\\n' "${COMPREPLY[@]}"
     """
     done = subprocess.run(
-        ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "_trainpace_completion trainpace" in done.stdout.splitlines()[0]
     assert {"RTX-3090", "RTX-3090-Ti"} <= set(done.stdout.split())

@@ -22,20 +22,35 @@ def test_the_default_precision_is_what_torch_does_by_itself(capsys, gpu, precisi
 
 def test_torch_lets_convolutions_use_tf32_and_products_not(capsys):
     def step_ms(model, precision):
-        return row_of(capsys, model, "--precision", precision, "--batch", "64", gpu="A100")["step_time_ms"]
+        return row_of(capsys, model, "--precision", precision, "--batch", "64", gpu="A100")[
+            "step_time_ms"
+        ]
 
-    plain, torchs, tf32 = (step_ms("resnet50", precision) for precision in ("fp32", "torch_fp32", "tf32"))
+    plain, torchs, tf32 = (
+        step_ms("resnet50", precision) for precision in ("fp32", "torch_fp32", "tf32")
+    )
     assert tf32 < torchs < 0.7 * plain
     assert torchs < 1.05 * tf32
-    plain, torchs, tf32 = (step_ms("random:transformer:5", precision) for precision in ("fp32", "torch_fp32", "tf32"))
+    plain, torchs, tf32 = (
+        step_ms("random:transformer:5", precision) for precision in ("fp32", "torch_fp32", "tf32")
+    )
     assert tf32 < torchs == plain
 
 
 def test_the_dtype_of_a_configuration_is_the_default_precision(capsys, tmp_path):
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 64, "n_head": 2}
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": 1,
+        "n_embd": 64,
+        "n_head": 2,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
-    rows = [row_of(capsys, f"transformers:{path}", *options) for options in ((), ("--precision", "amp_bf16"))]
+    rows = [
+        row_of(capsys, f"transformers:{path}", *options)
+        for options in ((), ("--precision", "amp_bf16"))
+    ]
     assert [row["precision"] for row in rows] == ["bf16", "amp_bf16"]
     assert rows[0]["peak_memory_gib"] < rows[1]["peak_memory_gib"]
     assert rows[0]["notes"] == []

@@ -19,9 +19,25 @@ def folder(tmp_path):
 
 
 def begun(folder, *before):
-    command = [*before, sys.executable, "-m", "trainpace", "measure", "task.py:task", "--batch", "1", "--no-journal"]
-    environment = {**os.environ, "TMPDIR": str(folder / "temporary"), "XDG_DATA_HOME": str(folder / "data")}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "trainpace",
+        "measure",
+        "task.py:task",
+        "--batch",
+        "1",
+        "--no-journal",
+    ]
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder / "temporary"),
+        "XDG_DATA_HOME": str(folder / "data"),
+    }
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     while not (folder / "begun").exists():
         assert process.poll() is None, process.stdout.read().decode()
         time.sleep(0.02)

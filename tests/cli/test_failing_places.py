@@ -37,11 +37,19 @@ for x in torch.utils.data.DataLoader([torch.ones(16)] * 64, batch_size=4):
     optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
 print("trained")
 """
-LADDER = (
-    'task = "task.py:task"\nseconds = 0.2\n[start]\nmicro_batch = 4\naccumulation = 2\n[[rung]]\nmicro_batch = [8]\n'
-)
+LADDER = 'task = "task.py:task"\nseconds = 0.2\n[start]\nmicro_batch = 4\naccumulation = 2\n[[rung]]\nmicro_batch = [8]\n'
 ARGS = "model_name_or_path: mine\nper_device_train_batch_size: 8\nbf16: false\nfp16: false\n"
-MEASURE = ("measure", "task.py:task", "--batch", "1", "--repeats", "1", "--seconds", "0.1s", "--no-forecast")
+MEASURE = (
+    "measure",
+    "task.py:task",
+    "--batch",
+    "1",
+    "--repeats",
+    "1",
+    "--seconds",
+    "0.1s",
+    "--no-forecast",
+)
 WATCH = ("watch", "--output", "PLACE/recorded", "--", sys.executable, "train.py")
 COMMANDS = {
     "measure": (*MEASURE, "--journal", "PLACE/journal.db"),
@@ -51,16 +59,36 @@ COMMANDS = {
     "precompute": ("precompute", "task.py:Samples", "--workers", "1", "--out", "PLACE/shards"),
     "journal import": ("journal", "import", "runs.csv", "--journal", "PLACE/journal.db"),
     "journal export": ("journal", "export", "PLACE/out.csv", "--journal", "own.db"),
-    "plan --write": ("plan", "model.json", "--gpu", "A100", "--samples", "100k", "--epochs", "3", "--config", "PLACE/args.yaml", "--write", "--yes"),
-}  # fmt: skip
+    "plan --write": (
+        "plan",
+        "model.json",
+        "--gpu",
+        "A100",
+        "--samples",
+        "100k",
+        "--epochs",
+        "3",
+        "--config",
+        "PLACE/args.yaml",
+        "--write",
+        "--yes",
+    ),
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in {"task.py": TASK, "train.py": TRAIN, "ladder.toml": LADDER, "remove": ""}.items():
+    for name, text in {
+        "task.py": TASK,
+        "train.py": TRAIN,
+        "ladder.toml": LADDER,
+        "remove": "",
+    }.items():
         (tmp_path / name).write_text(text)
     rows = [f"resnet18,T4,fp32,{n},{20 + n}" for n in range(1, 400)]
-    (tmp_path / "runs.csv").write_text("\n".join(["model_spec,gpu,precision,batch_per_gpu,step_time_ms", *rows]) + "\n")
+    (tmp_path / "runs.csv").write_text(
+        "\n".join(["model_spec,gpu,precision,batch_per_gpu,step_time_ms", *rows]) + "\n"
+    )
     save(workload(), tmp_path / "model.json")
     Journal.open(str(tmp_path / "own.db")).close()
     (tmp_path / "PLACE").mkdir()
@@ -82,7 +110,9 @@ def place(folder):
 def trainpace(folder, *words):
     command = [sys.executable, "-m", "trainpace", *words]
     environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def fill(place):
@@ -108,7 +138,9 @@ def test_a_full_disk(folder, place, verb):
     fill(place)
     done = trainpace(folder, *COMMANDS[verb])
     assert done.returncode == 2
-    assert any(words in said(done) for words in ("no space left on device", "disk is full", "has room for"))
+    assert any(
+        words in said(done) for words in ("no space left on device", "disk is full", "has room for")
+    )
     assert "PLACE" in said(done)
     assert {path.name for path in place.rglob("*") if path.is_file() and path.stat().st_size} <= {
         "ballast",
@@ -188,7 +220,10 @@ def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
 
     later = iter([1e9, *[1e9 - 3600.0] * 1000])
     monkeypatch.setattr(command.time, "time", lambda: next(later))
-    assert command.watch([sys.executable, "-c", "import time; time.sleep(0.2)"], tmp_path / "recorded") == 0
+    assert (
+        command.watch([sys.executable, "-c", "import time; time.sleep(0.2)"], tmp_path / "recorded")
+        == 0
+    )
     note = json.loads((tmp_path / "recorded" / "command.json").read_text())
     assert 0.2 <= note["seconds"] < 60
     assert note["started"] == 1e9

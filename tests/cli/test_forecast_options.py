@@ -29,7 +29,9 @@ def llama(tmp_path_factory):
         "vocab_size": 500,
     }
     names = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    path.write_text(json.dumps({**names, **sizes, "max_position_embeddings": 4096, "rope_theta": 1e4}))
+    path.write_text(
+        json.dumps({**names, **sizes, "max_position_embeddings": 4096, "rope_theta": 1e4})
+    )
     return f"transformers:{path}"
 
 
@@ -81,7 +83,8 @@ def test_what_was_traced_may_be_said_again(model):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "bf16"), "no bf16")]
+    ("arguments", "said"),
+    [(("--tp", "2", "--num-gpus", "2"), "repeated blocks"), (("--precision", "bf16"), "no bf16")],
 )
 def test_a_no_says_why_on_stderr(model, arguments, said):
     done = forecast(model, "--gpu", "T4", "--json", *arguments)
@@ -118,16 +121,39 @@ def test_copies_latency_and_loaders_take_their_time(model, tmp_path):
 
     copied = row("--host-copy", "12", "--accumulate", "2")
     assert row()["breakdown_ms"]["host_to_device_ms"] == 0
-    assert copied["breakdown_ms"]["host_to_device_ms"] == pytest.approx(2 * (32 * 600_000 / 12e9 * 1e3 + 0.012))
+    assert copied["breakdown_ms"]["host_to_device_ms"] == pytest.approx(
+        2 * (32 * 600_000 / 12e9 * 1e3 + 0.012)
+    )
     nodes = ("--nodes", "4", "--network", "1")
     assert row(*nodes, "--network-latency", "1ms")["step_time_ms"] > row(*nodes)["step_time_ms"]
-    job = ("--samples", "100k", "--epochs", "1", "--startup", "0s", "--loader-rate", "1", "--workers", "2")
+    job = (
+        "--samples",
+        "100k",
+        "--epochs",
+        "1",
+        "--startup",
+        "0s",
+        "--loader-rate",
+        "1",
+        "--workers",
+        "2",
+    )
     assert row(*job)["training_time_s"] == pytest.approx(1e5 / 2, rel=1e-2)
     assert row(*job, *nodes)["training_time_s"] == pytest.approx(1e5 / 8, rel=1e-2)
 
 
 def test_several_lengths_have_a_row_each(llama, tmp_path):
-    asked = (llama, "--gpu", "H100", "--batch", "1,2", "--precision", "bf16", "--sequence-length", "64:256:32")
+    asked = (
+        llama,
+        "--gpu",
+        "H100",
+        "--batch",
+        "1,2",
+        "--precision",
+        "bf16",
+        "--sequence-length",
+        "64:256:32",
+    )
     rows = json.loads(forecast(*asked, "--json").stdout)["rows"]
     assert [(row["sequence_length"], row["batch"]) for row in rows] == [
         (n, b) for n in range(64, 257, 32) for b in (1, 2)
@@ -135,7 +161,9 @@ def test_several_lengths_have_a_row_each(llama, tmp_path):
     row = rows[-1]
     assert row["tokens_per_second"] == pytest.approx(256 * row["samples_per_second"])
     page = tmp_path / "page.html"
-    shown = " ".join(forecast(*asked, "--html", page).stdout.split())  # the model's path may break a line
+    shown = " ".join(
+        forecast(*asked, "--html", page).stdout.split()
+    )  # the model's path may break a line
     assert "7 lengths from 64 to 256 tokens" in shown
     assert "The longest sequence that fits has 256 tokens: H100 SXM at batch 2" in shown
     assert "tokens/s" in shown
@@ -175,8 +203,9 @@ def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tm
     assert answer["rows"][0]["software"].endswith("FlashAttention 2")
     assert "lengths.csv" in answer["rows"][0]["notes"][0]
     shown = forecast(llama, *asked).stdout
-    assert "of the time that a document's token takes in padded batches on H100 SXM at batch 2" in " ".join(
-        shown.split()
+    assert (
+        "of the time that a document's token takes in padded batches on H100 SXM at batch 2"
+        in " ".join(shown.split())
     )
     assert "50 % is padding, of packed rows 0 %" in shown.replace("\n ", "").replace("  ", " ")
 
@@ -191,10 +220,22 @@ def test_packed_rows_stand_beside_padded_batches_of_the_same_documents(llama, tm
             ("--packed", "--sequence-length", "256", "--mean-length", "60", "--attention", "eager"),
             "no kernel for packed",
         ),
-        (("--packed", "--sequence-length", "256", "--mean-length", "60", "--precision", "fp32"), "16-bit"),
-        (("--packed", "--sequence-length", "256", "--lengths", "{wrong}"), "row 2: 'many' is not a count of tokens"),
-        (("--packed", "--sequence-length", "256", "--lengths", "{named}"), "no column of token counts: a, b"),
-        (("--packed", "--sequence-length", "256", "--lengths", "{short}"), "row 3: a value is missing"),
+        (
+            ("--packed", "--sequence-length", "256", "--mean-length", "60", "--precision", "fp32"),
+            "16-bit",
+        ),
+        (
+            ("--packed", "--sequence-length", "256", "--lengths", "{wrong}"),
+            "row 2: 'many' is not a count of tokens",
+        ),
+        (
+            ("--packed", "--sequence-length", "256", "--lengths", "{named}"),
+            "no column of token counts: a, b",
+        ),
+        (
+            ("--packed", "--sequence-length", "256", "--lengths", "{short}"),
+            "row 3: a value is missing",
+        ),
     ],
 )
 def test_packing_that_says_too_little_or_cannot_be_is_refused(llama, tmp_path, arguments, said):
@@ -202,7 +243,9 @@ def test_packing_that_says_too_little_or_cannot_be_is_refused(llama, tmp_path, a
     (tmp_path / "named").write_text("a,b\n1,2\n")
     (tmp_path / "short").write_text("length,count\n100,5\n200\n")
     files = {name: tmp_path / name for name in ("wrong", "named", "short")}
-    done = forecast(llama, "--gpu", "H100", "--precision", "bf16", *(text.format(**files) for text in arguments))
+    done = forecast(
+        llama, "--gpu", "H100", "--precision", "bf16", *(text.format(**files) for text in arguments)
+    )
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
 

@@ -10,12 +10,16 @@ NAMES = ("torch", "numpy", "random", "json", "trainpace", "msgspec")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("forecast", "random:mlp:1"), ("measure", "random:mlp:1", "--batch", "2")])
+@pytest.mark.parametrize(
+    "arguments", [("forecast", "random:mlp:1"), ("measure", "random:mlp:1", "--batch", "2")]
+)
 def test_nothing_of_the_current_folder_is_imported(tmp_path, arguments):
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\nraise SystemExit(7)\n")
     command = [str(Path(sys.executable).with_name("trainpace")), *arguments]
     more = ("--gpu", "T4", "--batch", "2") if arguments[0] == "forecast" else ("--no-journal",)
-    done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(
+        [*command, *more], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()

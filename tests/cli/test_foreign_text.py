@@ -15,11 +15,27 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r")
 TABLE = "model_spec,gpu,precision,batch_per_gpu,step_time_ms,file\n{0}resnet50,T4,fp32,64,1,a\nresnet18,{0}T4,fp32,64,1,b\nresnet18,T4,fp32,64,100,{0}\n"
 CASES = {
     "a table": (TABLE.format(ESCAPES), "runs.csv", ("validate", "runs.csv")),
-    "a workload": (f'{{"record": "{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}"}}', "w.json", ("forecast", "w.json", "--gpu", "T4")),
-    "a suite": (f'[[task]]\n"{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}" = 1\n', "s.toml", ("measure", "--suite", "s.toml")),
-    "a script": (f"def task():\n    raise ValueError({ESCAPES!r})\n", "t.py", ("forecast", "t.py:task", "--gpu", "T4")),
-    "a setting": (f'{{"train_batch_size": "{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}"}}', "ds.json", ("schedule", "--config", "ds.json")),
-}  # fmt: skip
+    "a workload": (
+        f'{{"record": "{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}"}}',
+        "w.json",
+        ("forecast", "w.json", "--gpu", "T4"),
+    ),
+    "a suite": (
+        f'[[task]]\n"{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}" = 1\n',
+        "s.toml",
+        ("measure", "--suite", "s.toml"),
+    ),
+    "a script": (
+        f"def task():\n    raise ValueError({ESCAPES!r})\n",
+        "t.py",
+        ("forecast", "t.py:task", "--gpu", "T4"),
+    ),
+    "a setting": (
+        f'{{"train_batch_size": "{ESCAPES.encode("unicode_escape").decode().replace("x", "u00")}"}}',
+        "ds.json",
+        ("schedule", "--config", "ds.json"),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -28,7 +44,9 @@ def test_no_escape_of_a_file_is_printed(tmp_path, monkeypatch, case):
     (tmp_path / name).write_text(text, encoding="utf-8")
     command = (sys.executable, "-m", "trainpace", *arguments)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    )
     said = done.stdout + done.stderr
     assert "owned" in said
     assert "\x1b" not in said

@@ -24,11 +24,22 @@ def run(tmp_path):
     def command(*arguments, code=0, **more):
         whole = [sys.executable, "-m", "trainpace", "journal", *map(str, arguments)]
         done = subprocess.run(
-            whole, capture_output=True, text=True, env={**environment, **more}, cwd=tmp_path, timeout=120
+            whole,
+            capture_output=True,
+            text=True,
+            env={**environment, **more},
+            cwd=tmp_path,
+            timeout=120,
         )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-        return done.stderr if code == 2 else json.loads(done.stdout) if "--json" in arguments else done.stdout
+        return (
+            done.stderr
+            if code == 2
+            else json.loads(done.stdout)
+            if "--json" in arguments
+            else done.stdout
+        )
 
     command.place = tmp_path / "data" / "trainpace" / "journal.db"
     return command
@@ -36,14 +47,18 @@ def run(tmp_path):
 
 @pytest.mark.slow
 def test_the_life_of_a_journal(run, tmp_path):
-    (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(replace(measurement(), loss="CrossEntropyLoss"))]))
+    (tmp_path / "cnn.json").write_text(
+        json.dumps([to_jsonable(replace(measurement(), loss="CrossEntropyLoss"))])
+    )
     facts = {"journal": str(run.place), "database": "sqlite", "database_version": 3, "runs": 0}
     assert run("path", "--json") == {"record": "JournalPlace", "schema_version": 1, **facts}
     assert "1 new" in run("import", "cnn.json")
     assert "0 new, 1 there already" in run("import", "cnn.json")
     (listed,) = run("list", "--json")
     id_ = listed["id"]
-    assert re.search(rf"{id_[:8]}.*one layer.*cpu.*8.*fp32.*3.1.*3 to 3.2.*ok", run("list", "--model", "LAYER"))
+    assert re.search(
+        rf"{id_[:8]}.*one layer.*cpu.*8.*fp32.*3.1.*3 to 3.2.*ok", run("list", "--model", "LAYER")
+    )
     assert "No such runs" in run("list", "--model", "vgg")
     shown = run("show", id_[:6])
     for word in (
@@ -66,7 +81,11 @@ def test_the_life_of_a_journal(run, tmp_path):
         assert run("list", "--json", "--journal", other) == run("list", "--json")
     assert run("merge", other, "--json")["already_there"] == 1
     assert "1 new" in run("merge", run.place, "--journal", tmp_path / "third.db")
-    assert run("delete", id_[:5], "--json") == {"record": "Deletion", "schema_version": 1, "deleted": [id_]}
+    assert run("delete", id_[:5], "--json") == {
+        "record": "Deletion",
+        "schema_version": 1,
+        "deleted": [id_],
+    }
     assert run("list", "--json", TRAINPACE_JOURNAL=other) != run("list", "--json") == []
 
 
@@ -75,7 +94,9 @@ def test_compare(run):
 
     def timed(ms, **fields):
         return whole_entry(
-            step_time_ms=ms, interval_ms=Interval(low=ms * 0.99, high=ms * 1.01, coverage=0.9, basis=""), **fields
+            step_time_ms=ms,
+            interval_ms=Interval(low=ms * 0.99, high=ms * 1.01, coverage=0.9, basis=""),
+            **fields,
         )
 
     first, second = sweep(), sweep()
@@ -87,7 +108,9 @@ def test_compare(run):
     said = run("compare", slow.id, quick.id)
     assert "50.0 % less time a step, beyond the noise" in said
     assert re.search(r"device\s+Tesla T4\s+A100", said)
-    assert [r["batch"] for r in run("compare", first.id[:9], second.id[:9], "--json")["ratios"]] == [8, 16]
+    assert [
+        r["batch"] for r in run("compare", first.id[:9], second.id[:9], "--json")["ratios"]
+    ] == [8, 16]
     assert "at 2 of 2 batch sizes" in run("compare", first.id, second.id)
     assert "within the noise" in run("compare", slow.id, slow.id)
     assert "cannot be compared" in run("compare", slow.id, failed.id, code=1)
@@ -98,13 +121,25 @@ def test_score(run):
     assert "No run in the journal has a forecast" in run("score", code=1)
     with Journal.open(str(run.place)) as journal:
         journal.add_many(
-            entry(step_time_ms=100.0, forecast_ms=110.0, forecast_low_ms=90.0, forecast_high_ms=120.0) for _ in range(3)
+            entry(
+                step_time_ms=100.0, forecast_ms=110.0, forecast_low_ms=90.0, forecast_high_ms=120.0
+            )
+            for _ in range(3)
         )
         journal.add(
-            entry("vgg16", step_time_ms=100.0, forecast_ms=150.0, forecast_low_ms=140.0, forecast_high_ms=160.0)
+            entry(
+                "vgg16",
+                step_time_ms=100.0,
+                forecast_ms=150.0,
+                forecast_low_ms=140.0,
+                forecast_high_ms=160.0,
+            )
         )
     said = run("score")
-    assert "4 forecasts were off by 20.0 % on average (median 10.0 %, typically 10.0 % too long)." in said
+    assert (
+        "4 forecasts were off by 20.0 % on average (median 10.0 %, typically 10.0 % too long)."
+        in said
+    )
     assert "Of 4 with an interval, 75 %" in said
     assert run("score", "--model", "vgg", "--json")["overall"]["mean_pct"] == 50.0
 
@@ -122,13 +157,31 @@ def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show", "abc"), ("show",), ("frobnicate",), ("list", "--since", "yesterday"), ("list", "--kind", "x"), ("list", "--limit", "-1"),
-        ("list", "--journal", "none.db"), ("list", "--journal", "mysql://x/y"), ("list", "--journal", "postgresql://u:hunter2@/x?host=/none"),
-        ("list", "--journal", "."), ("export", "x.pickle"), ("export", "none/x.json"), ("merge", "none.db"), ("import",),
-        ("import", "x", "--format", "pickle"), ("import", "x", "--precision", "fp7"), ("compare", "a", "b"), ("annotate", "a", "b"),
-        ("delete", "a"), ("list", "--model", "\udcff"), ("compare", "\udcff", "a"), ("annotate", "a", "\udcff"), ("list", "--batch", "99999999T"),
+        ("show", "abc"),
+        ("show",),
+        ("frobnicate",),
+        ("list", "--since", "yesterday"),
+        ("list", "--kind", "x"),
+        ("list", "--limit", "-1"),
+        ("list", "--journal", "none.db"),
+        ("list", "--journal", "mysql://x/y"),
+        ("list", "--journal", "postgresql://u:hunter2@/x?host=/none"),
+        ("list", "--journal", "."),
+        ("export", "x.pickle"),
+        ("export", "none/x.json"),
+        ("merge", "none.db"),
+        ("import",),
+        ("import", "x", "--format", "pickle"),
+        ("import", "x", "--precision", "fp7"),
+        ("compare", "a", "b"),
+        ("annotate", "a", "b"),
+        ("delete", "a"),
+        ("list", "--model", "\udcff"),
+        ("compare", "\udcff", "a"),
+        ("annotate", "a", "\udcff"),
+        ("list", "--batch", "99999999T"),
     ],
-)  # fmt: skip
+)
 def test_misuse_is_one_sentence(run, arguments):
     said = run(*arguments, code=2)
     assert said.startswith("trainpace: ")
@@ -144,7 +197,9 @@ def test_merging_with_itself_is_refused(run):
 def test_text_from_a_file_cannot_drive_the_terminal(run):
     with Journal.open(str(run.place)) as journal:
         one = whole_entry(
-            model="x\x1b[31mred [bold]loud[/bold] [/]", notes="\x1b]0;title\x07 \x9b31m", environment={"[b]": "[/]"}
+            model="x\x1b[31mred [bold]loud[/bold] [/]",
+            notes="\x1b]0;title\x07 \x9b31m",
+            environment={"[b]": "[/]"},
         )
         journal.add(one)
     for said in (run("list"), run("show", one.id), run("compare", one.id, one.id)):

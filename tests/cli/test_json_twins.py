@@ -23,7 +23,9 @@ def commands(group=None, name=()):
             yield (*name, verb), command
 
 
-@pytest.mark.parametrize("command", [pytest.param(c, id=" ".join(n)) for n, c in commands() if n[-1] != "serve"])
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, id=" ".join(n)) for n, c in commands() if n[-1] != "serve"]
+)
 def test_every_verb_has_a_twin(command):
     assert any("--json" in option.opts for option in command.params)
 
@@ -39,7 +41,11 @@ def place(tmp_path_factory):
 
 
 def trainpace(place, *arguments):
-    with contextlib.chdir(place), contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as ended:
+    with (
+        contextlib.chdir(place),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        pytest.raises(SystemExit) as ended,
+    ):
         main([*arguments])
     assert ended.value.code in (0, 1)
     return out.getvalue()
@@ -76,5 +82,10 @@ def test_the_forecast_says_the_same_twice(place):
     table = trainpace(place, *verb)
     for row in rows:
         line = next(line for line in table.splitlines() if line.startswith(row["gpu"]))
-        for value in (row["step_time_ms"], row["step_time_ms_low"], row["samples_per_second"], row["peak_memory_gib"]):
+        for value in (
+            row["step_time_ms"],
+            row["step_time_ms_low"],
+            row["samples_per_second"],
+            row["peak_memory_gib"],
+        ):
             assert f"{value:,.3g}" in line or f"{value:,.0f}" in line

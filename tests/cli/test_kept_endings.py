@@ -37,7 +37,10 @@ LOST = """
 
 def ended(*arguments, timeout_s=60):
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOST), *arguments], capture_output=True, text=True, timeout=timeout_s
+        [sys.executable, "-c", textwrap.dedent(LOST), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -56,7 +59,10 @@ def test_without_it_the_program_goes_on():
 
 
 def test_an_ending_that_is_handled_does_not_come_again():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    }
     with pytest.raises(KeyboardInterrupt), kept():
         os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in before} == before

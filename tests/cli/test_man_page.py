@@ -21,15 +21,31 @@ def test_it_is_as_the_commands_are():
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_roff_reads_it_without_a_warning():
-    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", man_page.PAGE], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", man_page.PAGE],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == ""
-    for part in ("trainpace forecast", "--gpu", "TRAINPACE_JOURNAL", "TRAINPACE JOURNAL SHARE", "EXIT STATUS"):
+    for part in (
+        "trainpace forecast",
+        "--gpu",
+        "TRAINPACE_JOURNAL",
+        "TRAINPACE JOURNAL SHARE",
+        "EXIT STATUS",
+    ):
         assert part in re.sub(".\b", "", done.stdout)  # bold is a letter upon itself
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [(".end", r"\&.end"), ("'s", r"\&'s"), (r"a\n --x `y`", r"a\en \-\-x \(gay\(ga"), ("plain.", "plain.")],
+    [
+        (".end", r"\&.end"),
+        ("'s", r"\&'s"),
+        (r"a\n --x `y`", r"a\en \-\-x \(gay\(ga"),
+        ("plain.", "plain."),
+    ],
 )
 def test_no_text_is_a_request(text, shown):
     assert man_page._plain(text) == shown
@@ -37,9 +53,22 @@ def test_no_text_is_a_request(text, shown):
 
 @pytest.mark.slow
 def test_a_wheel_brings_it_along(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path]
+    build = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        tmp_path,
+    ]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (page,) = (name for name in archive.namelist() if name.endswith(".data/data/share/man/man1/trainpace.1"))
+        (page,) = (
+            name
+            for name in archive.namelist()
+            if name.endswith(".data/data/share/man/man1/trainpace.1")
+        )
         assert archive.read(page).decode() == man_page.PAGE.read_text()

@@ -17,11 +17,17 @@ JOB = ("--samples", "100000", "--epochs", "2", "--global-batch", "64")
 @pytest.fixture
 def run(tmp_path):
     save(workload(), tmp_path / "w.json")
-    environment = os.environ | {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "118"}
+    environment = os.environ | {
+        "XDG_DATA_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "COLUMNS": "118",
+    }
 
     def trainpace(*arguments, python=()):
         command = [sys.executable, *python, "-m", "trainpace", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+        )
 
     return trainpace
 
@@ -45,10 +51,28 @@ def test_a_ranking_of_all_offers_without_torch(run):
 
 def test_a_table_with_verdict_next_step_and_stale_prices(run):
     done = run(
-        "match", "w.json", *JOB, "--spot", "--provider", "aws", "--provider", "crusoe", "--top", "4", "--details"
+        "match",
+        "w.json",
+        *JOB,
+        "--spot",
+        "--provider",
+        "aws",
+        "--provider",
+        "crusoe",
+        "--top",
+        "4",
+        "--details",
     )
     assert done.returncode == 0, done.stderr
-    for said in ("ranked by cost", "Cheapest:", "Fastest:", "Next:", "Old prices", "estimated from the TDP", "spot"):
+    for said in (
+        "ranked by cost",
+        "Cheapest:",
+        "Fastest:",
+        "Next:",
+        "Old prices",
+        "estimated from the TDP",
+        "spot",
+    ):
         assert said in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 118
 
@@ -58,7 +82,9 @@ def test_no_is_an_answer_that_says_what_binds(run):
     assert done.returncode == 1
     assert "No server meets the deadline." in done.stdout
     assert "missed by" in done.stdout
-    answer = json.loads(run("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s", "--json").stdout)
+    answer = json.loads(
+        run("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s", "--json").stdout
+    )
     assert answer["binds"]["binding"] == "deadline"
     assert answer["binds"]["nearest"]["gpu"] == "T4"
 
@@ -67,7 +93,9 @@ def test_ones_own_machines(run, tmp_path):
     (tmp_path / "mine.toml").write_text(
         '[[machine]]\nname = "lab"\ndevice = "RTX 4090"\ncount = 2\nprice_usd_per_hour = 0.1\n'
     )
-    answer = json.loads(run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines", "--json").stdout)
+    answer = json.loads(
+        run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines", "--json").stdout
+    )
     assert [(row["provider"], row["num_gpus"]) for row in answer["rows"]] == [("own", 2)]
 
 
@@ -80,7 +108,9 @@ def test_ones_own_machines(run, tmp_path):
     ],
 )
 def test_what_ones_own_machines_lack_is_said(run, tmp_path, fields, said):
-    (tmp_path / "mine.toml").write_text(f'[[machine]]\nname = "lab"\ndevice = "RTX 4090"\n{fields}\n')
+    (tmp_path / "mine.toml").write_text(
+        f'[[machine]]\nname = "lab"\ndevice = "RTX 4090"\n{fields}\n'
+    )
     done = run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines")
     assert done.returncode == 0
     assert said in done.stderr
@@ -107,7 +137,15 @@ def test_failures_faster_than_progress_are_named(run):
 def test_both_limits_are_said_with_the_best_of_each_side(run):
     rows = json.loads(run("match", "w.json", *JOB, "--json").stdout)["rows"]
     soonest, cheapest = min(r["hours"] for r in rows), min(r["usd"] for r in rows)
-    done = run("match", "w.json", *JOB, "--deadline", f"{soonest * 3600 * 1.001}s", "--budget", f"{cheapest * 1.001}")
+    done = run(
+        "match",
+        "w.json",
+        *JOB,
+        "--deadline",
+        f"{soonest * 3600 * 1.001}s",
+        "--budget",
+        f"{cheapest * 1.001}",
+    )
     assert done.returncode == 1
     for said in (
         "both the deadline and the budget",
@@ -133,7 +171,9 @@ def test_recomputation_of_blocks_is_used(run, tmp_path):
     save(stacked(), tmp_path / "blocks.json")
 
     def memory(*more):
-        done = run("match", "blocks.json", *JOB, "--gpu", "H100", "--precision", "bf16", "--json", *more)
+        done = run(
+            "match", "blocks.json", *JOB, "--gpu", "H100", "--precision", "bf16", "--json", *more
+        )
         return {row["batch"]: row["peak_memory_gib"] for row in json.loads(done.stdout)["rows"]}
 
     plain, recomputed = memory(), memory("--checkpointing")
@@ -190,7 +230,9 @@ def test_offers_are_listed_and_refreshed(run, tmp_path):
     )
     assert "1 offers" in run("offers", "--refresh").stderr
     answer = json.loads(run("match", "w.json", *JOB, "--json").stdout)
-    assert [(row["instance_type"], row["price_stale"]) for row in answer["rows"]] == [("new", False)]
+    assert [(row["instance_type"], row["price_stale"]) for row in answer["rows"]] == [
+        ("new", False)
+    ]
 
 
 def test_a_refresh_offline_leaves_the_snapshot(run, tmp_path):

@@ -10,7 +10,10 @@ from trainpace.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES
 
 CONFIGURATIONS = {
-    "llama.json": ({"model_type": "llama"}, ["forecast", "transformers:llama.json", "--batch", "8"]),
+    "llama.json": (
+        {"model_type": "llama"},
+        ["forecast", "transformers:llama.json", "--batch", "8"],
+    ),
     "unet.json": (
         {"_class_name": "UNet2DModel", "_diffusers_version": "0.30"},
         ["forecast", "diffusers:unet.json", "--batch", "8"],
@@ -77,7 +80,13 @@ def test_a_model_alone_is_forecast_on_usual_cards(capsys):
     assert ended.value.code == 0
     rows = json.loads(capsys.readouterr().out)
     rows = rows["rows"] if isinstance(rows, dict) else rows
-    assert {row["gpu"] for row in rows} == {"RTX 3090", "RTX 4090", "T4", "A100 SXM 40GB", "H100 SXM"}
+    assert {row["gpu"] for row in rows} == {
+        "RTX 3090",
+        "RTX 4090",
+        "T4",
+        "A100 SXM 40GB",
+        "H100 SXM",
+    }
 
 
 def test_trainpace_alone_greets(capsys):

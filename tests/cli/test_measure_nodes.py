@@ -17,7 +17,9 @@ from trainpace.journal import Journal
 from trainpace.measure import SuiteItem
 from trainpace.verbs.suite import SuiteRequest, _job
 
-NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
+NEEDS_SLURM = pytest.mark.skipif(
+    bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}"
+)
 SUITE = """
 [[task]]
 model = "random:mlp:6"
@@ -26,7 +28,19 @@ model = "broken.py:task"
 [[task]]
 model = "random:mlp:9"
 """
-QUICK = ("--batch", "2,4", "--repeats", "1", "--seconds", "0.1s", "--no-forecast", "--journal", "j.db", "--out", "out")
+QUICK = (
+    "--batch",
+    "2,4",
+    "--repeats",
+    "1",
+    "--seconds",
+    "0.1s",
+    "--no-forecast",
+    "--journal",
+    "j.db",
+    "--out",
+    "out",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +59,13 @@ def folder(tmp_path):
 def measure(folder, *arguments, **around):
     command = [sys.executable, "-m", "trainpace", "measure", *arguments]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=500, check=False, env={**os.environ, **around}
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, **around},
     )
 
 
@@ -64,7 +84,8 @@ def test_misuse_is_said_before_anything_starts(folder):
 
 def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
     items = [
-        SuiteItem(spec=spec, batches=(2,)) for spec in (str(folder / "broken.py:task"), "resnet18", "none.py:task")
+        SuiteItem(spec=spec, batches=(2,))
+        for spec in (str(folder / "broken.py:task"), "resnet18", "none.py:task")
     ]
 
     def names(**options):
@@ -93,7 +114,10 @@ def test_a_suite_is_an_array_whose_results_count(folder):
     with Journal.open(str(folder / "j.db")) as journal:
         runs = list(journal.every())
         sweeps = journal.sweeps()
-    assert sorted({run.model for run in runs if run.outcome == "ok"}) == ["random:mlp:6", "random:mlp:9"]
+    assert sorted({run.model for run in runs if run.outcome == "ok"}) == [
+        "random:mlp:6",
+        "random:mlp:9",
+    ]
     assert {s.model for s in sweeps if s.finished_at} >= {"random:mlp:6", "random:mlp:9"}
     assert all(run.command.startswith("trainpace measure --suite suite.toml") for run in runs)
     (folder / "broken.py").write_text(
@@ -116,8 +140,20 @@ def test_ctrl_c_cancels_the_array_and_keeps_what_is_there(folder):
     (folder / "broken.py").write_text(
         "import time\n\ndef task():\n    open('begun', 'w').close()\n    time.sleep(600)\n"
     )
-    command = [sys.executable, "-m", "trainpace", "measure", "--suite", "suite.toml", "--launcher", "slurm", *QUICK]
-    process = subprocess.Popen([*command, "--at-once", "2"], cwd=folder, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "measure",
+        "--suite",
+        "suite.toml",
+        "--launcher",
+        "slurm",
+        *QUICK,
+    ]
+    process = subprocess.Popen(
+        [*command, "--at-once", "2"], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
     end = time.monotonic() + 200
     while (
         len(list(folder.glob("out/*mlp*.json"))) < 2 + 2 or not (folder / "begun").exists()
@@ -129,7 +165,9 @@ def test_ctrl_c_cancels_the_array_and_keeps_what_is_there(folder):
     _, said = process.communicate(timeout=100)
     assert process.returncode == 130, said
     assert "the same command goes on" in said
-    queue = subprocess.run(("squeue", "-h", "-o", "%i %T"), capture_output=True, text=True, check=True).stdout
+    queue = subprocess.run(
+        ("squeue", "-h", "-o", "%i %T"), capture_output=True, text=True, check=True
+    ).stdout
     assert queue == ""
     with Journal.open(str(folder / "j.db")) as journal:
         assert {run.model for run in journal.every()} == {"random:mlp:6", "random:mlp:9"}

@@ -67,12 +67,25 @@ def ask(folder, *arguments):
 
 @pytest.mark.slow
 def test_the_noise_scale_goes_with_the_largest_batch(folder):
-    options = ("--batch", "4,8", "--repeats", "1", *QUICK, "--no-forecast", "--noise-scale", "--output", "out.json")
+    options = (
+        "--batch",
+        "4,8",
+        "--repeats",
+        "1",
+        *QUICK,
+        "--no-forecast",
+        "--noise-scale",
+        "--output",
+        "out.json",
+    )
     done = trainpace(folder, "measure", "mine.py:task", *options)
     assert "Gradient noise scale:" in done.stdout
     small, large = json.loads((folder / "out.json").read_text())
     assert small["noise_scale"] is None
-    assert (large["noise_scale"]["batch"], large["noise_scale"]["scale"]["steps"] >= 30) == (8, True)
+    assert (large["noise_scale"]["batch"], large["noise_scale"]["scale"]["steps"] >= 30) == (
+        8,
+        True,
+    )
     done = trainpace(folder, "measure", "random:mlp:3", *options[:-3], "--noise-scale", code=2)
     assert "random" in done.stderr
 
@@ -101,8 +114,13 @@ def test_a_measured_sweep_from_command_to_journal(folder):
     listed = json.loads(trainpace(folder, "journal", "list", "--json").stdout)
     assert sorted(e["execution"]["micro_batch"] for e in listed) == [8, 8, 16, 16]
     assert str(folder) not in json.dumps(listed)
-    assert all(e["commit"] is None and e["command"].startswith("trainpace measure mine.py:task") for e in listed)
-    answer = ask(folder, "measure", "mine.py:task", "--batch", "8", "--repeats", "1", *QUICK, "--no-journal")
+    assert all(
+        e["commit"] is None and e["command"].startswith("trainpace measure mine.py:task")
+        for e in listed
+    )
+    answer = ask(
+        folder, "measure", "mine.py:task", "--batch", "8", "--repeats", "1", *QUICK, "--no-journal"
+    )
     assert answer["analysis"]["points"][0]["batch"] == 8
     assert answer["sweep"] is None
     assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 4
@@ -119,9 +137,21 @@ def test_the_largest_batch_that_fits(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how):
-    arguments = ("measure", "mine.py:task", "--batch", "1,2,3,4", *QUICK, "--repeats", "1", "--no-forecast")
+    arguments = (
+        "measure",
+        "mine.py:task",
+        "--batch",
+        "1,2,3,4",
+        *QUICK,
+        "--repeats",
+        "1",
+        "--no-forecast",
+    )
     process = subprocess.Popen(
-        **command(folder, *arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        **command(folder, *arguments),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     journal = folder / "data" / "trainpace" / "journal.db"
     with process:
@@ -160,7 +190,9 @@ def workers(folder):
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{number}/cmdline").read_text()
-            if "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == str(folder):
+            if "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == str(
+                folder
+            ):
                 found.append(number)
         except OSError:
             continue
@@ -172,7 +204,9 @@ def test_a_suite_goes_into_the_journal(folder):
     (folder / "mine.toml").write_text(
         '[[task]]\nmodel = "mine.py:task"\nbatch = [2, 4]\n[[task]]\nmodel = "mine.py:nothing"\n'
     )
-    done = trainpace(folder, "measure", "--suite", "mine.toml", *QUICK, "--repeats", "1", "--no-forecast")
+    done = trainpace(
+        folder, "measure", "--suite", "mine.toml", *QUICK, "--repeats", "1", "--no-forecast"
+    )
     assert "1 of 2 models measured" in done.stdout
     assert "nothing" in done.stderr
     assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 2
@@ -194,32 +228,49 @@ def test_a_calibration_is_used_from_then_on(folder):
     again = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")
     assert "measured on this device at batch 8" in again["journal"][0]
     assert again["rows"][0]["provenance"] == "transferred"
-    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"], rel=0.05)
-    (plain,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal")["rows"]
+    assert again["rows"][0]["step_time_ms"] == pytest.approx(
+        answer["analysis"]["points"][0]["step_ms"], rel=0.05
+    )
+    (plain,) = ask(
+        folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal"
+    )["rows"]
     assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
     # a profile of another processor is no profile of this one
     profile = folder / "data" / "trainpace" / "machine.json"
     profile.write_text(profile.read_text().replace('"torch":"2', '"torch":"1'))
     assert (
         "calibrate again"
-        in trainpace(folder, "measure", "mine.py:task", "--batch", "2", *QUICK, "--repeats", "1").stderr
+        in trainpace(
+            folder, "measure", "mine.py:task", "--batch", "2", *QUICK, "--repeats", "1"
+        ).stderr
     )
 
 
 def test_what_machine_this_is(folder):
     done = trainpace(folder, "calibrate", "--detect-only")
     assert "processor" in done.stdout
-    assert json.loads(trainpace(folder, "calibrate", "--detect-only", "--json").stdout)["record"] == "Machine"
+    assert (
+        json.loads(trainpace(folder, "calibrate", "--detect-only", "--json").stdout)["record"]
+        == "Machine"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(("measure",), "MODEL"), (("measure", "resnet18", "--suite", "small"), "MODEL"), (("measure", "--suite", "nothing"), "suite"),
-     (("measure", "--suite", "small", "--json"), "one model"), (("measure", "resnet18", "--batch", "0"), "batch"),
-     (("measure", "resnet18", "--output", "no/such/folder.json"), "folder"), (("measure", "nothing", "--batch", "2", "--no-journal"), "nothing"),
-     (("measure", "resnet18", "--device", "cuda", "--no-journal"), "GPU"), (("calibrate", "--output", "no/such/folder.json"), "folder"),
-     (("measure", "resnet18", "--journal", "redis://nowhere"), "journal"), (("calibrate", "--storage", "/no/such/folder", "--seconds", "1s"), "folder")],
-)  # fmt: skip
+    [
+        (("measure",), "MODEL"),
+        (("measure", "resnet18", "--suite", "small"), "MODEL"),
+        (("measure", "--suite", "nothing"), "suite"),
+        (("measure", "--suite", "small", "--json"), "one model"),
+        (("measure", "resnet18", "--batch", "0"), "batch"),
+        (("measure", "resnet18", "--output", "no/such/folder.json"), "folder"),
+        (("measure", "nothing", "--batch", "2", "--no-journal"), "nothing"),
+        (("measure", "resnet18", "--device", "cuda", "--no-journal"), "GPU"),
+        (("calibrate", "--output", "no/such/folder.json"), "folder"),
+        (("measure", "resnet18", "--journal", "redis://nowhere"), "journal"),
+        (("calibrate", "--storage", "/no/such/folder", "--seconds", "1s"), "folder"),
+    ],
+)
 def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, word):
     done = trainpace(folder, *arguments, code=2)
     assert word in done.stderr

@@ -21,13 +21,27 @@ from trainpace.trace import packaged_names
 
 RUN_HERE = {"forecast", "plan", "match", "schedule", "journal", "gpus"}
 """Others train, or ask the network; they are parsed."""
-TOLD_APART = {"gpu", "batch", "name", "json", "details", "output", "checkpoint_every", "mtbf", "refresh"}
+TOLD_APART = {
+    "gpu",
+    "batch",
+    "name",
+    "json",
+    "details",
+    "output",
+    "checkpoint_every",
+    "mtbf",
+    "refresh",
+}
 """What is compared on its own, asks for another form of the answer, or means something else in another verb."""
 
 
 def printed(words, place):
     out = io.StringIO()
-    with contextlib.chdir(place), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+    with (
+        contextlib.chdir(place),
+        contextlib.redirect_stdout(out),
+        pytest.raises(SystemExit) as ended,
+    ):
         main(words)
     assert ended.value.code in (0, 1), words
     return out.getvalue()
@@ -37,7 +51,8 @@ def next_commands(text):
     """The words of each, joined where they go on after a backslash."""
     joined = text.replace(" \\\n", " ")
     return [
-        shlex.split(re.sub(r"  \(.*", "", line)) for line in re.findall(r"^Next: (trainpace .*)$", joined, re.MULTILINE)
+        shlex.split(re.sub(r"  \(.*", "", line))
+        for line in re.findall(r"^Next: (trainpace .*)$", joined, re.MULTILINE)
     ]
 
 
@@ -50,7 +65,11 @@ def parsed(words):
         name, *rest = rest
         command = command.get_command(click.Context(command), name)
     context = command.make_context(name, list(rest))
-    stated = {n: v for n, v in context.params.items() if context.get_parameter_source(n) == ParameterSource.COMMANDLINE}
+    stated = {
+        n: v
+        for n, v in context.params.items()
+        if context.get_parameter_source(n) == ParameterSource.COMMANDLINE
+    }
     return context, stated
 
 
@@ -63,7 +82,11 @@ def check_conditions(asked, following):
     (_, before), (context, after) = parsed(asked), parsed(following)
     for name, value in before.items():
         if name in context.params and name not in TOLD_APART:
-            assert after.get(name) in (value, (value,), *(value if isinstance(value, tuple) else ())), name
+            assert after.get(name) in (
+                value,
+                (value,),
+                *(value if isinstance(value, tuple) else ()),
+            ), name
     if "gpu" in before and "gpu" in after and asked[0] != "match":
         assert cards(after) <= cards(before)
     if following[0] == "measure":
@@ -107,7 +130,7 @@ COMMANDS = [
     "journal score --journal own.db",
     "gpus T4",
     "offers --gpu H100 --provider aws",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,8 +23,13 @@ def run(tmp_path):
 
     def trainpace(*arguments):
         command = [sys.executable, "-m", "trainpace", *map(str, arguments)]
-        environment = os.environ | {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+        environment = os.environ | {
+            "XDG_DATA_HOME": str(tmp_path),
+            "XDG_CONFIG_HOME": str(tmp_path),
+        }
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+        )
 
     return trainpace
 
@@ -49,7 +54,9 @@ def test_a_page_says_what_the_terminal_says(run, tmp_path, arguments, code, said
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert said in page
     assert HOSTILE not in page
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
+    data = json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1]
+    )
     assert data["record"] == json.loads(done.stdout)["record"]
 
 

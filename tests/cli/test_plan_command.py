@@ -37,10 +37,23 @@ def ask(*arguments):
 
 
 def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
-    job = ("resnet18", "--gpu", "A100", "--batch", "8", "--samples", "100000", "--epochs", "2", "--allow-global-batch")
+    job = (
+        "resnet18",
+        "--gpu",
+        "A100",
+        "--batch",
+        "8",
+        "--samples",
+        "100000",
+        "--epochs",
+        "2",
+        "--allow-global-batch",
+    )
     by_samples, by_loss = ask(*job), ask(*job, "--noise-scale", "64")
     assert by_loss["noise_scale"] == 64
-    assert by_loss["best"]["job_s"] > by_samples["best"]["job_s"]  # larger batches take more samples to the same loss
+    assert (
+        by_loss["best"]["job_s"] > by_samples["best"]["job_s"]
+    )  # larger batches take more samples to the same loss
     said = plan(*job, "--noise-scale", "64").stdout
     assert "same loss" in said
     assert "learning rate x" in said
@@ -67,7 +80,20 @@ def refuse(*arguments):
 
 def test_a_plan(model, tmp_path):
     kept = tmp_path / "plan.json"
-    answer = ask(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB, "--price", "2", "--output", kept)
+    answer = ask(
+        model,
+        "--gpu",
+        "A100",
+        "--num-gpus",
+        "2",
+        "--batch",
+        "16",
+        *JOB,
+        "--price",
+        "2",
+        "--output",
+        kept,
+    )
     assert answer["record"] == "Plan"
     assert sum(c["forecast_saved_s"] for c in answer["changes"]) == pytest.approx(
         answer["now"]["job_s"] - answer["best"]["job_s"]
@@ -89,8 +115,18 @@ def test_a_plan(model, tmp_path):
 
 
 def test_how_it_trains_now_comes_from_files(model):
-    answer = ask(model, "--gpu", "A100", "--config", CONFIGS / "args.json", "--config", CONFIGS / "ds.json",
-                 *JOB, "--command", "torchrun --nproc-per-node 8 train.py")  # fmt: skip
+    answer = ask(
+        model,
+        "--gpu",
+        "A100",
+        "--config",
+        CONFIGS / "args.json",
+        "--config",
+        CONFIGS / "ds.json",
+        *JOB,
+        "--command",
+        "torchrun --nproc-per-node 8 train.py",
+    )
     args = json.loads((CONFIGS / "args.json").read_text())
     start = answer["start"]
     assert start["micro_batch"] == args["per_device_train_batch_size"]
@@ -120,19 +156,36 @@ def test_a_fleet_file(model, tmp_path):
 
 def test_a_saved_workload_with_another_optimizer_than_the_files(model, tmp_path):
     config = tmp_path / "ds.json"
-    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}}))
+    config.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}})
+    )
     assert "new trace" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
 
 
 def test_growing_the_fleet_is_a_change(model):
-    answer = ask(model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB)
+    answer = ask(
+        model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB
+    )
     assert answer["start"]["nproc_per_node"] == 1
     assert answer["best"]["num_devices"] == 4
     assert [c["effort"] for c in answer["changes"] if "GPUs" in c["title"]] == ["infrastructure"]
 
 
 def test_a_slow_loader_is_a_change(model):
-    answer = ask(model, "--gpu", "A100", "--batch", "64", *JOB, "--workers", "1", "--sample-ms", "5", "--cores", "16")
+    answer = ask(
+        model,
+        "--gpu",
+        "A100",
+        "--batch",
+        "64",
+        *JOB,
+        "--workers",
+        "1",
+        "--sample-ms",
+        "5",
+        "--cores",
+        "16",
+    )
     titles = [c["title"] for c in answer["changes"]]
     assert any("prepared offline" in t or "loader workers" in t for t in titles)
     assert answer["now"]["step_ms"] >= 64 * 5
@@ -141,9 +194,13 @@ def test_a_slow_loader_is_a_change(model):
 
 
 def test_nothing_fits(model, tmp_path):
-    big = replace(workload(), forms={
-        name: replace(form, memory=replace(form.memory, parameter_bytes=2.0**39)) for name, form in workload().forms.items()
-    })  # fmt: skip
+    big = replace(
+        workload(),
+        forms={
+            name: replace(form, memory=replace(form.memory, parameter_bytes=2.0**39))
+            for name, form in workload().forms.items()
+        },
+    )
     save(big, tmp_path / "big.json")
     done = plan(tmp_path / "big.json", "--gpu", "T4", *JOB)
     assert done.returncode == 1
@@ -163,12 +220,18 @@ def test_nothing_fits(model, tmp_path):
         (("--gpu", "A100", *JOB, "--num-gpus", "1", "--gpus-now", "2"), "--num-gpus"),
         (("--gpu", "A100", "--num-gpus", "8", *JOB, "--tp", "3"), "tp 3"),
         (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "100"), "global batch 100"),
-        (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "64", "--accumulate", "2"), "accumulation 2"),
+        (
+            ("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "64", "--accumulate", "2"),
+            "accumulation 2",
+        ),
         (("--gpu", "A100", "--num-gpus", "2", *JOB, "--tp", "2"), "no repeated blocks"),
         (("--gpu", "T4", *JOB, "--precision", "bf16"), "no bf16"),
         (("--gpu", "A100", "--nodes", "2", *JOB), "network"),
         (("--gpu", "A100", *JOB, "--watched", "nowhere"), "nowhere"),
-        *((("--gpu", "A100", *JOB, "--network", n), "'--network'") for n in ("-1", "nan", "inf", "1e-9", "fast")),
+        *(
+            (("--gpu", "A100", *JOB, "--network", n), "'--network'")
+            for n in ("-1", "nan", "inf", "1e-9", "fast")
+        ),
         *(
             (("--gpu", "A100", *JOB, zero, "0"), f"'{zero}'")
             for zero in (
@@ -186,7 +249,10 @@ def test_nothing_fits(model, tmp_path):
             )
         ),
         (("--gpu", "A100", "--nodes", "2", *JOB), "0.125"),
-        (("--gpu", "A100", "--num-gpus", "2000", "--nodes", "1000", *JOB, "--network", "1"), "1,000,000 GPUs"),
+        (
+            ("--gpu", "A100", "--num-gpus", "2000", "--nodes", "1000", *JOB, "--network", "1"),
+            "1,000,000 GPUs",
+        ),
         (("--gpu", "A100", *JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
         (("--gpu", "A100", *JOB, "--image-size", "64"), "new trace"),
         (("--gpu", "A100", *JOB, "--offload", "all"), "parameters, both"),
@@ -200,7 +266,17 @@ def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
     monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
     train = script(tmp_path, sleep_s=0.002)
     recorded = tmp_path / "recorded"
-    watch = [sys.executable, "-m", "trainpace", "watch", "--output", recorded, "--", sys.executable, train]
+    watch = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "watch",
+        "--output",
+        recorded,
+        "--",
+        sys.executable,
+        train,
+    ]
     done = subprocess.run([*map(str, watch)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (rank,) = read_recording(recorded).ranks

@@ -69,7 +69,17 @@ def test_the_diff_is_shown_and_nothing_is_written(folder):
 
 
 def test_files_that_are_not_there_are_made_by_name(folder):
-    options = ("--epochs", "3", "--num-gpus", "4", "--write", "--new", "ds.json", "--new", "job.sbatch")
+    options = (
+        "--epochs",
+        "3",
+        "--num-gpus",
+        "4",
+        "--write",
+        "--new",
+        "ds.json",
+        "--new",
+        "job.sbatch",
+    )
     done = plan(folder, *options)
     assert done.returncode == 0, done.stderr
     assert "+++ ds.json (planned)" in done.stdout
@@ -80,7 +90,10 @@ def test_files_that_are_not_there_are_made_by_name(folder):
     files = [parse_config((folder / name).read_text(), name) for name in ("ds.json", "job.sbatch")]
     said = {s.name: s.value for file in files for s in file.settings}
     assert [f.format for f in files] == ["DeepSpeed", "Slurm batch script"]
-    assert (said["micro_batch"], said["nproc_per_node"]) == (end["micro_batch"], end["nproc_per_node"])
+    assert (said["micro_batch"], said["nproc_per_node"]) == (
+        end["micro_batch"],
+        end["nproc_per_node"],
+    )
     assert said["time_limit_s"] >= json.loads(done.stdout)["best"]["job_s"]
     assert "is there already" in plan(folder, *options).stderr
     assert "tells no format" in plan(folder, "--epochs", "3", "--write", "--new", "ds.toml").stderr
@@ -89,20 +102,51 @@ def test_files_that_are_not_there_are_made_by_name(folder):
 
 def test_two_new_files_agree_with_each_other(folder):
     """DeepSpeed's and accelerate's: the one of weights in bf16 beside the other's mixed_precision was refused."""
-    options = ("--epochs", "3", "--num-gpus", "4", "--write", "--new", "ds.json", "--new", "accelerate.yaml", "--yes")
+    options = (
+        "--epochs",
+        "3",
+        "--num-gpus",
+        "4",
+        "--write",
+        "--new",
+        "ds.json",
+        "--new",
+        "accelerate.yaml",
+        "--yes",
+    )
     for precision in ("bf16", "amp_bf16", "fp32"):
-        done = plan(folder, *options, "--precision", precision, "--keep", "precision", "--sample-ms", "9", "--workers", "1",
-                    "--cores", "32")  # fmt: skip
+        done = plan(
+            folder,
+            *options,
+            "--precision",
+            precision,
+            "--keep",
+            "precision",
+            "--sample-ms",
+            "9",
+            "--workers",
+            "1",
+            "--cores",
+            "32",
+        )
         assert done.returncode == 0, done.stderr
-        files = [parse_config((folder / name).read_text(), name) for name in ("ds.json", "accelerate.yaml")]
+        files = [
+            parse_config((folder / name).read_text(), name)
+            for name in ("ds.json", "accelerate.yaml")
+        ]
         combined = combine(files)
         assert combined.clashes == ()
         values = {name: setting.value for name, setting in combined.values.items()}
         # what accelerate refuses beside a file of DeepSpeed's own (utils/dataclasses.py, _deepspeed_config_checks)
         assert {s.name for s in files[1].settings} == {"nnodes", "world_size"}
         assert "deepspeed_config_file: ds.json" in (folder / "accelerate.yaml").read_text()
-        assert (values["world_size"], values["zero_stage"]) == (4, 0)  # accelerate wants a stage, even 0
-        assert values.get("precision", "fp32").removeprefix("amp_") == precision.removeprefix("amp_")
+        assert (values["world_size"], values["zero_stage"]) == (
+            4,
+            0,
+        )  # accelerate wants a stage, even 0
+        assert values.get("precision", "fp32").removeprefix("amp_") == precision.removeprefix(
+            "amp_"
+        )
         for name in ("ds.json", "accelerate.yaml"):
             (folder / name).unlink()
         words = " ".join(done.stdout.split())
@@ -118,7 +162,9 @@ def test_without_settings_files_the_changes_are_lines_of_pytorch(folder):
     done = plan(folder, "--epochs", "3")
     assert "with torch.autocast(" in done.stdout
     assert "bf16=true" not in done.stdout
-    save(replace(workload(), settings={"micro_batch": 8, "accumulation": 1}), folder / "model.json")  # of a Trainer
+    save(
+        replace(workload(), settings={"micro_batch": 8, "accumulation": 1}), folder / "model.json"
+    )  # of a Trainer
     assert "bf16=true" in plan(folder, "--epochs", "3").stdout
     with_files = plan(folder, *FILES, "--keep", "GPUs")
     assert "bf16=true" in with_files.stdout
@@ -132,7 +178,10 @@ def test_with_yes_the_files_say_the_plan(folder):
     best = answer["changes"][-1]["execution"]
     text = (folder / "args.yaml").read_text()
     found = {s.name: s.value for s in parse_config(text, "args.yaml").settings}
-    assert (found["micro_batch"], found["accumulation"]) == (best["micro_batch"], best["accumulation"])
+    assert (found["micro_batch"], found["accumulation"]) == (
+        best["micro_batch"],
+        best["accumulation"],
+    )
     assert found["precision"] == best["precision"] != "fp32"
     assert text.startswith("# the run of March\n")
     assert (folder / "args.yaml.bak").read_text() == ARGS
@@ -147,19 +196,48 @@ def test_with_yes_the_files_say_the_plan(folder):
 
 def test_a_command_as_text_is_shown_and_not_saved(folder):
     flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps"
-    done = plan(folder, "--command", f"torchrun --nproc-per-node 4 t.py {flags} 16", "--epochs", "3", "--num-gpus", "8",
-                "--write", "--yes", "--keep", "micro-batch", "--keep", "precision")  # fmt: skip
+    done = plan(
+        folder,
+        "--command",
+        f"torchrun --nproc-per-node 4 t.py {flags} 16",
+        "--epochs",
+        "3",
+        "--num-gpus",
+        "8",
+        "--write",
+        "--yes",
+        "--keep",
+        "micro-batch",
+        "--keep",
+        "precision",
+    )
     assert done.returncode == 0, done.stderr
     assert f"+torchrun --nproc-per-node 8 t.py {flags} 8" in done.stdout
     assert not (folder / "command.sh").exists()
 
 
 def test_more_gpus_are_not_written_beside_a_batch_that_no_file_states(folder):
-    done = plan(folder, "--command", "torchrun --nproc-per-node 4 t.py", "--epochs", "3", "--batch", "4", "--num-gpus", "8",
-                "--global-batch", "256", "--write", "--yes", "--details")  # fmt: skip
+    done = plan(
+        folder,
+        "--command",
+        "torchrun --nproc-per-node 4 t.py",
+        "--epochs",
+        "3",
+        "--batch",
+        "4",
+        "--num-gpus",
+        "8",
+        "--global-batch",
+        "256",
+        "--write",
+        "--yes",
+        "--details",
+    )
     assert done.returncode == 0, done.stderr
     assert "torchrun --nproc-per-node 8" not in done.stdout
-    assert "not looked at: command.sh: the launch command has no flag for it" in " ".join(done.stdout.split())
+    assert "not looked at: command.sh: the launch command has no flag for it" in " ".join(
+        done.stdout.split()
+    )
 
 
 LIGHTNING = """trainer:
@@ -176,45 +254,97 @@ data:
 @pytest.mark.slow
 def test_what_an_engine_lacks_is_not_planned_for_it(tmp_path):
     (tmp_path / "lightning.yaml").write_text(LIGHTNING)
-    fleet = ("--gpu", "T4", "--nodes", "4", "--network", "0.125", "--samples", "1M", "--max-steps", "10000", "--json")
-    command = [sys.executable, "-m", "trainpace", "plan", "random:transformer:12", *fleet, "--keep", "GPUs"]
+    fleet = (
+        "--gpu",
+        "T4",
+        "--nodes",
+        "4",
+        "--network",
+        "0.125",
+        "--samples",
+        "1M",
+        "--max-steps",
+        "10000",
+        "--json",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "plan",
+        "random:transformer:12",
+        *fleet,
+        "--keep",
+        "GPUs",
+    ]
 
     def planned(*arguments):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        )
         return done, json.loads(done.stdout) if done.returncode == 0 else {}
 
     free = planned("--batch", "8", "--precision", "amp_fp16")[1]
-    assert free["best"]["choice"]["execution"]["pp"] > 1  # where nothing speaks against it, the network does
-    assert not any("pipeline" in r["title"] and "not looked at" in r["why"] for r in free["rejected"])
-    assert {r["title"]: r["why"] for r in free["rejected"]}["tensor parallelism"].endswith("which has one GPU")
+    assert (
+        free["best"]["choice"]["execution"]["pp"] > 1
+    )  # where nothing speaks against it, the network does
+    assert not any(
+        "pipeline" in r["title"] and "not looked at" in r["why"] for r in free["rejected"]
+    )
+    assert {r["title"]: r["why"] for r in free["rejected"]}["tensor parallelism"].endswith(
+        "which has one GPU"
+    )
     _, answer = planned("--config", "lightning.yaml")
     end = answer["best"]["choice"]["execution"]
     assert end["pp"] == 1
     said = {r["title"]: r["why"] for r in answer["rejected"]}
-    assert said["pipeline parallelism"] == "not looked at: lightning.yaml: Lightning has no pipeline parallelism"
+    assert (
+        said["pipeline parallelism"]
+        == "not looked at: lightning.yaml: Lightning has no pipeline parallelism"
+    )
     _, answer = planned("--config", "lightning.yaml", "--write", "--yes")
     assert answer["not_written"] == {}
     end = answer["best"]["choice"]["execution"]
     found = {
-        s.name: s.value for s in parse_config((tmp_path / "lightning.yaml").read_text(), "lightning.yaml").settings
+        s.name: s.value
+        for s in parse_config((tmp_path / "lightning.yaml").read_text(), "lightning.yaml").settings
     }
-    assert found["micro_batch"] * found["accumulation"] * found["nnodes"] * found["nproc_per_node"] == 32
-    assert (found["micro_batch"], found.get("zero_stage", 0)) == (end["micro_batch"], end["zero_stage"])
+    assert (
+        found["micro_batch"] * found["accumulation"] * found["nnodes"] * found["nproc_per_node"]
+        == 32
+    )
+    assert (found["micro_batch"], found.get("zero_stage", 0)) == (
+        end["micro_batch"],
+        end["zero_stage"],
+    )
     refused, _ = planned("--config", "lightning.yaml", "--pp", "4")
     assert refused.returncode == 2
-    assert "pp is 4 now, and lightning.yaml: Lightning has no pipeline parallelism" in refused.stderr
+    assert (
+        "pp is 4 now, and lightning.yaml: Lightning has no pipeline parallelism" in refused.stderr
+    )
 
 
 def test_what_no_file_can_hold_is_refused(tmp_path):
     path = tmp_path / "lightning.yaml"
     path.write_text(LIGHTNING)
     start = Execution(micro_batch=8, nnodes=4, precision="amp_fp16")
-    change = Change(title="fp8, sharded", execution=replace(start, precision="fp8", zero_stage=2), forecast_saved_s=1.0)
+    change = Change(
+        title="fp8, sharded",
+        execution=replace(start, precision="fp8", zero_stage=2),
+        forecast_saved_s=1.0,
+    )
     outlook = Outlook(
-        choice=Choice(execution=change.execution), changes=1, step_ms=1.0, job_s=1.0, needed_gib=1.0, num_devices=4
+        choice=Choice(execution=change.execution),
+        changes=1,
+        step_ms=1.0,
+        job_s=1.0,
+        needed_gib=1.0,
+        num_devices=4,
     )
     made = Plan(start=start, changes=(change,), best=outlook, fastest=outlook)
-    with pytest.raises(Misuse, match=r"no file can hold the plan's .*precision \(.*transformer-engine\)"):
+    with pytest.raises(
+        Misuse, match=r"no file can hold the plan's .*precision \(.*transformer-engine\)"
+    ):
         rewritten(PlanRequest(model="m", config=(str(path),)), made, ())
     assert path.read_text() == LIGHTNING
 

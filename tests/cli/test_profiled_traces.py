@@ -27,15 +27,22 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for rank in range(4):
         longer = 3000.0 if rank == 3 else 0.0
-        kernels = ((made.GEMM, 10.0, 100.0, 4100.0 + longer), (made.ADD, 12.0, 4100.0 + longer, 5100.0 + longer),
-                   (made.ALL_REDUCE, 20.0, 4600.0 + longer, 9100.0), (made.GEMM, 30.0, 9100.0, 9600.0))  # fmt: skip
+        kernels = (
+            (made.GEMM, 10.0, 100.0, 4100.0 + longer),
+            (made.ADD, 12.0, 4100.0 + longer, 5100.0 + longer),
+            (made.ALL_REDUCE, 20.0, 4600.0 + longer, 9100.0),
+            (made.GEMM, 30.0, 9100.0, 9600.0),
+        )
         work = made.Work(
             10_000.0,
             kernels,
             copies=(("Memcpy HtoD (Pageable -> Device)", 3.0, 20.0, 100.0),),
             operators=(("aten::mm", 5.0, 60.0),),
         )
-        made.write(tmp_path / f"rank{rank}.json.gz", made.trace_of(made.events_of(work), rank=rank, world_size=4))
+        made.write(
+            tmp_path / f"rank{rank}.json.gz",
+            made.trace_of(made.events_of(work), rank=rank, world_size=4),
+        )
     return tmp_path
 
 
@@ -70,8 +77,14 @@ def test_json_holds_the_same(ranks, capfd):
 
 
 def test_a_page_and_a_picture(ranks, capsys):
-    page, figure, shared = ranks.parent / "trace.html", ranks.parent / "trace.svg", ranks.parent / "shared.html"
-    code, _, _ = ran(capsys, "diagnose", "--html", page, "--figure", figure, "--share", shared, ranks)
+    page, figure, shared = (
+        ranks.parent / "trace.html",
+        ranks.parent / "trace.svg",
+        ranks.parent / "shared.html",
+    )
+    code, _, _ = ran(
+        capsys, "diagnose", "--html", page, "--figure", figure, "--share", shared, ranks
+    )
     assert code == 0
     assert "What a change could save, at most" in page.read_text()
     assert figure.read_text().startswith("<?xml")

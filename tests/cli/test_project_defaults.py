@@ -63,8 +63,21 @@ def test_the_command_line_wins(ask):
 
 
 def test_where_nothing_is_taken_nothing_is_said(ask):
-    assert "Defaults" not in ask('gpu = "T4"\n', "schedule", "--samples", "9", "--epochs", "1", "--micro-batch", "1",
-                                 "--step-time", "1s")[2]  # fmt: skip
+    assert (
+        "Defaults"
+        not in ask(
+            'gpu = "T4"\n',
+            "schedule",
+            "--samples",
+            "9",
+            "--epochs",
+            "1",
+            "--micro-batch",
+            "1",
+            "--step-time",
+            "1s",
+        )[2]
+    )
 
 
 def test_a_rival_on_the_command_line_sets_a_default_aside(ask):
@@ -79,13 +92,19 @@ def test_what_means_nothing_alone_waits_for_the_rest(ask):
     code, _, err = ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4")
     assert (code, err) == (0, "")
     assert (
-        "--epochs 30 --price 2.5" in ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4", "--samples", "9000")[2]
+        "--epochs 30 --price 2.5"
+        in ask("epochs = 30\nprice = 2.5\n", *FORECAST, "--gpu", "T4", "--samples", "9000")[2]
     )
 
 
 def test_a_required_option_may_come_from_the_file(ask):
-    code, _, err = ask('samples = "50k"\nepochs = 1\n', "match", "resnet18", "--gpu", "T4", "--json")
-    assert (code, err.splitlines()[0]) == (0, "Defaults from ../trainpace.toml: --samples 50k --epochs 1")
+    code, _, err = ask(
+        'samples = "50k"\nepochs = 1\n', "match", "resnet18", "--gpu", "T4", "--json"
+    )
+    assert (code, err.splitlines()[0]) == (
+        0,
+        "Defaults from ../trainpace.toml: --samples 50k --epochs 1",
+    )
     code, _, err = ask("epochs = 1\n", "match", "resnet18")
     assert (code, "Give --samples, or --tokens" in err) == (2, True)
 
@@ -117,16 +136,24 @@ def test_without_a_repository_only_the_current_folder_counts(ask, project):
     assert ask('gpu = "T4"\n', *FORECAST)[2] == ""
 
 
-def test_the_journal_lies_beside_the_file_wherever_the_command_is_started(ask, project, monkeypatch):
+def test_the_journal_lies_beside_the_file_wherever_the_command_is_started(
+    ask, project, monkeypatch
+):
     text = 'journal = "team.db"\n'
-    assert str(project / "team.db") in os.path.realpath(ask(text, "journal", "path")[2].split()[-1].rstrip("."))
-    assert ask(text, *FORECAST, "--gpu", "T4")[2] == "", "a journal that is not there yet has no runs to consult"
+    assert str(project / "team.db") in os.path.realpath(
+        ask(text, "journal", "path")[2].split()[-1].rstrip(".")
+    )
+    assert ask(text, *FORECAST, "--gpu", "T4")[2] == "", (
+        "a journal that is not there yet has no runs to consult"
+    )
     monkeypatch.setenv("TRAINPACE_JOURNAL", str(project / "own.db"))
     assert "own.db" in "".join(ask(text, "journal", "path")[1:]), "the user's own word comes first"
 
 
 def test_filters_of_the_journal_are_not_preset(ask):
-    code, _, err = ask('precision = "fp32"\nbatch = 8\n', "journal", "list", "--public", "--limit", "1")
+    code, _, err = ask(
+        'precision = "fp32"\nbatch = 8\n', "journal", "list", "--public", "--limit", "1"
+    )
     assert (code, err) == (0, "")
 
 
@@ -141,7 +168,11 @@ def test_filters_of_the_journal_are_not_preset(ask):
         ("batch = [[1]]", "forecast", "--batch takes plain values."),
         ("batch = true", "forecast", "is no value of --batch"),
         ("batch = 'many'", "forecast", "../trainpace.toml, batch: 'many' is not a"),
-        ("gpu = ['T4', 'A100']", "plan", "takes one --gpu, not a list. Give plan one of its own below [plan]."),
+        (
+            "gpu = ['T4', 'A100']",
+            "plan",
+            "takes one --gpu, not a list. Give plan one of its own below [plan].",
+        ),
         ("gpu = [" + "'T4'," * 101 + "]", "forecast", "has more than 100 values"),
         ("batch = ", "forecast", "is not valid TOML"),
         ("model = 'evil.py:task'", "forecast", "must not set"),
@@ -157,7 +188,7 @@ def test_filters_of_the_journal_are_not_preset(ask):
         ("hardware = '/etc/shadow'", "forecast", "lies outside of the folder"),
         ('journal = "a\\u0000b"', "journal", "is no path"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_one_sentence(ask, project, text, verb, part):
     words = {"journal": ("journal", "list"), "serve": ("serve",)}.get(verb, (verb, "resnet18"))
     code, out, err = ask(text + "\n", *words)
@@ -212,7 +243,10 @@ def test_nothing_that_names_code_a_new_file_or_a_flag_can_be_set():
         if option.name in SETTABLE and verb not in ONLY_JOURNAL:
             assert not option.is_flag, (verb, option.name)
             assert "FILE.py" not in f"{option.metavar} {option.help}", (verb, option.name)
-            assert not re.match("Save|Write|Keep|Where to (write|record|put)", option.help or ""), (verb, option.name)
+            assert not re.match("Save|Write|Keep|Where to (write|record|put)", option.help or ""), (
+                verb,
+                option.name,
+            )
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text()
@@ -224,6 +258,9 @@ def test_the_page_lists_what_a_file_may_set():
 
 def test_the_pages_example_is_right(ask):
     example = re.search("```toml\n(.*?)```", PAGE, re.DOTALL)[1]
-    assert "--gpu A100 --gpu H100 --samples 1.28M --epochs 90 --precision amp_bf16" in ask(example, *FORECAST)[2]
+    assert (
+        "--gpu A100 --gpu H100 --samples 1.28M --epochs 90 --precision amp_bf16"
+        in ask(example, *FORECAST)[2]
+    )
     code, _, err = ask(example, "plan", "resnet18", "--json")
     assert (code, "--gpu A100 --samples 1.28M" in err, "--num-gpus 4" in err) == (0, True, True)

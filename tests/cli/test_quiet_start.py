@@ -33,7 +33,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_opened_written_or_started(case, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", HOOK + CASES[case]], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [sys.executable, "-c", HOOK + CASES[case]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
     )
     assert "Traceback" not in done.stderr
     assert (done.stderr == "") == (case != "a hook that sees something"), done.stderr

@@ -82,9 +82,13 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
 def test_a_missing_launcher_is_said_before_anything_starts(folder):
     (folder / "ladder.toml").write_text(LADDER.replace("micro_batch = 5", "nnodes = 2"))
     done = subprocess.run(
-        [sys.executable, "-m", "trainpace", "run", "ladder.toml"], cwd=folder, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "trainpace", "run", "ladder.toml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PATH": str(folder)},
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "sbatch" in done.stderr
     assert not (folder / "ladder-run").exists()
@@ -117,7 +121,16 @@ def test_a_dry_run_shows_what_would_be_started(folder):
 
 @pytest.mark.slow
 def test_the_whole_command_and_its_resumption(folder):
-    options = ("ladder.toml", "--no-forecast", "--journal", "journal.db", "--markdown", "t.md", "--html", "t.html")
+    options = (
+        "ladder.toml",
+        "--no-forecast",
+        "--journal",
+        "journal.db",
+        "--markdown",
+        "t.md",
+        "--html",
+        "t.html",
+    )
     done = trainpace(folder, *options)
     assert done.returncode == 0, done.stderr
     assert "shards: kept" in done.stderr
@@ -132,15 +145,25 @@ def test_the_whole_command_and_its_resumption(folder):
     assert answer["rows"][1]["total"] > 1
     listed = subprocess.run(
         [sys.executable, "-m", "trainpace", "journal", "list", "--journal", "journal.db", "--json"],
-        cwd=folder, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert len(json.loads(listed.stdout)) == 2, listed.stdout
 
 
 @pytest.mark.slow
 def test_a_baseline_that_hangs_is_ended_and_reported(folder):
     done = trainpace(
-        folder, "ladder.toml", "--task", "train.py:hanging", "--no-forecast", "--no-journal", "--timeout", "8s"
+        folder,
+        "ladder.toml",
+        "--task",
+        "train.py:hanging",
+        "--no-forecast",
+        "--no-journal",
+        "--timeout",
+        "8s",
     )
     assert done.returncode == 2, done.stderr
     assert "the baseline cannot be measured" in done.stderr
@@ -150,9 +173,21 @@ def test_a_baseline_that_hangs_is_ended_and_reported(folder):
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running_and_what_was_measured(folder):
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainpace", "run", "ladder.toml", "--no-forecast", "--no-journal", "--seconds", "20s"],
-        cwd=folder, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "trainpace",
+            "run",
+            "ladder.toml",
+            "--no-forecast",
+            "--no-journal",
+            "--seconds",
+            "20s",
+        ],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     line = process.stderr.readline()
     assert "baseline" in line
     time.sleep(6)

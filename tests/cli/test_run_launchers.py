@@ -51,7 +51,9 @@ FAKES = {
 
 
 def ladder(*values, **start) -> Ladder:
-    rungs = tuple(Rung(title=str(v), changes=v) for v in values) or (Rung(title="", changes={"micro_batch": 2}),)
+    rungs = tuple(Rung(title=str(v), changes=v) for v in values) or (
+        Rung(title="", changes={"micro_batch": 2}),
+    )
     return Ladder(start=Setup(task="t.py:t", execution=Execution(**start)), rungs=rungs)
 
 
@@ -61,13 +63,19 @@ def no_slurm(tmp_path, monkeypatch):
 
 
 def test_the_plainest_launcher_that_has_so_many_ranks():
-    for sizes, name in (({}, "process"), ({"nproc_per_node": 2}, "torchrun"), ({"nnodes": 2}, "slurm")):
+    for sizes, name in (
+        ({}, "process"),
+        ({"nproc_per_node": 2}, "torchrun"),
+        ({"nnodes": 2}, "slurm"),
+    ):
         assert LauncherChoice().of(Execution(**sizes)).name == name
     assert LauncherChoice("slurm").of(Execution()).name == "slurm"
 
 
 def test_slurms_options_stand_in_the_script():
-    choice = LauncherChoice("slurm", SlurmOptions(partition="a100", account="lab", extra=("--qos=debug",)))
+    choice = LauncherChoice(
+        "slurm", SlurmOptions(partition="a100", account="lab", extra=("--qos=debug",))
+    )
     text = choice.of(Execution()).text(Job(name="t", program=("x.py",), folder="/f", result="/f/r"))
     for option in ("--partition=a100", "--account=lab", "--qos=debug"):
         assert f"#SBATCH {option}\n" in text
@@ -95,13 +103,24 @@ def test_the_journals_device_is_the_one_that_measured(tmp_path):
         keep = _keeper(climb, options, journal)
         for measured in (
             None,
-            measured_of(replace(result(9.0), environment={"cpu": "a CPU", "gpu": "Tesla V100-SXM2-16GB"})),
+            measured_of(
+                replace(result(9.0), environment={"cpu": "a CPU", "gpu": "Tesla V100-SXM2-16GB"})
+            ),
             None,
             measured_of(replace(result(9.0), environment={"cpu": "a CPU"})),
         ):
-            keep(Attempt(setup=climb.start, foreseen=StepForecast(reason=""), measured=measured, failure="failed"))
+            keep(
+                Attempt(
+                    setup=climb.start,
+                    foreseen=StepForecast(reason=""),
+                    measured=measured,
+                    failure="failed",
+                )
+            )
             kept = [entry.device for entry in journal.every()]
-    assert sorted(kept) == sorted(["NVIDIA GPU", *2 * [find_device("Tesla V100-SXM2-16GB").name], "a CPU"])
+    assert sorted(kept) == sorted(
+        ["NVIDIA GPU", *2 * [find_device("Tesla V100-SXM2-16GB").name], "a CPU"]
+    )
 
 
 @pytest.fixture
@@ -113,7 +132,16 @@ def folder(tmp_path):
 
 
 def trainpace(folder, *arguments, path):
-    command = [sys.executable, "-m", "trainpace", "run", "ladder.toml", "--no-forecast", "--no-journal", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "run",
+        "ladder.toml",
+        "--no-forecast",
+        "--no-journal",
+        *arguments,
+    ]
     env = {**os.environ, "PATH": path, "FAKE": str(folder / "bin")}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
@@ -133,9 +161,16 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
 
 def test_a_dry_run_shows_the_batch_script_where_slurm_is_not(folder):
     done = trainpace(
-        folder, "--dry-run", "--launcher", "slurm", "--account", "lab", "--sbatch=--mem=4G", "--json",
+        folder,
+        "--dry-run",
+        "--launcher",
+        "slurm",
+        "--account",
+        "lab",
+        "--sbatch=--mem=4G",
+        "--json",
         path=str(folder / "bin"),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for option in ("--account=lab", "--mem=4G"):
         assert f"#SBATCH {option}" in done.stdout
@@ -149,5 +184,7 @@ def test_a_ladder_is_climbed_through_slurms_commands(folder):
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     done = trainpace(folder, "--launcher", "slurm", "--partition", "a100", "--json", path=path)
     assert done.returncode in (0, 1), done.stderr
-    assert json.loads(done.stdout)["rungs"][0]["tried"][0]["measured"] is not None, (folder / "bin" / "log").read_text()
+    assert json.loads(done.stdout)["rungs"][0]["tried"][0]["measured"] is not None, (
+        folder / "bin" / "log"
+    ).read_text()
     assert "#SBATCH --partition=a100" in (folder / "bin" / "script").read_text()

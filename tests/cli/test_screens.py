@@ -42,7 +42,7 @@ COMMANDS = [
     "journal score --journal own.db",
     "calibrate --detect-only",
     "precompute --out shards --sbatch 4 data.py:Data",
-]  # fmt: skip
+]
 
 
 NAMED = re.compile(r"\(--details\)|^More with --details: ", re.MULTILINE)
@@ -50,12 +50,20 @@ NAMED = re.compile(r"\(--details\)|^More with --details: ", re.MULTILINE)
 
 def shape(text):
     """The words, without what was typed, and however wide the columns are."""
-    return [word for word in text.split() if word not in ("--details", "\\") and not word.startswith("─")]
+    return [
+        word
+        for word in text.split()
+        if word not in ("--details", "\\") and not word.startswith("─")
+    ]
 
 
 def printed(command, place, *more):
     out = io.StringIO()
-    with contextlib.chdir(place), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+    with (
+        contextlib.chdir(place),
+        contextlib.redirect_stdout(out),
+        pytest.raises(SystemExit) as ended,
+    ):
         main([*shlex.split(command), *more])
     assert ended.value.code in (0, 1), command
     return out.getvalue()
@@ -65,10 +73,20 @@ def printed(command, place, *more):
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("screens")
     save(workload(), folder / "model.json")
-    keys = {"train_micro_batch_size_per_gpu": 32, "gradient_accumulation_steps": 2, "bf16": {"enabled": True}}
-    (folder / "ds.json").write_text(json.dumps(keys | {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
+    keys = {
+        "train_micro_batch_size_per_gpu": 32,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True},
+    }
+    (folder / "ds.json").write_text(
+        json.dumps(keys | {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
+    )
     head = "model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms\n"
-    rows = [f"resnet50,{gpu},fp32,{batch},{9 * batch}\n" for batch in range(1, 25) for gpu in ("T4", "RTX 3090")]
+    rows = [
+        f"resnet50,{gpu},fp32,{batch},{9 * batch}\n"
+        for batch in range(1, 25)
+        for gpu in ("T4", "RTX 3090")
+    ]
     (folder / "runs.csv").write_text(head + "".join(rows[::6]))
     (folder / "many.csv").write_text(head + "".join(rows))
     printed("journal import many.csv --journal own.db", folder)
@@ -87,7 +105,9 @@ def test_an_answer_is_one_screen(command, place, monkeypatch):
     assert bool(NAMED.search(brief)) == (shape(brief) != shape(whole))
     if "Forecast" in whole or "forecast" in whole.partition("\n\n")[0]:
         assert (
-            "not a measurement" in brief or "not measurements" in brief or command.startswith(("journal", "validate"))
+            "not a measurement" in brief
+            or "not measurements" in brief
+            or command.startswith(("journal", "validate"))
         )
 
 
@@ -119,7 +139,9 @@ def test_rules_give_way_where_nothing_else_can(capsys):
     for beside, rules in ((LINES - 5, True), (LINES - 4, False)):
         with one_screen(details=False):
             print_lines(*["so much else"] * beside)
-            print_table(["name", "ms"], [("a long name", "1"), ("b", "2"), ("c", "3")], spaced=False)
+            print_table(
+                ["name", "ms"], [("a long name", "1"), ("b", "2"), ("c", "3")], spaced=False
+            )
         out = capsys.readouterr().out
         assert out.count("\n") == LINES
         assert ("────" in out) == rules

@@ -16,8 +16,29 @@ MACHINES = '[[machine]]\nname = "qx7-lab"\ndevice = "RTX 3090"\ncount = 2\nprice
 MODEL = "qx7_model.py:qx7_task"
 VERBS = {
     "forecast": (MODEL, "--gpu", "T4", "--batch", "8"),
-    "match": (MODEL, "--samples", "50k", "--epochs", "1", "--machines", "qx7.toml", "--only-machines"),
-    "plan": (MODEL, "--gpu", "A100", "--num-gpus", "2", "--batch", "8", "--samples", "50k", "--epochs", "1"),
+    "match": (
+        MODEL,
+        "--samples",
+        "50k",
+        "--epochs",
+        "1",
+        "--machines",
+        "qx7.toml",
+        "--only-machines",
+    ),
+    "plan": (
+        MODEL,
+        "--gpu",
+        "A100",
+        "--num-gpus",
+        "2",
+        "--batch",
+        "8",
+        "--samples",
+        "50k",
+        "--epochs",
+        "1",
+    ),
 }
 
 
@@ -27,7 +48,17 @@ def test_nothing_of_the_user_is_on_the_page(verb, tmp_path):
     folder.mkdir(parents=True)
     (folder / "qx7_model.py").write_text(TASK)
     (folder / "qx7.toml").write_text(MACHINES)
-    command = [sys.executable, "-m", "trainpace", verb, *VERBS[verb], "--share", "page.html", "--no-journal", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        verb,
+        *VERBS[verb],
+        "--share",
+        "page.html",
+        "--no-journal",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "qx7" in done.stdout, "the answer itself names it"

@@ -16,12 +16,19 @@ from trainpace.outcome import Interval, StepTime
 
 @pytest.fixture
 def run(tmp_path):
-    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "COLUMNS": "200", "USER": "jdoe"}
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "COLUMNS": "200",
+        "USER": "jdoe",
+    }
     environment.pop("TRAINPACE_JOURNAL", None)
 
     def command(*arguments, code=0):
         whole = [sys.executable, "-m", "trainpace", "journal", *map(str, arguments)]
-        done = subprocess.run(whole, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
+        done = subprocess.run(
+            whole, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -38,9 +45,11 @@ def add(place, *runs):
 
 def timed(ms, **fields):
     return whole_entry(
-        step_time_ms=ms, step=StepTime(forward_ms=ms), interval_ms=Interval(low=0.9 * ms, high=1.1 * ms, coverage=0.9, basis="x"),
+        step_time_ms=ms,
+        step=StepTime(forward_ms=ms),
+        interval_ms=Interval(low=0.9 * ms, high=1.1 * ms, coverage=0.9, basis="x"),
         **{"model": "resnet50", "device": "Tesla T4", "notes": "jdoe's cluster", **fields},
-    )  # fmt: skip
+    )
 
 
 def test_what_leaves_is_shown_whole_and_written_only_where_it_is_asked_for(run, tmp_path):
@@ -53,18 +62,27 @@ def test_what_leaves_is_shown_whole_and_written_only_where_it_is_asked_for(run, 
     )
     shown = run("share").stdout
     assert not list(tmp_path.glob("*.json"))
-    assert "This is all that the file would hold: 3 runs. Nothing is written or sent anywhere." in shown
+    assert (
+        "This is all that the file would hold: 3 runs. Nothing is written or sent anywhere."
+        in shown
+    )
     assert "Next: trainpace journal share --output mine.json" in shown
     assert "Next: trainpace journal share --model resnet50 --batch 8 --output mine.json" in (
         run("share", "--model", "resnet50", "--batch", "8").stdout
     )
-    assert "Left out: 1 run imported from tables or shared files, which are not your measurements." in shown
+    assert (
+        "Left out: 1 run imported from tables or shared files, which are not your measurements."
+        in shown
+    )
     assert "jdoe" not in shown
     assert "acme" not in shown
     written = run("share", "--output", "mine.json").stdout
     text = (tmp_path / "mine.json").read_text()
     assert written.startswith(text)
-    assert "This is all that the file holds: 3 runs. Nothing is sent anywhere; you may hand the file on." in written
+    assert (
+        "This is all that the file holds: 3 runs. Nothing is sent anywhere; you may hand the file on."
+        in written
+    )
     assert "Next:" not in written
     assert len(json.loads(text)["runs"]) == 3
     assert json.loads(run("share", "--json", "--output", "again.json").stdout) == json.loads(text)
@@ -85,7 +103,9 @@ def test_runs_are_chosen_by_id_or_by_filters(run):
     one, other = timed(80.0), timed(90.0, device="RTX 3090")
     add(run.place, one, other)
     for chosen in ((one.id,), ("--device", "T4")):
-        assert [r["device"] for r in json.loads(run("share", "--json", *chosen).stdout)["runs"]] == ["T4"]
+        assert [
+            r["device"] for r in json.loads(run("share", "--json", *chosen).stdout)["runs"]
+        ] == ["T4"]
     assert "one of them" in run("share", one.id, "--device", "T4", code=2).stderr
     assert "there is no run to share" in run("share", "--model", "vgg", code=2).stderr
 
@@ -98,7 +118,8 @@ def test_a_file_of_others_is_checked_and_says_what_it_taught(run, tmp_path):
     assert "1 new run in" in said
     assert "faster than the card's peak rate allows" in said
     assert (
-        "1 run is 3 times off the forecast or more and stayed apart, in the file; --accept-odd takes them too" in said
+        "1 run is 3 times off the forecast or more and stayed apart, in the file; --accept-odd takes them too"
+        in said
     )
     assert "resnet50 on T4, batch 9, fp32: 1,000 ms" in said
     assert "Forecasts of resnet50 will be corrected by them" in said
@@ -122,17 +143,35 @@ def test_a_hostile_file_cannot_drive_the_terminal(run, tmp_path):
 def test_the_public_journal_is_listed_filtered_shown_and_compared(run):
     first = public_runs()[0]
     said = run("list", "--public", "--limit", "1").stdout
-    assert f"{len(public_runs()):,} runs of others in the public journal, of which 1 are shown." in said
+    assert (
+        f"{len(public_runs()):,} runs of others in the public journal, of which 1 are shown."
+        in said
+    )
     assert f"public:{first.id}" in said
     t4 = json.loads(
-        run("list", "--public", "--device", "T4", "--exact", "--mode", "train", "--batch", "16", "--json").stdout
+        run(
+            "list",
+            "--public",
+            "--device",
+            "T4",
+            "--exact",
+            "--mode",
+            "train",
+            "--batch",
+            "16",
+            "--json",
+        ).stdout
     )
     assert t4
     assert {(r["device"], r["mode"], r["micro_batch"]) for r in t4} == {("T4", "train", 16)}
-    assert {r["source"] for r in json.loads(run("list", "--public", "--source", "profet", "--json").stdout)} == {
-        "PROFET: training on AWS instances"
-    }
-    assert "No such runs in the public journal." in run("list", "--public", "--model", "no such").stdout
+    assert {
+        r["source"]
+        for r in json.loads(run("list", "--public", "--source", "profet", "--json").stdout)
+    } == {"PROFET: training on AWS instances"}
+    assert (
+        "No such runs in the public journal."
+        in run("list", "--public", "--model", "no such").stdout
+    )
     shown = run("show", f"public:{first.id}").stdout
     for word in (first.source, first.url, first.licence, first.device):
         assert word in " ".join(shown.split())
@@ -140,8 +179,18 @@ def test_the_public_journal_is_listed_filtered_shown_and_compared(run):
 
 
 def test_a_public_run_beside_my_own(run):
-    public = next(r for r in public_runs() if r.mode == "train" and r.micro_batch and r.precision == "fp32")
-    add(run.place, timed(2 * public.step_time_ms, model=public.model, device=public.device, batch=public.micro_batch))
+    public = next(
+        r for r in public_runs() if r.mode == "train" and r.micro_batch and r.precision == "fp32"
+    )
+    add(
+        run.place,
+        timed(
+            2 * public.step_time_ms,
+            model=public.model,
+            device=public.device,
+            batch=public.micro_batch,
+        ),
+    )
     said = run("compare", f"public:{public.id}", "mine").stdout
     assert "B takes 100.0 % more time a step" in said
 
@@ -149,11 +198,18 @@ def test_a_public_run_beside_my_own(run):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("list", "--public", "--sweeps"), ("list", "--public", "--outcome", "ok"), ("show", "public:zzz"), ("show", "public:"),
-        ("score", "--public", "--model", "x"), ("compare", "public:0000000000", "mine"), ("share", "--output", "none/x.json"),
-        ("share", "abc"), ("import", "x.json", "--format", "shared"), ("list", "--public", "--kind", "import"),
+        ("list", "--public", "--sweeps"),
+        ("list", "--public", "--outcome", "ok"),
+        ("show", "public:zzz"),
+        ("show", "public:"),
+        ("score", "--public", "--model", "x"),
+        ("compare", "public:0000000000", "mine"),
+        ("share", "--output", "none/x.json"),
+        ("share", "abc"),
+        ("import", "x.json", "--format", "shared"),
+        ("list", "--public", "--kind", "import"),
     ],
-)  # fmt: skip
+)
 def test_misuse_is_one_sentence(run, arguments):
     add(run.place, timed(80.0))
     said = run(*arguments, code=2).stderr

@@ -39,11 +39,14 @@ def row_of(capsys, *words, gpu="A100"):
 
 def test_what_is_assumed_is_said_where_attention_depends_on_it(model, capsys):
     half = (model, "--precision", "bf16")
-    assert "Software is not named; taken: PyTorch of today, FlashAttention 2 (--software, --attention)." in said(
-        capsys, *half
+    assert (
+        "Software is not named; taken: PyTorch of today, FlashAttention 2 (--software, --attention)."
+        in said(capsys, *half)
     )
     assert "PyTorch of today, cuDNN's attention" in said(capsys, *half, gpu="H100")
-    assert "Software: PyTorch 2.1, FlashAttention 1." in said(capsys, *half, "--software", "torch 2.1")
+    assert "Software: PyTorch 2.1, FlashAttention 1." in said(
+        capsys, *half, "--software", "torch 2.1"
+    )
     assert "oftware" not in said(capsys, "resnet50")
     assert "Software: TensorFlow of today." in said(capsys, "resnet50", "--software", "keras")
     row = row_of(capsys, *half)
@@ -61,11 +64,16 @@ def test_other_kernels_take_another_time(model, capsys):
     }
     assert ms["eager"] > ms["flash1"] > ms["flash_attention_2"]
     fused, loop = (
-        row_of(capsys, "resnet50", "--optimizer-implementation", name)["breakdown_ms"]["optimizer_ms"]
+        row_of(capsys, "resnet50", "--optimizer-implementation", name)["breakdown_ms"][
+            "optimizer_ms"
+        ]
         for name in ("fused", "for_loop")
     )
     assert fused < loop
-    old, new = (row_of(capsys, "mobilenet_v2", "--software", name)["step_time_ms"] for name in ("torch1.9", "torch2.8"))
+    old, new = (
+        row_of(capsys, "mobilenet_v2", "--software", name)["step_time_ms"]
+        for name in ("torch1.9", "torch2.8")
+    )
     assert old > 1.5 * new
 
 
@@ -73,7 +81,10 @@ def test_xla_compiles_and_tensorflow_is_nhwc(capsys):
     compiled = row_of(capsys, "resnet50", "--compile")["step_time_ms"]
     assert row_of(capsys, "resnet50", "--software", "jax")["step_time_ms"] == compiled
     half = ("resnet50", "--precision", "amp_fp16", "--software", "tensorflow")
-    assert row_of(capsys, *half)["step_time_ms"] == row_of(capsys, *half, "--channels-last")["step_time_ms"]
+    assert (
+        row_of(capsys, *half)["step_time_ms"]
+        == row_of(capsys, *half, "--channels-last")["step_time_ms"]
+    )
 
 
 def test_what_changes_nothing_is_named(model, capsys):
@@ -82,10 +93,14 @@ def test_what_changes_nothing_is_named(model, capsys):
         "FlashAttention 3: the model has no attention that is fused, or none at all",
         "fused cross-entropy: the model has no loss over a vocabulary",
     ]
-    assert "Without effect: fused cross-entropy" in said(capsys, "resnet50", "--cross-entropy", "fused")
+    assert "Without effect: fused cross-entropy" in said(
+        capsys, "resnet50", "--cross-entropy", "fused"
+    )
     (idle,) = row_of(capsys, model, "--attention", "flash2", "--precision", "fp32")["software_idle"]
     assert idle == "FlashAttention 2: fp32 takes memory-efficient attention"
-    (idle,) = row_of(capsys, model, "--precision", "fp8", "--fp8-recipe", "mxfp8", gpu="H100")["software_idle"]
+    (idle,) = row_of(capsys, model, "--precision", "fp8", "--fp8-recipe", "mxfp8", gpu="H100")[
+        "software_idle"
+    ]
     assert idle == "MXFP8: it is forecast as a scale a tensor is"
 
 
@@ -110,7 +125,9 @@ def test_python_plan_and_what_if_take_it(model):
     with pytest.raises(Contradiction):
         trainpace.forecast(model, gpu="A100", software="torch1.9", compile=True, no_journal=True)
     jobs = [
-        trainpace.plan(model, gpu="A100", batch=4, precision="bf16", max_steps=100, attention=attention)
+        trainpace.plan(
+            model, gpu="A100", batch=4, precision="bf16", max_steps=100, attention=attention
+        )
         for attention in (None, "eager")
     ]
     assert jobs[0].now.job_s < jobs[1].now.job_s
@@ -118,18 +135,21 @@ def test_python_plan_and_what_if_take_it(model):
     question = WhatIfRequest(precision="bf16", batch=4)
     forecaster, card = forecaster_of(stacked()), find_device("A100")
     now, then = (
-        whatif.run(q, forecaster, card, None).forecast for q in (question, replace(question, attention="eager"))
+        whatif.run(q, forecaster, card, None).forecast
+        for q in (question, replace(question, attention="eager"))
     )
     assert now.step.total_ms < then.step.total_ms
-    assert whatif.run(replace(question, software="mxnet"), forecaster, card, None).reason.startswith(
-        "unknown framework"
-    )
+    assert whatif.run(
+        replace(question, software="mxnet"), forecaster, card, None
+    ).reason.startswith("unknown framework")
 
 
 def test_a_match_takes_it(tmp_path):
     path = tmp_path / "one.json"
     save(workload(), path)
     common = {"samples": 10_000, "epochs": 1, "gpu": "A100", "precision": "bf16"}
-    now, then = (trainpace.match(str(path), software=name, **common).matches[0] for name in (None, "keras"))
+    now, then = (
+        trainpace.match(str(path), software=name, **common).matches[0] for name in (None, "keras")
+    )
     assert then.forecast.software == "TensorFlow of today"
     assert now.forecast.step.total_ms < then.forecast.step.total_ms

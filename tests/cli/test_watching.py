@@ -27,7 +27,9 @@ def train(tmp_path, monkeypatch):
 
 
 def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
-    train = script(tmp_path, sleep_s=0.004, epochs=40)  # epochs that are long beside the start of workers
+    train = script(
+        tmp_path, sleep_s=0.004, epochs=40
+    )  # epochs that are long beside the start of workers
     options = ("--rounds", "2", "--block", "4", "--warm-up", "6", "--epochs", "40")
     wide = {"env": os.environ | {"COLUMNS": "100"}}
     done = trainpace("diagnose", *options, "--", sys.executable, train, **wide)
@@ -61,19 +63,42 @@ def test_files_of_earlier_runs_are_restored_after_a_diagnosis(tmp_path):
     (tmp_path / "train.py").write_text(OVERWRITES)
     for name in ("log.csv", "last.pt"):
         (tmp_path / name).write_text("earlier")
-    done = trainpace("diagnose", "--budget", "20s", "--", sys.executable, "train.py", cwd=tmp_path,
-                     env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")})  # fmt: skip
+    done = trainpace(
+        "diagnose",
+        "--budget",
+        "20s",
+        "--",
+        sys.executable,
+        "train.py",
+        cwd=tmp_path,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")},
+    )
     assert done.returncode == 0, done.stderr
-    assert "log.csv of an earlier run, which the script overwrote, has been restored." in " ".join(done.stdout.split())
-    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".py" and path.is_file()} == {
-        "log.csv": "earlier", "last.pt": "earlier", "new.txt": "new",
-    }  # fmt: skip
+    assert "log.csv of an earlier run, which the script overwrote, has been restored." in " ".join(
+        done.stdout.split()
+    )
+    assert {
+        path.name: path.read_text()
+        for path in tmp_path.iterdir()
+        if path.suffix != ".py" and path.is_file()
+    } == {"log.csv": "earlier", "last.pt": "earlier", "new.txt": "new"}
 
 
 def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_path):
-    train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n    sys.exit(3)\n")
+    train.write_text(
+        train.read_text().replace("range(40)", "range(1)")
+        + "\n    print('the end')\n    sys.exit(3)\n"
+    )
     done = trainpace(
-        "watch", "--output", tmp_path / "r", "--timeline", "--", sys.executable, train, "--some", "argument"
+        "watch",
+        "--output",
+        tmp_path / "r",
+        "--timeline",
+        "--",
+        sys.executable,
+        train,
+        "--some",
+        "argument",
     )
     assert done.returncode == 3
     assert "the end" in done.stdout
@@ -97,7 +122,9 @@ def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_pa
 
 
 def test_json_keeps_the_scripts_output_apart(train, tmp_path):
-    train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n")
+    train.write_text(
+        train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n"
+    )
     done = trainpace("watch", "--json", "--output", tmp_path / "r", "--", sys.executable, train)
     assert json.loads(done.stdout)["ranks"][0]["parts_ms"]["data"] > 8
     assert "the end" in done.stderr
@@ -109,7 +136,10 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
         (("watch",), "give a command"),
         (("diagnose",), "give a command"),
         (("watch", "--", "no-such-command"), "there is no command no-such-command"),
-        (("diagnose", "--", sys.executable, "-c", "pass"), "No Python process of this command imported torch"),
+        (
+            ("diagnose", "--", sys.executable, "-c", "pass"),
+            "No Python process of this command imported torch",
+        ),
         (("watch", "--from", "/nonexistent"), "holds no recording"),
         (("watch", "--from", "/nonexistent", "--steps", "9:3"), "is not a range of steps"),
         (("watch", "--output", "/", "--", "python"), "is there already"),
@@ -122,17 +152,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, mo
     assert done.returncode == 2
     assert said in done.stderr
     assert "trainpace" in done.stderr
-    assert "Traceback" not in done.stderr.replace('Traceback (most recent call last):\n  File "<string>"', "")
+    assert "Traceback" not in done.stderr.replace(
+        'Traceback (most recent call last):\n  File "<string>"', ""
+    )
 
 
 def test_a_script_without_steps_says_so_and_keeps_its_exit_code(tmp_path):
-    done = trainpace("watch", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch")
+    done = trainpace(
+        "watch", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch"
+    )
     assert done.returncode == 0
     assert "No training step was seen" in done.stdout
 
 
 def test_a_diagnosis_says_how_a_command_without_steps_ended(tmp_path):
-    done = trainpace("diagnose", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch; 1 / 0")
+    done = trainpace(
+        "diagnose", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch; 1 / 0"
+    )
     assert done.returncode == 1
     assert "ended with exit code 1" in done.stderr
 
@@ -147,7 +183,9 @@ def test_a_damaged_recording_is_named(tmp_path):
 
 def test_a_command_that_fails_before_anything_is_proved_fails_the_diagnosis(train, tmp_path):
     train.write_text(
-        train.read_text().replace("losses.append", "len(losses) < 6 or sys.exit(7)\n            losses.append")
+        train.read_text().replace(
+            "losses.append", "len(losses) < 6 or sys.exit(7)\n            losses.append"
+        )
     )
     done = trainpace("diagnose", "--output", tmp_path / "r", "--", sys.executable, train)
     assert done.returncode == 7
@@ -181,11 +219,25 @@ def test_a_slower_run_than_the_baseline_is_exit_code_1(train, tmp_path):
     lenient = trainpace("watch", "--from", tmp_path / "b", *against, "--tolerance", "10")
     assert lenient.returncode == 0, lenient.stdout
     train.write_text(train.read_text() + "\n    sys.exit(3)\n")
-    assert trainpace("watch", "--output", tmp_path / "c", *against, "--", sys.executable, train).returncode == 3
+    assert (
+        trainpace(
+            "watch", "--output", tmp_path / "c", *against, "--", sys.executable, train
+        ).returncode
+        == 3
+    )
 
 
 def test_a_baseline_that_is_none_is_said_before_anything_runs(train, tmp_path):
-    done = trainpace("watch", "--baseline", "deadbeef", "--journal", tmp_path / "j.db", "--", sys.executable, train)
+    done = trainpace(
+        "watch",
+        "--baseline",
+        "deadbeef",
+        "--journal",
+        tmp_path / "j.db",
+        "--",
+        sys.executable,
+        train,
+    )
     assert done.returncode == 2
     assert "unknown baseline 'deadbeef'" in done.stderr
     assert not (tmp_path / "losses").exists()
@@ -200,7 +252,9 @@ def test_a_report_that_cannot_be_written_does_not_hide_how_the_command_ended(tra
     gone = tmp_path / "gone"
     gone.mkdir()
     train.write_text(f"import shutil; shutil.rmtree({str(gone)!r})\n" + train.read_text())
-    done = trainpace("watch", "--html", gone / "t.html", "--output", tmp_path / "r", "--", sys.executable, train)
+    done = trainpace(
+        "watch", "--html", gone / "t.html", "--output", tmp_path / "r", "--", sys.executable, train
+    )
     assert (done.returncode, done.stderr.count("Traceback")) == (7, 0)
     assert "cannot write" in done.stderr
     assert "waiting for data" in done.stdout
@@ -216,7 +270,15 @@ def test_a_recording_that_the_command_removes(tmp_path):
 
 @pytest.mark.parametrize("steps", ["9:3", "²:30", "1:" + "9" * 5000, "1"])
 def test_mistaken_steps_are_said_before_anything_starts(steps, tmp_path):
-    done = trainpace("watch", "--steps", steps, "--", sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = trainpace(
+        "watch",
+        "--steps",
+        steps,
+        "--",
+        sys.executable,
+        "-c",
+        f"open({str(tmp_path / 'ran')!r}, 'w')",
+    )
     assert done.returncode == 2
     assert "is not a range of steps" in done.stderr
     assert not (tmp_path / "ran").exists()
@@ -246,7 +308,9 @@ def test_a_signal_is_the_commands_and_its_exit_code(verb, number, code, tmp_path
         "-c",
         WAITING,
     ]
-    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as process:
         assert process.stdout.readline() == "here\n"
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
@@ -262,7 +326,17 @@ def runs(process):
 
 
 def test_a_killed_watch_takes_its_command_along(tmp_path):
-    command = [sys.executable, "-m", "trainpace", "watch", "--output", str(tmp_path / "r"), "--", sys.executable, "-c"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "watch",
+        "--output",
+        str(tmp_path / "r"),
+        "--",
+        sys.executable,
+        "-c",
+    ]
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([*command, script], stdout=-1, text=True) as process:
         inner = int(process.stdout.readline())

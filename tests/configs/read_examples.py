@@ -9,7 +9,28 @@ import json
 
 CASES = {
     "trainer.json": (
-        json.dumps({'per_device_train_batch_size': 8, 'max_steps': 100, 'num_train_epochs': 3, 'fp16': True, 'tf32': True, 'bf16': False, 'eval_strategy': 'steps', 'save_strategy': 'epoch', 'optim': 'adamw_torch_fused', 'fsdp': 'full_shard', 'fsdp_config': {'activation_checkpointing': True}, 'parallelism_config': {'tp_size': 2, 'cp_size': 4}, 'auto_find_batch_size': True, 'torch_compile_mode': 'reduce-overhead', 'accelerator_config': {'split_batches': True}, 'attn_implementation': 'flash_attention_2', 'use_liger_kernel': True, 'my_key': 1}),
+        json.dumps(
+            {
+                "per_device_train_batch_size": 8,
+                "max_steps": 100,
+                "num_train_epochs": 3,
+                "fp16": True,
+                "tf32": True,
+                "bf16": False,
+                "eval_strategy": "steps",
+                "save_strategy": "epoch",
+                "optim": "adamw_torch_fused",
+                "fsdp": "full_shard",
+                "fsdp_config": {"activation_checkpointing": True},
+                "parallelism_config": {"tp_size": 2, "cp_size": 4},
+                "auto_find_batch_size": True,
+                "torch_compile_mode": "reduce-overhead",
+                "accelerator_config": {"split_batches": True},
+                "attn_implementation": "flash_attention_2",
+                "use_liger_kernel": True,
+                "my_key": 1,
+            }
+        ),
         """\
 Hugging Face TrainingArguments
 per_device_train_batch_size: micro_batch = 8
@@ -35,7 +56,22 @@ warning accelerator_config.split_batches: the batch is split over all processes,
 """,
     ),
     "other.json": (
-        json.dumps({'eval_strategy': 'no', 'eval_steps': 50, 'save_steps': 0.1, 'learning_rate': 0.0001, 'deepspeed': 'ds.json', 'fp16': False, 'attn_implementation': 'mine', 'use_liger_kernel': True, 'liger_kernel_config': {'cross_entropy': True, 'fused_linear_cross_entropy': False}, 'torch_compile_backend': 'inductor', 'optim': 'adafactor', 'evaluation_strategy': None}),
+        json.dumps(
+            {
+                "eval_strategy": "no",
+                "eval_steps": 50,
+                "save_steps": 0.1,
+                "learning_rate": 0.0001,
+                "deepspeed": "ds.json",
+                "fp16": False,
+                "attn_implementation": "mine",
+                "use_liger_kernel": True,
+                "liger_kernel_config": {"cross_entropy": True, "fused_linear_cross_entropy": False},
+                "torch_compile_backend": "inductor",
+                "optim": "adafactor",
+                "evaluation_strategy": None,
+            }
+        ),
         """\
 Hugging Face TrainingArguments
 learning_rate: learning_rate = 0.0001
@@ -53,7 +89,21 @@ info per_device_train_batch_size: not stated; Hugging Face would use 8
 """,
     ),
     "third.json": (
-        json.dumps({'gradient_accumulation_steps': 2, 'eval_steps': 50, 'fp16': False, 'bf16': False, 'deepspeed': {'zero_optimization': {}}, 'save_strategy': 'best', 'per_gpu_train_batch_size': 3, 'fsdp_config': 'fsdp.json', 'max_steps': -1, 'num_train_epochs': 2, 'optim': 'sgd'}),
+        json.dumps(
+            {
+                "gradient_accumulation_steps": 2,
+                "eval_steps": 50,
+                "fp16": False,
+                "bf16": False,
+                "deepspeed": {"zero_optimization": {}},
+                "save_strategy": "best",
+                "per_gpu_train_batch_size": 3,
+                "fsdp_config": "fsdp.json",
+                "max_steps": -1,
+                "num_train_epochs": 2,
+                "optim": "sgd",
+            }
+        ),
         """\
 Hugging Face TrainingArguments
 per_gpu_train_batch_size: micro_batch = 3
@@ -70,7 +120,23 @@ warning deepspeed: the settings inside are not read; give them as a file of thei
 """,
     ),
     "ds.json": (
-        json.dumps({'train_batch_size': 64, 'train_micro_batch_size_per_gpu': 'auto', 'bf16': {'enabled': 'auto'}, 'fp16': {'enabled': False}, 'zero_optimization': {'stage': 3, 'offload_param': {'device': 'nvme'}, 'offload_optimizer': {'device': 'none'}}, 'optimizer': {'type': 'OneBitAdam', 'params': {'lr': 'auto'}}, 'activation_checkpointing': {'partition_activations': True}, 'gradient_cliping': 1.0, 'steps_per_print': 5}),
+        json.dumps(
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": "auto",
+                "bf16": {"enabled": "auto"},
+                "fp16": {"enabled": False},
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_param": {"device": "nvme"},
+                    "offload_optimizer": {"device": "none"},
+                },
+                "optimizer": {"type": "OneBitAdam", "params": {"lr": "auto"}},
+                "activation_checkpointing": {"partition_activations": True},
+                "gradient_cliping": 1.0,
+                "steps_per_print": 5,
+            }
+        ),
         """\
 DeepSpeed
 train_batch_size: global_batch = 64
@@ -88,7 +154,15 @@ info activation_checkpointing: how, not whether: the model's code turns it on
 """,
     ),
     "ds2.json": (
-        json.dumps({'gradient_accumulation_steps': 4, 'zero_optimization': {'stage': 0}, 'fp16': {'enabled': True}, 'amp': {'enabled': False}, 'data_types': {'grad_accum_dtype': 'fp32'}}),
+        json.dumps(
+            {
+                "gradient_accumulation_steps": 4,
+                "zero_optimization": {"stage": 0},
+                "fp16": {"enabled": True},
+                "amp": {"enabled": False},
+                "data_types": {"grad_accum_dtype": "fp32"},
+            }
+        ),
         """\
 DeepSpeed
 gradient_accumulation_steps: accumulation = 4
@@ -337,5 +411,5 @@ launch command
 --parallelism-config-tp-size: tp = 2
 """,
     ),
-}  # fmt: skip
+}
 """Name of the file -> its text, and what it tells."""

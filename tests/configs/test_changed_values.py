@@ -13,18 +13,34 @@ from configs.test_readers import ACCELERATE, DS, HF, LIGHTNING
 from trainpace.configs import parse_command, parse_config
 from trainpace.errors import TrainpaceError
 
-FULL_HF = {**HF, "torch_compile": False, "dataloader_drop_last": True, "save_strategy": "steps", "optim": "sgd",
-           "max_length": 512}  # fmt: skip
-FULL_DS = {**DS, "gradient_accumulation_steps": 2, "dataloader_drop_last": True, "tensor_parallel": {"autotp_size": 2},
-           "sequence_parallel_size": 2, "compile": {"deepcompile": True},
-           "activation_checkpointing": {"partition_activations": True}}  # fmt: skip
+FULL_HF = {
+    **HF,
+    "torch_compile": False,
+    "dataloader_drop_last": True,
+    "save_strategy": "steps",
+    "optim": "sgd",
+    "max_length": 512,
+}
+FULL_DS = {
+    **DS,
+    "gradient_accumulation_steps": 2,
+    "dataloader_drop_last": True,
+    "tensor_parallel": {"autotp_size": 2},
+    "sequence_parallel_size": 2,
+    "compile": {"deepcompile": True},
+    "activation_checkpointing": {"partition_activations": True},
+}
 FULL_LIGHTNING = {
     **yaml.safe_load(LIGHTNING),
     "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5}},
 }
-FULL_ACCELERATE = {**yaml.safe_load(ACCELERATE), "deepspeed_config": {"zero_stage": 2, "gradient_accumulation_steps": 3},
-                   "fsdp_config": {"fsdp_activation_checkpointing": True}, "parallelism_config": {"tp_size": 2, "cp_size": 2},
-                   "dynamo_config": {"dynamo_backend": "inductor"}}  # fmt: skip
+FULL_ACCELERATE = {
+    **yaml.safe_load(ACCELERATE),
+    "deepspeed_config": {"zero_stage": 2, "gradient_accumulation_steps": 3},
+    "fsdp_config": {"fsdp_activation_checkpointing": True},
+    "parallelism_config": {"tp_size": 2, "cp_size": 2},
+    "dynamo_config": {"dynamo_backend": "inductor"},
+}
 
 COUNTS = {
     "hf.json": "per_device_train_batch_size gradient_accumulation_steps eval_steps save_steps dataloader_num_workers max_length",
@@ -45,9 +61,41 @@ FLAGS = {
     "ds.json": "dataloader_drop_last compile.deepcompile activation_checkpointing.partition_activations",
     "acc.yaml": "fsdp_config.fsdp_activation_checkpointing",
 }
-FILES = {"hf.json": FULL_HF, "ds.json": FULL_DS, "trainer.yaml": FULL_LIGHTNING, "acc.yaml": FULL_ACCELERATE}
-VALUES = [-1, 0, 2.5, True, False, "8", "many", "auto", "1e-3", [], {}, [8], 10**20, 1e300, "", " ", "-8", "no", 7, 4096,
-          1, 3, float("nan"), "bf16", "8 ", "٣", -0.0]  # fmt: skip
+FILES = {
+    "hf.json": FULL_HF,
+    "ds.json": FULL_DS,
+    "trainer.yaml": FULL_LIGHTNING,
+    "acc.yaml": FULL_ACCELERATE,
+}
+VALUES = [
+    -1,
+    0,
+    2.5,
+    True,
+    False,
+    "8",
+    "many",
+    "auto",
+    "1e-3",
+    [],
+    {},
+    [8],
+    10**20,
+    1e300,
+    "",
+    " ",
+    "-8",
+    "no",
+    7,
+    4096,
+    1,
+    3,
+    float("nan"),
+    "bf16",
+    "8 ",
+    "٣",
+    -0.0,
+]
 
 
 def cases(table):
@@ -72,7 +120,9 @@ def outcome(file, path, value):
         assert file in str(error)
         return "refused", []
     notes = [note for note in config.notes if path in note.key or note.key in path]
-    return [s.value for s in config.settings if path in s.key.replace("parallelism_config_", "")], notes
+    return [
+        s.value for s in config.settings if path in s.key.replace("parallelism_config_", "")
+    ], notes
 
 
 def numeric(value):
@@ -90,14 +140,22 @@ def test_numbers(file, path):
         if read == "refused":
             continue
         if not read:
-            assert notes or (path == "tensor_parallel.autotp_size" and value == 0) or (path.endswith("max_epochs") and value == -1), value  # fmt: skip
+            assert (
+                notes
+                or (path == "tensor_parallel.autotp_size" and value == 0)
+                or (path.endswith("max_epochs") and value == -1)
+            ), value
         elif path == "trainer.devices" and value == [8]:
             assert read == [1]
         else:
             read_count += 1
             assert read == [numeric(value)], value
             assert not isinstance(value, bool)
-            assert path in ("learning_rate", "num_train_epochs") or path.endswith("lr") or read[0] == int(read[0])
+            assert (
+                path in ("learning_rate", "num_train_epochs")
+                or path.endswith("lr")
+                or read[0] == int(read[0])
+            )
     assert read_count >= 2  # the test would pass if everything were refused
 
 
@@ -117,7 +175,9 @@ WORDS = {  # what each value is read as; all others must be refused or noted
     ("ds.json", "optimizer.type"): {v: [v] for v in VALUES if isinstance(v, str) and v.strip()},
     ("ds.json", "bf16.enabled"): {True: ["bf16"]},
     ("ds.json", "zero_optimization.offload_optimizer.device"): {},
-    ("trainer.yaml", "optimizer.class_path"): {v: [v] for v in VALUES if isinstance(v, str) and v.strip()},
+    ("trainer.yaml", "optimizer.class_path"): {
+        v: [v] for v in VALUES if isinstance(v, str) and v.strip()
+    },
     ("trainer.yaml", "trainer.precision"): {"bf16": ["amp_bf16"]},
     ("trainer.yaml", "trainer.strategy"): {"auto": []},
     ("acc.yaml", "mixed_precision"): {False: ["fp32"], "no": ["fp32"], "bf16": ["amp_bf16"]},
@@ -191,7 +251,18 @@ SBATCH_VALUES = ["1", "7", "4096", "0", "-1", "2.5", "many", "1-4", "4-4", "''",
 
 @pytest.mark.parametrize(
     "option",
-    ["--nodes", "-N", "--ntasks-per-node", "--ntasks", "-n", "--gpus-per-node", "--gres", "--gpus", "-G", "--time"],
+    [
+        "--nodes",
+        "-N",
+        "--ntasks-per-node",
+        "--ntasks",
+        "-n",
+        "--gpus-per-node",
+        "--gres",
+        "--gpus",
+        "-G",
+        "--time",
+    ],
 )
 def test_options_of_sbatch(option):
     read_count = 0
@@ -211,7 +282,11 @@ def test_options_of_sbatch(option):
         read_count += len(read)
         if option == "--time":
             assert notes or (read and value != "many")
-        elif option in ("--gpus-per-node", "--gres", "--gpus", "-G") and value in ("0", "''", "many"):
+        elif option in ("--gpus-per-node", "--gres", "--gpus", "-G") and value in (
+            "0",
+            "''",
+            "many",
+        ):
             assert read <= {1}  # a type alone is one GPU; no GPU is no setting
         else:
             assert notes or read == {int(value.partition("-")[0])}, value

@@ -9,7 +9,10 @@ from trainpace.configs import combine, parse_command, parse_config
 
 def check(*files):
     return combine(
-        [parse_command(f) if f.startswith("torchrun") else parse_config(f, name) for name, f in files_named(files)]
+        [
+            parse_command(f) if f.startswith("torchrun") else parse_config(f, name)
+            for name, f in files_named(files)
+        ]
     )
 
 
@@ -28,13 +31,31 @@ def ds(**values):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ((hf(), ds(train_micro_batch_size_per_gpu=4)), ["micro_batch", "8 in 0.json (per_device_train_batch_size)", "4 in 1.json"]),
-        ((hf(gradient_accumulation_steps=2), ds(), "torchrun --nproc-per-node 4 t.py"), ["256 (1.json, train_batch_size)", "= 64"]),
-        ((hf(fp16=True), ds(bf16={"enabled": True})), ["precision", "amp_fp16 in 0.json (fp16)", "bf16 in 1.json (bf16.enabled)"]),
-        (("num_processes: 16\nnum_machines: 2\ncompute_environment: x\n", "torchrun --nnodes 2 --nproc-per-node 4 t.py"), ["16", "8"]),
-        (("num_processes: 8\ndistributed_type: FSDP\n", ds(zero_optimization={"stage": 3})), ["ZeRO", "FSDP"]),
+        (
+            (hf(), ds(train_micro_batch_size_per_gpu=4)),
+            ["micro_batch", "8 in 0.json (per_device_train_batch_size)", "4 in 1.json"],
+        ),
+        (
+            (hf(gradient_accumulation_steps=2), ds(), "torchrun --nproc-per-node 4 t.py"),
+            ["256 (1.json, train_batch_size)", "= 64"],
+        ),
+        (
+            (hf(fp16=True), ds(bf16={"enabled": True})),
+            ["precision", "amp_fp16 in 0.json (fp16)", "bf16 in 1.json (bf16.enabled)"],
+        ),
+        (
+            (
+                "num_processes: 16\nnum_machines: 2\ncompute_environment: x\n",
+                "torchrun --nnodes 2 --nproc-per-node 4 t.py",
+            ),
+            ["16", "8"],
+        ),
+        (
+            ("num_processes: 8\ndistributed_type: FSDP\n", ds(zero_optimization={"stage": 3})),
+            ["ZeRO", "FSDP"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_contradictions_name_files_and_keys(files, words):
     combined = check(*files)
     text = " ".join(clash.text for clash in combined.clashes)
@@ -44,7 +65,9 @@ def test_contradictions_name_files_and_keys(files, words):
 
 def test_agreement():
     combined = check(
-        hf(bf16=True, gradient_accumulation_steps=4), ds(bf16={"enabled": True}), "torchrun --nproc-per-node 8 t.py"
+        hf(bf16=True, gradient_accumulation_steps=4),
+        ds(bf16={"enabled": True}),
+        "torchrun --nproc-per-node 8 t.py",
     )
     assert combined.clashes == ()
     assert combined.values["global_batch"].value == 256
@@ -61,8 +84,14 @@ def test_sbatch_against_what_it_starts():
     good = "srun torchrun --nnodes 2 --nproc-per-node $SLURM_GPUS_ON_NODE t.py\n"
     assert combine([parse_config(head + good, "j.sh")]).clashes == ()
     for bad, words in (
-        (good.replace("--nnodes 2", "--nnodes 4"), ["nnodes is 2 in j.sh (#SBATCH --nodes), 4 in j.sh (--nnodes)"]),
-        (good.replace("$SLURM_GPUS_ON_NODE", "8"), ["8 (j.sh, --nproc-per-node)", "4 (j.sh, #SBATCH --gpus-per-node)"]),
+        (
+            good.replace("--nnodes 2", "--nnodes 4"),
+            ["nnodes is 2 in j.sh (#SBATCH --nodes), 4 in j.sh (--nnodes)"],
+        ),
+        (
+            good.replace("$SLURM_GPUS_ON_NODE", "8"),
+            ["8 (j.sh, --nproc-per-node)", "4 (j.sh, #SBATCH --gpus-per-node)"],
+        ),
     ):
         text = " ".join(clash.text for clash in combine([parse_config(head + bad, "j.sh")]).clashes)
         assert [word for word in words if word not in text] == []
@@ -74,30 +103,45 @@ def test_sbatch_against_what_it_starts():
 
 
 def test_what_is_not_known_is_not_a_contradiction():
-    batch = [parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")]
+    batch = [
+        parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")
+    ]
     for command in (
         "torchrun --nnodes 1:4 --nproc-per-node 8 t.py",  # 256 = 8 x 1 x 32 with 4 nodes
         "torchrun --nnodes $N --nproc-per-node 8 t.py",
         "torchrun --nnodes 4 --nproc-per-node gpu t.py",
     ):
         assert combine([*batch, parse_command(command)]).clashes == ()
-    assert combine([*batch, parse_command("torchrun --nnodes 3 --nproc-per-node 8 t.py")]).clashes != ()
+    assert (
+        combine([*batch, parse_command("torchrun --nnodes 3 --nproc-per-node 8 t.py")]).clashes
+        != ()
+    )
 
 
 def test_a_clash_is_told_once():
     """Two files that disagree about the nodes say nothing about the batch."""
-    files = [parse_command(f"torchrun --nnodes {n} --nproc-per-node 8 t.py", f"c{n}") for n in (2, 4)]
-    ds_file = parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")
+    files = [
+        parse_command(f"torchrun --nnodes {n} --nproc-per-node 8 t.py", f"c{n}") for n in (2, 4)
+    ]
+    ds_file = parse_config(
+        ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json"
+    )
     assert [clash.name for clash in combine([*files, ds_file]).clashes] == ["nnodes"]
 
 
 def test_tensor_parallelism_divides_the_data_parallel_size():
     files = [
-        parse_config(ds(train_micro_batch_size_per_gpu=32, gradient_accumulation_steps=1), "ds.json"),
-        parse_config("num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 2}\n", "a.yaml"),
+        parse_config(
+            ds(train_micro_batch_size_per_gpu=32, gradient_accumulation_steps=1), "ds.json"
+        ),
+        parse_config(
+            "num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 2}\n", "a.yaml"
+        ),
     ]
     assert combine(files).clashes == ()
-    files[1] = parse_config("num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 3}\n", "a.yaml")
+    files[1] = parse_config(
+        "num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 3}\n", "a.yaml"
+    )
     (clash,) = combine(files).clashes
     assert "3 (a.yaml, parallelism_config.tp_size)" in clash.text
 
@@ -116,7 +160,11 @@ def test_auto_says_what_it_became():
         (hf(fp16=True), ds(fp16={"enabled": True}), True),
         (hf(fp16=True), ds(bf16={"enabled": True}), False),
         (hf(), ds(bf16={"enabled": True}), True),  # what a file does not say is no contradiction
-        (hf(bf16=True), "trainer: {precision: bf16-true}\n", False),  # no DeepSpeed here: two different things
+        (
+            hf(bf16=True),
+            "trainer: {precision: bf16-true}\n",
+            False,
+        ),  # no DeepSpeed here: two different things
         (hf(optim="adamw_torch"), ds(optimizer={"type": "AdamW"}), True),
         (hf(optim="adafactor"), ds(optimizer={"type": "AdamW"}), False),
         (hf(num_train_epochs=3), "trainer: {max_epochs: 3}\n", True),

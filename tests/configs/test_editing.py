@@ -19,7 +19,12 @@ def edited(text, path, value, syntax="yaml"):
     ("before", "path", "value", "after"),
     [
         ("a: 1  # one\nb: 2\n", "a", 8, "a: 8  # one\nb: 2\n"),
-        ("a:\n  # said\n  b: 1\n\n# end\nc: 3\n", "a.d", True, "a:\n  # said\n  b: 1\n  d: true\n\n# end\nc: 3\n"),
+        (
+            "a:\n  # said\n  b: 1\n\n# end\nc: 3\n",
+            "a.d",
+            True,
+            "a:\n  # said\n  b: 1\n  d: true\n\n# end\nc: 3\n",
+        ),
         ("a:\nb: 1\n", "a", 2, "a: 2\nb: 1\n"),
         ("a: null # none\n", "a.b.c", 2, "a:\n  b:\n    c: 2 # none\n"),
         ("a: {}\nb: 1\n", "a.b", "x", "a: {b: x}\nb: 1\n"),
@@ -34,7 +39,12 @@ def edited(text, path, value, syntax="yaml"):
         ("a: 1", "b", 2, "a: 1\nb: 2\n"),
         ("a: 1\r\nb: 2\r\n", "c", 2, "a: 1\r\nb: 2\r\nc: 2\r\n"),
         ("x: &k 4\na: *k\nb: 1\n", "b", 2, "x: &k 4\na: *k\nb: 2\n"),
-        ("base: &b {a: 1}\nt:\n  <<: *b\n  c: 2\n", "t.a", 5, "base: &b {a: 1}\nt:\n  <<: *b\n  c: 2\n  a: 5\n"),
+        (
+            "base: &b {a: 1}\nt:\n  <<: *b\n  c: 2\n",
+            "t.a",
+            5,
+            "base: &b {a: 1}\nt:\n  <<: *b\n  c: 2\n  a: 5\n",
+        ),
         ("a: |\n  text\n  more\nb: 1\n", "b", 2, "a: |\n  text\n  more\nb: 2\n"),
         ("\ufeffa: 1\n", "a", 2, "\ufeffa: 2\n"),
     ],
@@ -49,7 +59,12 @@ def test_yaml(before, path, value, after):
         ('{"a": 1,   "b": [1,2]}', "a", 8, '{"a": 8,   "b": [1,2]}'),
         ('{\n\t"a": {}\n}\n', "a.b", 8, '{\n\t"a": {\n\t\t"b": 8\n\t}\n}\n'),
         ('{"a": {}}', "a.b.c", "x", '{"a": {"b": {"c": "x"}}}'),
-        ('{\n    "a": 1\n}', "z.y", True, '{\n    "a": 1,\n    "z": {\n        "y": true\n    }\n}'),
+        (
+            '{\n    "a": 1\n}',
+            "z.y",
+            True,
+            '{\n    "a": 1,\n    "z": {\n        "y": true\n    }\n}',
+        ),
         ('{"a": "auto", "b": 1e-4}', "a", 3, '{"a": 3, "b": 1e-4}'),
         ('{"a": null}', "a.b", 3, '{"a": {"b": 3}}'),
         ('{"\\u0061": 1}', "a", 3, '{"\\u0061": 3}'),
@@ -59,7 +74,9 @@ def test_json(before, path, value, after):
     assert edited(before, path, value, "json") == after
 
 
-@pytest.mark.parametrize("text", ["a: &k 4\nb: *k\n", "a: !!int 4\n", "b: &k 4\na: *k\n", "a: >\n  4\n"])
+@pytest.mark.parametrize(
+    "text", ["a: &k 4\nb: *k\n", "a: !!int 4\n", "b: &k 4\na: *k\n", "a: >\n  4\n"]
+)
 def test_what_only_a_person_can_change_is_refused(text):
     with pytest.raises(TrainpaceError, match="an alias, an anchor or a tag"):
         edited(text, "a", 5)
@@ -67,7 +84,10 @@ def test_what_only_a_person_can_change_is_refused(text):
 
 keys = st.sampled_from("abcdef")
 scalars = st.one_of(
-    st.integers(-5, 5), st.booleans(), st.none(), st.sampled_from(["no", "x y", "#", "a: b", "1e-4", "ü", ""])
+    st.integers(-5, 5),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(["no", "x y", "#", "a: b", "1e-4", "ü", ""]),
 )
 trees = st.recursive(
     scalars,
@@ -84,8 +104,12 @@ def with_set(data, path, value):
     return {**inside, path[0]: with_set(inside.get(path[0]), path[1:], value)}
 
 
-@given(documents, st.lists(keys, min_size=1, max_size=3), st.one_of(st.integers(0, 9), st.booleans(), st.sampled_from(["no", "bf16", "x.Y"])),
-       st.sampled_from(["json", "indented", "yaml", "flow"]))  # fmt: skip
+@given(
+    documents,
+    st.lists(keys, min_size=1, max_size=3),
+    st.one_of(st.integers(0, 9), st.booleans(), st.sampled_from(["no", "bf16", "x.Y"])),
+    st.sampled_from(["json", "indented", "yaml", "flow"]),
+)
 def test_the_parsed_document_differs_in_that_key_alone(data, path, value, style):
     dump = {
         "json": json.dumps,
@@ -98,4 +122,6 @@ def test_the_parsed_document_differs_in_that_key_alone(data, path, value, style)
     after = set_key(dump(data), "f", "json" if is_json else "yaml", tuple(path), value)
     found = json.loads(after) if is_json else yaml.safe_load(after)
     assert found == expected
-    assert json.dumps(found, sort_keys=not is_json) == json.dumps(expected, sort_keys=not is_json)  # 1 is not true
+    assert json.dumps(found, sort_keys=not is_json) == json.dumps(
+        expected, sort_keys=not is_json
+    )  # 1 is not true

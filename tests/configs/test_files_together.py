@@ -37,14 +37,19 @@ def test_the_files_together_say_what_was_wanted(kind):
         wanted = varied(before, rng)
         done = rewrite(texts_of(started), Changes(before=before, after=wanted))
         wrote = {name for f in done.files for name in f.wrote}
-        silent = replace(before, **{name: getattr(Execution(), name) for name in wrote & MAY_BE_SILENT})
+        silent = replace(
+            before, **{name: getattr(Execution(), name) for name in wrote & MAY_BE_SILENT}
+        )
         found, clash = together(texts_of(done), silent)
         # pipeline stages stand in no file, so the data-parallel size that files are checked for is not known
         assert not clash or done.left.keys() & {"pp", "tp", "cp"}, clash
         if found is not None:
             read, expected, was = settings_of(found), settings_of(wanted), settings_of(before)
             for name in expected.keys() - {"gpus_per_node", "world_size", "global_batch"}:
-                assert same(name, read[name], was[name] if name in done.left else expected[name]), (name, done.left)
+                assert same(name, read[name], was[name] if name in done.left else expected[name]), (
+                    name,
+                    done.left,
+                )
             compared += 1
     assert compared >= 6
 
@@ -55,9 +60,16 @@ def test_a_setting_that_one_file_cannot_say_is_written_nowhere():
         "acc.yaml": "compute_environment: LOCAL_MACHINE\nnum_processes: 8\nmixed_precision: bf16\n",
     }
     before = Execution(micro_batch=4, nproc_per_node=8, precision="amp_bf16")
-    done = rewrite(texts, Changes(before=before, after=replace(before, precision="fp8", micro_batch=8)))
-    assert done.left == {"precision": "args.yaml: TrainingArguments have autocast only, and fp8 is none of it: the code loads the model so"}  # fmt: skip
-    assert texts_of(done) == {**texts, "args.yaml": texts["args.yaml"].replace("size: 4", "size: 8")}
+    done = rewrite(
+        texts, Changes(before=before, after=replace(before, precision="fp8", micro_batch=8))
+    )
+    assert done.left == {
+        "precision": "args.yaml: TrainingArguments have autocast only, and fp8 is none of it: the code loads the model so"
+    }
+    assert texts_of(done) == {
+        **texts,
+        "args.yaml": texts["args.yaml"].replace("size: 4", "size: 8"),
+    }
 
 
 def test_batch_sizes_stay_with_the_processes_that_they_are_for():
@@ -67,7 +79,9 @@ def test_batch_sizes_stay_with_the_processes_that_they_are_for():
         "trainer.yaml": "trainer:\n  devices: [0, 1]\n",
     }
     before = Execution(micro_batch=4, accumulation=8, nproc_per_node=2)
-    done = rewrite(texts, Changes(before=before, after=replace(before, accumulation=4, nproc_per_node=4)))
+    done = rewrite(
+        texts, Changes(before=before, after=replace(before, accumulation=4, nproc_per_node=4))
+    )
     assert texts_of(done) == texts
     assert "by hand" in done.left["nproc_per_node"]
     assert done.left["accumulation"] == "it goes with nproc_per_node"
@@ -90,7 +104,10 @@ def damaged(seed):
     except TrainpaceError as error:
         assert file in str(error)
         return 0
-    assert changes.names - {"global_batch", "world_size", "gpus_per_node"} <= set(written.wrote) | written.left.keys()
+    assert (
+        changes.names - {"global_batch", "world_size", "gpus_per_node"}
+        <= set(written.wrote) | written.left.keys()
+    )
     return 1
 
 

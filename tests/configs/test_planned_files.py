@@ -17,9 +17,23 @@ from trainpace.configs import lacking, new_files, settings_of  # noqa: E402
 from trainpace.execution import Execution  # noqa: E402
 from trainpace.verbs.limits import limits_of  # noqa: E402
 
-NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
-COMPARED = ("micro_batch", "accumulation", "global_batch", "precision", "zero_stage", "offload_optimizer",
-            "offload_parameters", "nnodes", "nproc_per_node", "tp", "pp", "cp")  # fmt: skip
+NEEDS_ENGINES = pytest.mark.skipif(
+    not (ROOT / ".engines").is_dir(), reason="make .engines/installed"
+)
+COMPARED = (
+    "micro_batch",
+    "accumulation",
+    "global_batch",
+    "precision",
+    "zero_stage",
+    "offload_optimizer",
+    "offload_parameters",
+    "nnodes",
+    "nproc_per_node",
+    "tp",
+    "pp",
+    "cp",
+)
 
 
 def held(kind, count):
@@ -27,7 +41,11 @@ def held(kind, count):
     done = list(planned(kind, count))
     rounds = [one for one, refused in done if not refused]
     assert len(rounds) >= 0.97 * count
-    moved = sum(settings_of(one.before)[name] != settings_of(one.wanted)[name] for one in rounds for name in COMPARED)
+    moved = sum(
+        settings_of(one.before)[name] != settings_of(one.wanted)[name]
+        for one in rounds
+        for name in COMPARED
+    )
     assert moved > count / 4
     return rounds
 
@@ -49,7 +67,9 @@ def test_plans_and_the_libraries_say_the_same(kind, plans, tmp_path):
     if kind in LIBRARIES:
         reports = loaded(kind, rounds, tmp_path)
         pairs = zip(rounds, reports, strict=True)
-        assert {i: found for i, (one, report) in enumerate(pairs) if (found := differing(one, report))} == {}
+        assert {
+            i: found for i, (one, report) in enumerate(pairs) if (found := differing(one, report))
+        } == {}
 
 
 @pytest.mark.parametrize(
@@ -90,10 +110,15 @@ def test_new_files_beside_old_ones_take_what_those_cannot():
     start = Execution(nproc_per_node=8)
     alone, _ = limits_of(texts, {}, start, write=True)
     beside, _ = limits_of(texts, {"job.sbatch": "sbatch"}, start, write=True)
-    assert {limit.field for limit in alone} - {limit.field for limit in beside} == {"nnodes", "nproc_per_node"}
+    assert {limit.field for limit in alone} - {limit.field for limit in beside} == {
+        "nnodes",
+        "nproc_per_node",
+    }
     new, _ = limits_of({}, {"accelerate.yaml": "accelerate"}, start, write=True)
     assert ("pp", "pipeline parallelism") in {(limit.field, limit.title) for limit in new}
-    assert not any(limit.field == "precision" for limit in new)  # what a new file leaves out stands in the code
+    assert not any(
+        limit.field == "precision" for limit in new
+    )  # what a new file leaves out stands in the code
 
 
 ASKED = """
@@ -119,10 +144,17 @@ def test_accelerate_takes_two_new_files_together(precision, stage, tmp_path):
     for file in new_files({"ds.json": "DeepSpeed", "accelerate.yaml": "accelerate"}, e):
         (tmp_path / file.file).write_text(file.text)
     done = subprocess.run(
-        [sys.executable, "-c", ASKED, "accelerate.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", ASKED, "accelerate.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT / ".engines")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-1500:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["bf16"]["enabled"], found["fp16"]["enabled"]) == (precision == "bf16", precision == "amp_fp16")
+    assert (found["bf16"]["enabled"], found["fp16"]["enabled"]) == (
+        precision == "bf16",
+        precision == "amp_fp16",
+    )
     assert found["zero_optimization"]["stage"] == stage

@@ -20,20 +20,38 @@ def found(config):
     return {s.name: s.value for s in config.settings}
 
 
-@given(st.fixed_dictionaries({}, optional={**common, "max_steps": counts, "learning_rate": st.floats(1e-8, 10), "compile": st.booleans()}),
-       st.booleans())  # fmt: skip
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **common,
+            "max_steps": counts,
+            "learning_rate": st.floats(1e-8, 10),
+            "compile": st.booleans(),
+        },
+    ),
+    st.booleans(),
+)
 def test_hugging_face_round_trip(settings, as_yaml):
     keys = {
         "micro_batch": "per_device_train_batch_size",
         "accumulation": "gradient_accumulation_steps",
         "compile": "torch_compile",
     }
-    data = {"output_dir": "out", "logging_steps": 10, **{keys.get(k, k): v for k, v in settings.items()}}
+    data = {
+        "output_dir": "out",
+        "logging_steps": 10,
+        **{keys.get(k, k): v for k, v in settings.items()},
+    }
     text = yaml.safe_dump(data) if as_yaml else json.dumps(data)
     assert found(parse_config(text, "a.yaml" if as_yaml else "a.json")) == settings
 
 
-@given(st.fixed_dictionaries({"global_batch": counts}, optional={**common, "zero_stage": st.integers(0, 3)}))
+@given(
+    st.fixed_dictionaries(
+        {"global_batch": counts}, optional={**common, "zero_stage": st.integers(0, 3)}
+    )
+)
 def test_deepspeed_round_trip(settings):
     keys = {
         "global_batch": "train_batch_size",
@@ -46,7 +64,11 @@ def test_deepspeed_round_trip(settings):
     assert found(parse_config(json.dumps(data), "ds.json")) == settings
 
 
-@given(st.fixed_dictionaries({}, optional={**common, "nnodes": counts, "nproc_per_node": counts, "max_steps": counts}))
+@given(
+    st.fixed_dictionaries(
+        {}, optional={**common, "nnodes": counts, "nproc_per_node": counts, "max_steps": counts}
+    )
+)
 def test_lightning_round_trip(settings):
     keys = {
         "accumulation": "accumulate_grad_batches",
@@ -60,20 +82,32 @@ def test_lightning_round_trip(settings):
     assert found(parse_config(yaml.safe_dump(data), "t.yaml")) == settings
 
 
-@given(st.fixed_dictionaries({"world_size": counts}, optional={"nnodes": counts, "accumulation": counts}))
+@given(
+    st.fixed_dictionaries(
+        {"world_size": counts}, optional={"nnodes": counts, "accumulation": counts}
+    )
+)
 def test_accelerate_round_trip(settings):
-    keys = {"world_size": "num_processes", "nnodes": "num_machines", "accumulation": "gradient_accumulation_steps"}
+    keys = {
+        "world_size": "num_processes",
+        "nnodes": "num_machines",
+        "accumulation": "gradient_accumulation_steps",
+    }
     data = {"compute_environment": "LOCAL_MACHINE", **{keys[k]: v for k, v in settings.items()}}
     assert found(parse_config(yaml.safe_dump(data), "a.yaml")) == settings
 
 
 @given(counts, counts, st.sampled_from(["=", " "]), st.sampled_from("-_"))
 def test_torchrun_and_sbatch_round_trip(nodes, processes, equals, dash):
-    command = f"torchrun --nnodes{equals}{nodes} --nproc{dash}per{dash}node{equals}{processes} train.py"
+    command = (
+        f"torchrun --nnodes{equals}{nodes} --nproc{dash}per{dash}node{equals}{processes} train.py"
+    )
     assert found(parse_command(command)) == {"nnodes": nodes, "nproc_per_node": processes}
     script = f"#!/bin/bash\n#SBATCH --nodes={nodes}\nsrun torchrun --nnodes $SLURM_NNODES --nproc-per-node {processes} t.py\n"
-    assert {s.name: {x.value for x in parse_config(script, "j.sh").settings if x.name == s.name} for s in parse_config(script, "j.sh").settings} == {
-        "nnodes": {nodes}, "nproc_per_node": {processes}}  # fmt: skip
+    assert {
+        s.name: {x.value for x in parse_config(script, "j.sh").settings if x.name == s.name}
+        for s in parse_config(script, "j.sh").settings
+    } == {"nnodes": {nodes}, "nproc_per_node": {processes}}
 
 
 def mutate(text, rng):
@@ -113,5 +147,9 @@ def test_damaged_files_never_give_a_traceback(seed):
         return
     combine([config])
     for setting in config.settings:  # whatever was read stands in the file
-        if isinstance(setting.value, int) and not isinstance(setting.value, bool) and setting.name != "nproc_per_node":
+        if (
+            isinstance(setting.value, int)
+            and not isinstance(setting.value, bool)
+            and setting.name != "nproc_per_node"
+        ):
             assert str(setting.value) in text or setting.key.startswith("trainer.strategy")

@@ -26,20 +26,34 @@ trainer = L.Trainer(devices=2, num_nodes=4, strategy="deepspeed_stage_2", precis
 
 def read(text, file="train.py"):
     config = parse_config(text, file)
-    return {s.name: s.value for s in config.settings}, [n.text for n in config.notes if n.severity == "warning"]
+    return {s.name: s.value for s in config.settings}, [
+        n.text for n in config.notes if n.severity == "warning"
+    ]
 
 
 def test_training_arguments():
     settings, unread = read(TRAINING)
     assert settings == {
-        "micro_batch": 4, "accumulation": 8, "precision": "amp_bf16", "epochs": 3, "activation_checkpointing": True,
-    }  # fmt: skip
-    assert unread == ["learning_rate: \"float(os.environ['LR'])\" (line 8) is not a literal, so it is not read"]
+        "micro_batch": 4,
+        "accumulation": 8,
+        "precision": "amp_bf16",
+        "epochs": 3,
+        "activation_checkpointing": True,
+    }
+    assert unread == [
+        "learning_rate: \"float(os.environ['LR'])\" (line 8) is not a literal, so it is not read"
+    ]
 
 
 def test_lightnings_trainer():
     settings, unread = read(LIGHTNING)
-    assert settings == {"nproc_per_node": 2, "nnodes": 4, "accumulation": 4, "precision": "amp_fp16", "zero_stage": 2}
+    assert settings == {
+        "nproc_per_node": 2,
+        "nnodes": 4,
+        "accumulation": 4,
+        "precision": "amp_fp16",
+        "zero_stage": 2,
+    }
     assert unread == []
 
 
@@ -47,16 +61,33 @@ def test_lightnings_trainer():
     ("text", "settings"),
     [
         ('trainer_args = {"devices": 2}', {"nproc_per_node": 2}),
-        ('cfg = dict(devices=[0, 1], num_nodes=4, precision="bf16")', {"nproc_per_node": 2, "nnodes": 4, "precision": "amp_bf16"}),
-        ('cfg = {"trainer": {"devices": 2}, "data": {"batch_size": 16}}', {"nproc_per_node": 2, "micro_batch": 16}),
-        ('ds = {"train_batch_size": 64, "zero_optimization": {"stage": 3}}', {"global_batch": 64, "zero_stage": 3}),
+        (
+            'cfg = dict(devices=[0, 1], num_nodes=4, precision="bf16")',
+            {"nproc_per_node": 2, "nnodes": 4, "precision": "amp_bf16"},
+        ),
+        (
+            'cfg = {"trainer": {"devices": 2}, "data": {"batch_size": 16}}',
+            {"nproc_per_node": 2, "micro_batch": 16},
+        ),
+        (
+            'ds = {"train_batch_size": 64, "zero_optimization": {"stage": 3}}',
+            {"global_batch": 64, "zero_stage": 3},
+        ),
         ('kwargs: dict = {"per_device_train_batch_size": 4}', {"micro_batch": 4}),
-        ("fabric = Fabric(devices=4, num_nodes=2, strategy=DeepSpeedStrategy(stage=1, offload_optimizer=True))",
-         {"nproc_per_node": 4, "nnodes": 2, "zero_stage": 1, "offload_optimizer": True}),
-        ("def main():\n    return SFTConfig(per_device_train_batch_size=2, bf16=True)", {"micro_batch": 2, "precision": "amp_bf16"}),
-        ('trainer_args = {"devices": 2, "max_steps": -1}\ntrainer = Trainer(**trainer_args)', {"nproc_per_node": 2}),
+        (
+            "fabric = Fabric(devices=4, num_nodes=2, strategy=DeepSpeedStrategy(stage=1, offload_optimizer=True))",
+            {"nproc_per_node": 4, "nnodes": 2, "zero_stage": 1, "offload_optimizer": True},
+        ),
+        (
+            "def main():\n    return SFTConfig(per_device_train_batch_size=2, bf16=True)",
+            {"micro_batch": 2, "precision": "amp_bf16"},
+        ),
+        (
+            'trainer_args = {"devices": 2, "max_steps": -1}\ntrainer = Trainer(**trainer_args)',
+            {"nproc_per_node": 2},
+        ),
     ],
-)  # fmt: skip
+)
 def test_dicts_and_calls(text, settings):
     assert read(text) == (settings, [])
 
@@ -65,13 +96,22 @@ def test_dicts_and_calls(text, settings):
     ("text", "named"),
     [
         ("t = Trainer(devices=N, num_nodes=2)", "trainer.devices: 'N' (line 1)"),
-        ("a = TrainingArguments(per_device_train_batch_size=2 * 8, bf16=True)", "per_device_train_batch_size: '2 * 8' (line 1)"),
+        (
+            "a = TrainingArguments(per_device_train_batch_size=2 * 8, bf16=True)",
+            "per_device_train_batch_size: '2 * 8' (line 1)",
+        ),
         ("a = TrainingArguments(**common, per_device_train_batch_size=2)", "**: 'common' (line 1)"),
-        ('d = {"train_batch_size": 8, "zero_optimization": {"stage": STAGE}}', "zero_optimization.stage: 'STAGE' (line 1)"),
-        ("t = Trainer(devices=2, strategy=DDPStrategy(timeout=day))", "trainer.strategy.timeout: 'day' (line 1)"),
+        (
+            'd = {"train_batch_size": 8, "zero_optimization": {"stage": STAGE}}',
+            "zero_optimization.stage: 'STAGE' (line 1)",
+        ),
+        (
+            "t = Trainer(devices=2, strategy=DDPStrategy(timeout=day))",
+            "trainer.strategy.timeout: 'day' (line 1)",
+        ),
         ("t = Trainer(devices=2, strategy=make())", ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_literal_is_named(text, named):
     _, unread = read(text)
     assert any(named in one for one in unread)
@@ -82,13 +122,16 @@ def test_what_is_no_literal_is_named(text, named):
     [
         ("args = TrainingArguments(", "is not valid Python at line 1"),
         ("import torch\nmodel = build(layers=3)", "holds no arguments of a trainer"),
-        ("trainer = Trainer(model=model, args=args, callbacks=[])", "holds no arguments of a trainer"),
+        (
+            "trainer = Trainer(model=model, args=args, callbacks=[])",
+            "holds no arguments of a trainer",
+        ),
         (TRAINING + LIGHTNING, "in lines 5, 12"),
         ("t = Trainer(devices=1e400, num_nodes=2)", "which cannot be a setting"),
         ("t = Trainer(devices='many', num_nodes=2)", "should be a whole number"),
         ("x = " + "(" * 500 + ")" * 500, "train.py"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_one_sentence(text, words):
     with pytest.raises(UnreadableInput) as error:
         read(text)
@@ -98,16 +141,31 @@ def test_what_cannot_be_read_is_one_sentence(text, words):
 
 def test_python_code_is_not_written():
     texts = {"train.py": LIGHTNING}
-    before = Execution(micro_batch=2, accumulation=4, nnodes=4, nproc_per_node=2, precision="amp_fp16", zero_stage=2)
+    before = Execution(
+        micro_batch=2,
+        accumulation=4,
+        nnodes=4,
+        nproc_per_node=2,
+        precision="amp_fp16",
+        zero_stage=2,
+    )
     done = rewrite(texts, Changes(before=before, after=Execution(micro_batch=4)))
     assert [f.text for f in done.files] == [LIGHTNING]
     assert "never written" in done.left["accumulation"]
-    assert done.left.keys() >= {"micro_batch", "nnodes", "nproc_per_node", "precision", "zero_stage"}
+    assert done.left.keys() >= {
+        "micro_batch",
+        "nnodes",
+        "nproc_per_node",
+        "precision",
+        "zero_stage",
+    }
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(["devices", "num_nodes", "accumulate_grad_batches"]), st.integers(1, 64), min_size=2
+        st.sampled_from(["devices", "num_nodes", "accumulate_grad_batches"]),
+        st.integers(1, 64),
+        min_size=2,
     )
 )
 def test_a_call_and_a_dict_read_as_the_file_does(arguments):

@@ -29,18 +29,34 @@ def read(**keys):
         ({"optim": "adamw_torch_fused"}, "optimizer_implementation", "fused"),
         ({"optim": "adamw_torch"}, "optimizer_implementation", None),
         ({"use_liger_kernel": True}, "cross_entropy", "chunked"),
-        ({"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": False, "cross_entropy": True}},
-         "cross_entropy", "fused_fp32"),
-        ({"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": False}}, "cross_entropy", None),
+        (
+            {
+                "use_liger_kernel": True,
+                "liger_kernel_config": {"fused_linear_cross_entropy": False, "cross_entropy": True},
+            },
+            "cross_entropy",
+            "fused_fp32",
+        ),
+        (
+            {
+                "use_liger_kernel": True,
+                "liger_kernel_config": {"fused_linear_cross_entropy": False},
+            },
+            "cross_entropy",
+            None,
+        ),
         ({"use_liger_kernel": False}, "cross_entropy", None),
     ],
-)  # fmt: skip
+)
 def test_a_key_that_chooses_kernels(keys, name, value):
     assert read(**keys)[0].get(name) == value
 
 
 def test_what_is_not_forecast_is_named():
-    assert any("flex_attention is not forecast" in text for text in read(attn_implementation="flex_attention")[1])
+    assert any(
+        "flex_attention is not forecast" in text
+        for text in read(attn_implementation="flex_attention")[1]
+    )
     assert any("norms, activations and rotary" in text for text in read(use_liger_kernel=True)[1])
     for keys in ({"attn_implementation": 3}, {"use_liger_kernel": "yes"}):
         with pytest.raises(TrainpaceError, match="it should be"):

@@ -29,7 +29,9 @@ def test_hugging_face_names_of_both_versions():
     ]
     with pytest.raises(UnreadableInput, match="its new name, is given too"):
         parse_config(hf(activation_checkpointing=True), "a.json")  # the example has the old name
-    text = notes('{"num_train_epochs": 3, "group_by_length": true, "evaluation_strategy": "no"}', "a.json")
+    text = notes(
+        '{"num_train_epochs": 3, "group_by_length": true, "evaluation_strategy": "no"}', "a.json"
+    )
     assert "now train_sampling_strategy" in text
     assert "the old name of eval_strategy" in text
 
@@ -46,14 +48,21 @@ def test_hugging_face_evaluates_only_where_a_strategy_says_so():
 def test_hugging_face_precision_is_asserted_only_where_written():
     assert "precision" not in settings('{"num_train_epochs": 3, "bf16": false}', "a.json")
     assert "not stated" in notes('{"num_train_epochs": 3, "bf16": false}', "a.json")
-    assert settings('{"num_train_epochs": 3, "bf16": false, "fp16": false}', "a.json")["precision"] == "fp32"
+    assert (
+        settings('{"num_train_epochs": 3, "bf16": false, "fp16": false}', "a.json")["precision"]
+        == "fp32"
+    )
     assert settings('{"num_train_epochs": 3, "tf32": true}', "a.json")["precision"] == "tf32"
-    with pytest.raises(UnreadableInput, match="true or false"):  # to Python, the text "false" is true
+    with pytest.raises(
+        UnreadableInput, match="true or false"
+    ):  # to Python, the text "false" is true
         parse_config(hf(bf16="false"), "a.json")
 
 
 def test_hugging_face_under_a_key_keeps_the_key():
-    config = parse_config("model: {name: x}\ntraining:\n  num_train_epochs: 3\n  seeed: 1\n", "c.yaml")
+    config = parse_config(
+        "model: {name: x}\ntraining:\n  num_train_epochs: 3\n  seeed: 1\n", "c.yaml"
+    )
     assert [(s.file, s.key) for s in config.settings] == [("c.yaml", "training.num_train_epochs")]
     assert "training.seeed" in {note.key for note in config.notes}
     # `trainer:` is Lightning's word, but not with Hugging Face's names inside
@@ -65,19 +74,33 @@ def test_hugging_face_under_a_key_keeps_the_key():
 def test_optimizers_that_are_one_algorithm_have_one_name():
     assert settings(hf(optim="adamw_torch_fused"), "a.json")["optimizer"] == "adamw"
     assert settings(ds(optimizer={"type": "Adam", "params": {}}), "ds.json")["optimizer"] == "adamw"
-    assert settings(ds(optimizer={"type": "Adam", "params": {"adam_w_mode": False}}), "ds.json")["optimizer"] == "adam"
+    assert (
+        settings(ds(optimizer={"type": "Adam", "params": {"adam_w_mode": False}}), "ds.json")[
+            "optimizer"
+        ]
+        == "adam"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"zero_optimization": True}, {"zero_stage": 1}),
-        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"zero_stage": 2, "offload_optimizer": True}),
-        ({"zero_optimization": {"offload_optimizer": {"device": "none"}}}, {"offload_optimizer": False}),
+        (
+            {"zero_optimization": {"stage": 2, "cpu_offload": True}},
+            {"zero_stage": 2, "offload_optimizer": True},
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "none"}}},
+            {"offload_optimizer": False},
+        ),
         ({"bf16": {"enabled": "auto"}}, {}),
         ({"bf16": None, "fp16": {"enabled": True}}, {"precision": "fp16"}),
         ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, {"precision": "fp32"}),
-        ({"bf16": None, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {"precision": "amp_bf16"}),
+        (
+            {"bf16": None, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+            {"precision": "amp_bf16"},
+        ),
         ({"tensor_parallel": {"autotp_size": 4}}, {"tp": 4}),
         ({"sequence_parallel_size": 2}, {"cp": 2}),
         ({"compile": {"deepcompile": True}}, {"compile": True}),
@@ -85,16 +108,23 @@ def test_optimizers_that_are_one_algorithm_have_one_name():
     ],
 )
 def test_deepspeed_sections(changes, expected):
-    with_it, without = settings(ds(**changes), "ds.json"), settings(ds(**dict.fromkeys(changes)), "ds.json")
+    with_it, without = (
+        settings(ds(**changes), "ds.json"),
+        settings(ds(**dict.fromkeys(changes)), "ds.json"),
+    )
     assert {name: value for name, value in with_it.items() if name not in without} == expected
 
 
 def test_deepspeed_keys_that_stop_it():
     assert "stops at this key" in notes(ds(elasticity={"enabled": True}), "ds.json")
-    assert "validation error" in notes(ds(zero_optimization={"stage": 3, "mics_shard_size": 8}), "ds.json")
+    assert "validation error" in notes(
+        ds(zero_optimization={"stage": 3, "mics_shard_size": 8}), "ds.json"
+    )
     text = ds(activation_checkpointing={"partition_activations": True})
     assert "whether" in notes(text, "ds.json")
-    assert [s.value for s in parse_config(text, "ds.json").settings if s.name == "partition_activations"] == [True]
+    assert [
+        s.value for s in parse_config(text, "ds.json").settings if s.name == "partition_activations"
+    ] == [True]
 
 
 def test_notes_come_in_the_order_of_the_file():
@@ -108,27 +138,47 @@ def test_notes_come_in_the_order_of_the_file():
     [
         ("devices: [4]", {"nproc_per_node": 1}, "not 4 devices"),
         ('devices: "4"', {"nproc_per_node": 4}, "written as text"),
-        ("strategy: deepspeed_stage_3_offload", {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}, ""),
+        (
+            "strategy: deepspeed_stage_3_offload",
+            {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
+            "",
+        ),
         ("strategy: deepspeed", {}, "Lightning would use 2"),
-        ("strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy, init_args: {stage: 1}}", {"zero_stage": 1}, ""),
+        (
+            "strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy, init_args: {stage: 1}}",
+            {"zero_stage": 1},
+            "",
+        ),
         ("strategy: fsdp", {"sharding": "fsdp"}, ""),
-        ("strategy: {class_path: ModelParallelStrategy, init_args: {tensor_parallel_size: 2}}", {"sharding": "fsdp", "tp": 2}, ""),
+        (
+            "strategy: {class_path: ModelParallelStrategy, init_args: {tensor_parallel_size: 2}}",
+            {"sharding": "fsdp", "tp": 2},
+            "",
+        ),
         ("strategy: deepspeed_stage_7", {}, "not a strategy"),
         ("strategy: ddp_find_unused_parameters_true", {}, ""),
         ("precision: 64", {}, "not among the precisions"),
         ("val_check_interval: 1000", {}, "micro-batches"),
         ("val_check_interval: 0.25", {}, "share of an epoch"),
-        ("val_check_interval: 1000\n  accumulate_grad_batches: 4", {"accumulation": 4, "evaluate_every_steps": 250}, "250 steps"),
+        (
+            "val_check_interval: 1000\n  accumulate_grad_batches: 4",
+            {"accumulation": 4, "evaluate_every_steps": 250},
+            "250 steps",
+        ),
         ("check_val_every_n_epoch: 5", {}, "every 5 epochs"),
         ("limit_train_batches: 1", {}, "shortens every epoch"),
         ("limit_train_batches: 1.0", {}, ""),
         ("fast_dev_run: true", {}, "shortens every epoch"),
         ("max_epochs: -1\n  max_steps: 500", {"max_steps": 500}, ""),
-        ("max_epochs: 3\n  max_steps: 500", {"max_steps": 500, "epochs": 3}, "whichever comes first"),
+        (
+            "max_epochs: 3\n  max_steps: 500",
+            {"max_steps": 500, "epochs": 3},
+            "whichever comes first",
+        ),
         ("gpus: 4", {}, "not a Trainer argument"),
         ("num_nodes: 2", {"nnodes": 2}, "devices of each node"),
     ],
-)  # fmt: skip
+)
 def test_lightning_trainer(written, expected, words):
     text = f"trainer:\n  logger: true\n  {written}\n"
     assert settings(text, "t.yaml") == expected
@@ -137,12 +187,15 @@ def test_lightning_trainer(written, expected, words):
 
 
 def test_lightning_optimizer_and_data():
-    text = LIGHTNING + "optimizer:\n  class_path: torch.optim.SGD\n  init_args: {lr: 1e-2, momentum: 0.9}\n"
+    text = (
+        LIGHTNING
+        + "optimizer:\n  class_path: torch.optim.SGD\n  init_args: {lr: 1e-2, momentum: 0.9}\n"
+    )
     found = settings(text, "t.yaml")
     assert (found["optimizer"], found["learning_rate"]) == ("sgd_momentum", 1e-2)
-    assert settings("trainer: {devices: 1}\ndata: {train_batch_size: 6, drop_last: true}\n", "t.yaml") == {
-        "nproc_per_node": 1, "micro_batch": 6, "drop_last": True,
-    }  # fmt: skip
+    assert settings(
+        "trainer: {devices: 1}\ndata: {train_batch_size: 6, drop_last: true}\n", "t.yaml"
+    ) == {"nproc_per_node": 1, "micro_batch": 6, "drop_last": True}
 
 
 def test_accelerate_sections():
@@ -161,9 +214,14 @@ parallelism_config: {parallelism_config_tp_size: 2, parallelism_config_dp_shard_
 num_machine: 2
 """
     assert settings(text, "a.yaml") == {
-        "world_size": 8, "precision": "fp32", "accumulation": 4, "zero_stage": 2, "offload_optimizer": True, "tp": 2,
+        "world_size": 8,
+        "precision": "fp32",
+        "accumulation": 4,
+        "zero_stage": 2,
+        "offload_optimizer": True,
+        "tp": 2,
         "compile": True,
-    }  # fmt: skip
+    }
     said = notes(text, "a.yaml")
     for words in ("one process runs", "read it too", "multiply to 4", "nearest: num_machines"):
         assert words in said
@@ -174,25 +232,62 @@ num_machine: 2
 @pytest.mark.parametrize(
     ("text", "expected", "words"),
     [
-        ("accelerate launch --config_file conf/a.yaml --num_processes 8 t.py", {"world_size": 8}, "conf/a.yaml is a file of its own"),
-        ("accelerate launch --multi_gpu --num_processes=8 --mixed_precision bf16 t.py", {"world_size": 8, "precision": "amp_bf16"}, ""),
-        ("accelerate launch --use_fsdp --num_processes 2 t.py", {"sharding": "fsdp", "world_size": 2}, ""),
+        (
+            "accelerate launch --config_file conf/a.yaml --num_processes 8 t.py",
+            {"world_size": 8},
+            "conf/a.yaml is a file of its own",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes=8 --mixed_precision bf16 t.py",
+            {"world_size": 8, "precision": "amp_bf16"},
+            "",
+        ),
+        (
+            "accelerate launch --use_fsdp --num_processes 2 t.py",
+            {"sharding": "fsdp", "world_size": 2},
+            "",
+        ),
         ("accelerate launch t.py", {}, "--num_processes: not stated"),
         ("deepspeed --include localhost:0,1,2 t.py", {"nnodes": 1, "nproc_per_node": 3}, ""),
         ("deepspeed --include a:0,1@b:0,1 t.py", {"nnodes": 2, "nproc_per_node": 2}, ""),
         ("deepspeed --include a:0,1@b:0 t.py", {}, "not the same number"),
         ("deepspeed t.py --deepspeed ds.json", {}, "ds.json is a file of its own"),
         ("torchrun --nnodes 2:2 --nproc-per-node 4 t.py", {"nnodes": 2, "nproc_per_node": 4}, ""),
-        ("torchrun --nproc-per-node 4 --nnodes $(wc -l < hosts) t.py", {"nproc_per_node": 4}, "known only when it runs"),
+        (
+            "torchrun --nproc-per-node 4 --nnodes $(wc -l < hosts) t.py",
+            {"nproc_per_node": 4},
+            "known only when it runs",
+        ),
         ("torchrun --nproc-per-nodes 4 t.py", {}, "nearest: nproc-per-node"),
-        ("torchrun --rdzv-endpoint $(hostname -i | head -n1):29500 --nproc-per-node 4 t.py", {"nproc_per_node": 4}, ""),
+        (
+            "torchrun --rdzv-endpoint $(hostname -i | head -n1):29500 --nproc-per-node 4 t.py",
+            {"nproc_per_node": 4},
+            "",
+        ),
         ("torchrun --nproc-per-node 4 -m pkg.train --nnodes 7", {"nproc_per_node": 4}, ""),
-        ("torchrun --nproc-per-node 4 a.py && torchrun --nproc-per-node 2 b.py --num_train_epochs 2", {"nproc_per_node": 4}, ""),
-        ("torchrun --nproc-per-node 4 a.py --num_train_epochs 3 --bf16 --learning-rate=1e-4 --optim adafactor",
-         {"nproc_per_node": 4, "epochs": 3.0, "precision": "amp_bf16", "learning_rate": 1e-4, "optimizer": "adafactor_transformers"}, ""),
-        ("torchrun --nproc-per-node 4 a.py --num_train_epochs $EPOCHS", {"nproc_per_node": 4}, "--num_train_epochs: $EPOCHS is known only"),
+        (
+            "torchrun --nproc-per-node 4 a.py && torchrun --nproc-per-node 2 b.py --num_train_epochs 2",
+            {"nproc_per_node": 4},
+            "",
+        ),
+        (
+            "torchrun --nproc-per-node 4 a.py --num_train_epochs 3 --bf16 --learning-rate=1e-4 --optim adafactor",
+            {
+                "nproc_per_node": 4,
+                "epochs": 3.0,
+                "precision": "amp_bf16",
+                "learning_rate": 1e-4,
+                "optimizer": "adafactor_transformers",
+            },
+            "",
+        ),
+        (
+            "torchrun --nproc-per-node 4 a.py --num_train_epochs $EPOCHS",
+            {"nproc_per_node": 4},
+            "--num_train_epochs: $EPOCHS is known only",
+        ),
     ],
-)  # fmt: skip
+)
 def test_commands(text, expected, words):
     assert command(text) == expected
     assert words in command_notes(text)
@@ -202,13 +297,20 @@ def test_commands(text, expected, words):
 @pytest.mark.parametrize(
     "text",
     [
-        "torchrun --nproc-per-node 1:4 t.py", "torchrun --nproc-per-node -1 t.py", "torchrun --nnodes 2.5 t.py",
-        "torchrun --nproc-per-node --nnodes 2 t.py", "torchrun --nnodes 2 --nnodes 3 t.py", "accelerate config",
-        "accelerate launch --zero_stage 4 t.py", "accelerate launch --mixed_precision int4 t.py", "pip install deepspeed-mii",
+        "torchrun --nproc-per-node 1:4 t.py",
+        "torchrun --nproc-per-node -1 t.py",
+        "torchrun --nnodes 2.5 t.py",
+        "torchrun --nproc-per-node --nnodes 2 t.py",
+        "torchrun --nnodes 2 --nnodes 3 t.py",
+        "accelerate config",
+        "accelerate launch --zero_stage 4 t.py",
+        "accelerate launch --mixed_precision int4 t.py",
+        "pip install deepspeed-mii",
         "torchrun --nproc-per-node 2 t.py --per_device_train_batch_size 2.5",
-        "torchrun --nproc-per-node 2 t.py --num_train_epochs 2 --num_train_epochs 3", "x" * (1 << 21),
+        "torchrun --nproc-per-node 2 t.py --num_train_epochs 2 --num_train_epochs 3",
+        "x" * (1 << 21),
     ],
-)  # fmt: skip
+)
 def test_commands_that_are_refused(text):
     with pytest.raises(UnreadableInput):
         parse_command(text)
@@ -217,7 +319,11 @@ def test_commands_that_are_refused(text):
 @pytest.mark.parametrize(
     ("script", "expected", "words"),
     [
-        ("#SBATCH -N2 -n 8\n#SBATCH -t 1-0\nsrun python t.py", {"nproc_per_node": 4, "world_size": 8, "time_limit_s": 86400.0}, ""),
+        (
+            "#SBATCH -N2 -n 8\n#SBATCH -t 1-0\nsrun python t.py",
+            {"nproc_per_node": 4, "world_size": 8, "time_limit_s": 86400.0},
+            "",
+        ),
         ("#SBATCH --gres=gpu:a100:4,nvme:1\nsrun python t.py", {"gpus_per_node": 4}, ""),
         ("#SBATCH --gres=gpu:a100:4(S:0-1)\n", {"gpus_per_node": 4}, ""),
         ("#SBATCH --gres=gpu\n", {"gpus_per_node": 1}, ""),
@@ -230,14 +336,34 @@ def test_commands_that_are_refused(text):
         ("#SBATCH --time=UNLIMITED\n", {}, "no limit"),
         ("#SBATCH --array=0-9\n", {}, "on its own"),
         ("module load cuda\n#SBATCH --time=5\n", {}, "Slurm ignores it"),
-        ("#SBATCH --ntasks-per-node=4\nsrun --ntasks-per-node=2 python t.py", {"nproc_per_node": 2}, ""),
-        ("#SBATCH --ntasks-per-node=4\nip=$(srun --ntasks=1 hostname)\nsrun --cpu-bind=none bash run.sh", {"nproc_per_node": 4}, ""),
-        ("#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 t.py", {"nproc_per_node": 4}, "1 is usual"),
+        (
+            "#SBATCH --ntasks-per-node=4\nsrun --ntasks-per-node=2 python t.py",
+            {"nproc_per_node": 2},
+            "",
+        ),
+        (
+            "#SBATCH --ntasks-per-node=4\nip=$(srun --ntasks=1 hostname)\nsrun --cpu-bind=none bash run.sh",
+            {"nproc_per_node": 4},
+            "",
+        ),
+        (
+            "#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 t.py",
+            {"nproc_per_node": 4},
+            "1 is usual",
+        ),
         ("srun torchrun --nproc-per-node 4 t.py", {"nproc_per_node": 4}, "has no --nnodes"),
-        ("srun torchrun --nnodes ${SLURM_JOB_NUM_NODES} --nproc-per-node $GPUS t.py", {}, "$GPUS is known only"),
-        ("torchrun --nnodes=2 \\\n  --nproc-per-node=4 \\\n  t.py\ntorchrun --nnodes=1 --nproc-per-node=1 e.py", {"nproc_per_node": 4}, "only the first"),
+        (
+            "srun torchrun --nnodes ${SLURM_JOB_NUM_NODES} --nproc-per-node $GPUS t.py",
+            {},
+            "$GPUS is known only",
+        ),
+        (
+            "torchrun --nnodes=2 \\\n  --nproc-per-node=4 \\\n  t.py\ntorchrun --nnodes=1 --nproc-per-node=1 e.py",
+            {"nproc_per_node": 4},
+            "only the first",
+        ),
     ],
-)  # fmt: skip
+)
 def test_sbatch_scripts(script, expected, words):
     text = HEAD + script
     assert settings(text, "j.sh") == {"nnodes": 2, **expected}
@@ -255,7 +381,8 @@ def test_a_shell_script_without_slurm():
 @pytest.mark.parametrize(
     "text",
     [
-        "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 45)),
+        "a0: &a0 {k: 1}\n"
+        + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 45)),
         "a: &a [*a]\n",
         "trainer: {devices: 0x" + "f" * 100_000 + "}\n",
         "trainer: {devices: " + "9" * 100_000 + "}\n",
@@ -274,7 +401,15 @@ def test_hostile_yaml_is_refused_quickly(text):
     ("text", "file"),
     [
         (json.dumps({**DS, **{f"wrong_{i}": i for i in range(20_000)}}), "ds.json"),
-        (HEAD + "srun torchrun --nproc-per-node " + "$(a " * 50_000 + "x" + ")" * 50_000 + " t.py", "j.sh"),
+        (
+            HEAD
+            + "srun torchrun --nproc-per-node "
+            + "$(a " * 50_000
+            + "x"
+            + ")" * 50_000
+            + " t.py",
+            "j.sh",
+        ),
         (HEAD + "srun torchrun --nproc-per-node 4 t.py\n" * 10_000, "j.sh"),
         (json.dumps({**DS, "w" * 900_000: 1}), "ds.json"),
     ],
@@ -291,7 +426,9 @@ def test_large_files_are_read_quickly(text, file):
 
 
 def test_keys_that_are_not_text_are_named_not_tripped_over():
-    assert "zero_optimization.3" in notes("train_batch_size: 8\nzero_optimization: {3: 4}\n", "a.yaml")
+    assert "zero_optimization.3" in notes(
+        "train_batch_size: 8\nzero_optimization: {3: 4}\n", "a.yaml"
+    )
     assert "trainer.True" in notes("trainer: {on: 4, devices: 2}\n", "a.yaml")
 
 
@@ -304,13 +441,26 @@ def test_lists_of_names_are_whole():
     """A line lost from a list would turn a good key into a warning."""
     assert len(ZERO) == 43 + 9  # the fields of DeepSpeedZeroConfig, and the aliases with stage3_
     assert not TOP_LEVEL & REMOVED
-    for name in ("bf16", "zero_optimization", "torch_autocast", "wall_clock_breakdown", "data_types", "checkpoint"):
+    for name in (
+        "bf16",
+        "zero_optimization",
+        "torch_autocast",
+        "wall_clock_breakdown",
+        "data_types",
+        "checkpoint",
+    ):
         assert name in TOP_LEVEL
-    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in TOP_LEVEL | REMOVED | ZERO | ACCELERATE_NAMES)
+    assert all(
+        re.fullmatch(r"[a-z0-9_]+", name) for name in TOP_LEVEL | REMOVED | ZERO | ACCELERATE_NAMES
+    )
 
 
 def test_the_examples_give_no_warning():
-    for text, file in ((json.dumps(HF), "a.json"), (json.dumps(DS), "ds.json"), (LIGHTNING, "t.yaml")):
+    for text, file in (
+        (json.dumps(HF), "a.json"),
+        (json.dumps(DS), "ds.json"),
+        (LIGHTNING, "t.yaml"),
+    ):
         assert [note for note in parse_config(text, file).notes if note.severity == "warning"] == []
 
 
@@ -326,7 +476,10 @@ def test_accelerate_passes_by_what_is_not_its_distributed_type():
     head = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\n"
     fsdp = head + "distributed_type: MULTI_GPU\nfsdp_config: {fsdp_version: 2}\n"
     assert settings(fsdp, "a.yaml") == {"world_size": 8}
-    assert settings(fsdp.replace("MULTI_GPU", "FSDP"), "a.yaml") == {"world_size": 8, "sharding": "fsdp"}
+    assert settings(fsdp.replace("MULTI_GPU", "FSDP"), "a.yaml") == {
+        "world_size": 8,
+        "sharding": "fsdp",
+    }
     compiled = head + "distributed_type: DEEPSPEED\ndynamo_config: {dynamo_backend: INDUCTOR}\n"
     assert "compile" not in settings(compiled, "a.yaml")
     assert "does not pass it on" in notes(compiled, "a.yaml")
@@ -342,8 +495,8 @@ def test_accelerate_stops_at_an_unquoted_no():
 
 
 def test_offloaded_parameters_are_read():
-    assert settings(ds(zero_optimization={"stage": 3, "offload_param": {"device": "cpu"}}), "ds.json")[
-        "offload_parameters"
-    ]
+    assert settings(
+        ds(zero_optimization={"stage": 3, "offload_param": {"device": "cpu"}}), "ds.json"
+    )["offload_parameters"]
     text = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\ndeepspeed_config: {offload_param_device: nvme}\n"
     assert settings(text, "a.yaml")["offload_parameters"]

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs import Changes, combine, execution_of, new_file, parse_config, rewrite, save_all, settings_of
+from trainpace.configs import (
+    Changes,
+    combine,
+    execution_of,
+    new_file,
+    parse_config,
+    rewrite,
+    save_all,
+    settings_of,
+)
 from trainpace.configs.files import BY_HAND, WRITERS, write_changes
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
@@ -22,7 +31,9 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
 from config_loading import LIBRARIES, differing, loaded, mismatches  # noqa: E402
 from config_plans import FILES, execution, rounds  # noqa: E402
 
-NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+NEEDS_ENGINES = pytest.mark.skipif(
+    not (ROOT / ".engines").is_dir(), reason="make .engines/installed"
+)
 START = Execution(micro_batch=4, accumulation=8, nproc_per_node=8)
 
 
@@ -55,14 +66,19 @@ def test_every_text_says_one_sample_on_one_process(kind):
         assert read.format == kind
         values = {s.name: s.value for s in read.settings}
         # Lightning's file with a strategy class and FSDP's say how states are sharded, which is the one exception
-        assert execution_of({n: v for n, v in values.items() if n != "sharding"}, Execution()) == Execution()
+        assert (
+            execution_of({n: v for n, v in values.items() if n != "sharding"}, Execution())
+            == Execution()
+        )
 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_nothing_changes_where_nothing_differs(kind):
     for one in rounds(kind, 4, seed=3):
         text = one.written.text
-        assert write_changes(text, one.file, Changes(before=one.wanted, after=one.wanted)).text == text
+        assert (
+            write_changes(text, one.file, Changes(before=one.wanted, after=one.wanted)).text == text
+        )
 
 
 @NEEDS_ENGINES
@@ -73,7 +89,9 @@ def test_the_library_loads_the_file_and_says_the_same(kind, tmp_path):
     assert not [one.file for one in done if one.wrong()]
     reports = loaded(kind, done, tmp_path)
     assert {
-        i: d for i, (one, report) in enumerate(zip(done, reports, strict=True)) if (d := differing(one, report))
+        i: d
+        for i, (one, report) in enumerate(zip(done, reports, strict=True))
+        if (d := differing(one, report))
     } == {}
     assert all("precision" in report or "nnodes" in report for report in reports)
 
@@ -88,7 +106,9 @@ def test_the_trainer_finds_nothing_that_differs_from_deepspeeds_file(tmp_path):
 
 def test_the_comparison_with_a_library_sees_a_difference():
     one = next(iter(rounds("DeepSpeed", 1)))
-    stage = {s.name: s.value for s in parse_config(one.written.text, one.file).settings}["micro_batch"]
+    stage = {s.name: s.value for s in parse_config(one.written.text, one.file).settings}[
+        "micro_batch"
+    ]
     assert differing(one, {"micro_batch": stage}) == {}
     assert differing(one, {"micro_batch": stage + 1}) == {"micro_batch": (stage + 1, stage)}
     assert differing(one, {"error": "no"})
@@ -104,44 +124,110 @@ num_train_epochs: 1
 def test_only_the_keys_that_change_are_touched():
     written = changed(HF, "a.yaml", micro_batch=16, accumulation=2)
     assert lines(written) == [
-        "-per_device_train_batch_size: 4 # fits", "-gradient_accumulation_steps: 8",
-        "+per_device_train_batch_size: 16 # fits", "+gradient_accumulation_steps: 2",
-    ]  # fmt: skip
+        "-per_device_train_batch_size: 4 # fits",
+        "-gradient_accumulation_steps: 8",
+        "+per_device_train_batch_size: 16 # fits",
+        "+gradient_accumulation_steps: 2",
+    ]
     assert lines(changed(HF, "a.yaml", precision="amp_bf16")) == ["+bf16: true"]
     assert changed(HF, "a.yaml").diff == ""
 
 
 def test_hugging_face_uses_the_name_that_the_file_has():
-    text = json.dumps({"num_train_epochs": 1, "gradient_checkpointing": False, "per_gpu_train_batch_size": 4})
+    text = json.dumps(
+        {"num_train_epochs": 1, "gradient_checkpointing": False, "per_gpu_train_batch_size": 4}
+    )
     data = json.loads(changed(text, "a.json", activation_checkpointing="full", micro_batch=2).text)
-    assert data == {"num_train_epochs": 1, "gradient_checkpointing": True, "per_gpu_train_batch_size": 2}
+    assert data == {
+        "num_train_epochs": 1,
+        "gradient_checkpointing": True,
+        "per_gpu_train_batch_size": 2,
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "file", "fields", "name", "words"),
     [
-        (HF, "a.yaml", {"activation_checkpointing": "selective"}, "activation_checkpointing", "all or nothing"),
+        (
+            HF,
+            "a.yaml",
+            {"activation_checkpointing": "selective"},
+            "activation_checkpointing",
+            "all or nothing",
+        ),
         (HF, "a.yaml", {"nnodes": 2}, "nnodes", "launch command"),
         (HF, "a.yaml", {"precision": "bf16"}, "precision", "autocast only"),
         (HF, "a.yaml", {"zero_stage": 2}, "zero_stage", "needs a DeepSpeed file"),
         (HF, "a.yaml", {"channels_last": True}, "channels_last", "no key is written"),
-        ('{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}', "d.json", {"micro_batch": 2}, "micro_batch", '"auto"'),
+        (
+            '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}',
+            "d.json",
+            {"micro_batch": 2},
+            "micro_batch",
+            '"auto"',
+        ),
         ('{"train_micro_batch_size_per_gpu": 4}', "d.json", {"pp": 2}, "pp", "PipelineModule"),
         ('{"zero_optimization": true}', "d.json", {"zero_stage": 2}, "zero_stage", "the old way"),
         ("trainer: {devices: auto}\n", "t.yaml", {"nproc_per_node": 4}, "nproc_per_node", "auto"),
-        ("trainer: {devices: [2, 3]}\n", "t.yaml", {"nproc_per_node": 4}, "nproc_per_node", "by hand"),
-        ("trainer: {devices: 1, strategy: fsdp}\n", "t.yaml", {"zero_stage": 2}, "zero_stage", "another strategy"),
-        ("trainer: {devices: 1}\n", "t.yaml", {"precision": "tf32"}, "precision", "set_float32_matmul_precision"),
-        ("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n", "a.yaml",
-         {"zero_stage": 3}, "zero_stage", "it is stated in ds.json"),
-        ("distributed_type: DEEPSPEED\nnum_processes: 8\n", "a.yaml", {"compile": True}, "compile", "does not pass it on"),
+        (
+            "trainer: {devices: [2, 3]}\n",
+            "t.yaml",
+            {"nproc_per_node": 4},
+            "nproc_per_node",
+            "by hand",
+        ),
+        (
+            "trainer: {devices: 1, strategy: fsdp}\n",
+            "t.yaml",
+            {"zero_stage": 2},
+            "zero_stage",
+            "another strategy",
+        ),
+        (
+            "trainer: {devices: 1}\n",
+            "t.yaml",
+            {"precision": "tf32"},
+            "precision",
+            "set_float32_matmul_precision",
+        ),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n",
+            "a.yaml",
+            {"zero_stage": 3},
+            "zero_stage",
+            "it is stated in ds.json",
+        ),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 8\n",
+            "a.yaml",
+            {"compile": True},
+            "compile",
+            "does not pass it on",
+        ),
         ("torchrun --nnodes 1:4 --nproc-per-node 8 t.py", "c.sh", {"nnodes": 2}, "nnodes", "1:4"),
-        ("torchrun --nproc-per-node gpu t.py", "c.sh", {"nproc_per_node": 4}, "nproc_per_node", "known only when it runs"),
-        ("deepspeed --include a:0,1 t.py", "c.sh", {"nproc_per_node": 4}, "nproc_per_node", "names the GPUs"),
-        ("x: &n 4\ntraining:\n  num_train_epochs: 1\n  per_device_train_batch_size: *n\n", "a.yaml", {"micro_batch": 2},
-         "micro_batch", "an alias"),
+        (
+            "torchrun --nproc-per-node gpu t.py",
+            "c.sh",
+            {"nproc_per_node": 4},
+            "nproc_per_node",
+            "known only when it runs",
+        ),
+        (
+            "deepspeed --include a:0,1 t.py",
+            "c.sh",
+            {"nproc_per_node": 4},
+            "nproc_per_node",
+            "names the GPUs",
+        ),
+        (
+            "x: &n 4\ntraining:\n  num_train_epochs: 1\n  per_device_train_batch_size: *n\n",
+            "a.yaml",
+            {"micro_batch": 2},
+            "micro_batch",
+            "an alias",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_left_is_said(text, file, fields, name, words):
     written = changed(text, file, **fields)
     assert words in written.left[name]
@@ -151,7 +237,11 @@ def test_what_is_left_is_said(text, file, fields, name, words):
 def test_the_global_batch_follows_in_deepspeed():
     text = '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}'
     data = json.loads(changed(text, "d.json", micro_batch=8, accumulation=8).text)
-    assert data == {"train_batch_size": 512, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 8}
+    assert data == {
+        "train_batch_size": 512,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 8,
+    }
     # the number of GPUs is not DeepSpeed's to say, but its global batch hangs on it
     assert json.loads(changed(text, "d.json", nproc_per_node=16).text)["train_batch_size"] == 512
 
@@ -167,7 +257,10 @@ def test_lightning_evaluates_at_the_same_steps_as_before():
     [
         ({"zero_stage": 2}, "deepspeed_stage_2"),
         ({"zero_stage": 2, "offload_optimizer": True}, "deepspeed_stage_2_offload"),
-        ({"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}, "deepspeed_stage_3_offload"),
+        (
+            {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
+            "deepspeed_stage_3_offload",
+        ),
     ],
 )
 def test_lightning_has_names_for_some_shardings(fields, strategy):
@@ -183,16 +276,23 @@ def test_lightning_needs_a_section_for_the_others():
     assert values == {"zero_stage": 3, "offload_optimizer": True}
 
 
-NEW = {"DeepSpeed": "ds.json", "accelerate": "accelerate.yaml", "torchrun": "launch.sh", "sbatch": "job.sbatch"}
+NEW = {
+    "DeepSpeed": "ds.json",
+    "accelerate": "accelerate.yaml",
+    "torchrun": "launch.sh",
+    "sbatch": "job.sbatch",
+}
 SBATCH = FILES["Slurm batch script"]["torchrun.sbatch"]
 
 
 def test_slurm_variables_are_left_where_they_come_out_right():
     written = changed(SBATCH, "j.sbatch", before=Execution(), nnodes=2, nproc_per_node=4)
     assert lines(written) == [
-        "-#SBATCH --nodes=1          # of 4", "+#SBATCH --nodes=2          # of 4",
-        "-#SBATCH --gres=gpu:a100:1", "+#SBATCH --gres=gpu:a100:4",
-    ]  # fmt: skip
+        "-#SBATCH --nodes=1          # of 4",
+        "+#SBATCH --nodes=2          # of 4",
+        "-#SBATCH --gres=gpu:a100:1",
+        "+#SBATCH --gres=gpu:a100:4",
+    ]
     assert any("--rdzv-endpoint" in note for note in written.notes)
 
 
@@ -205,7 +305,10 @@ def test_a_time_limit_is_written_as_slurm_has_it():
 
 def test_an_option_after_the_first_command_is_no_option():
     text = "#!/bin/bash\n#SBATCH --nodes=1\necho\n#SBATCH --gpus-per-node=8\nsrun python t.py\n"
-    assert "#SBATCH --gpus-per-node=8" in changed(text, "j.sh", before=Execution(), nproc_per_node=4).text
+    assert (
+        "#SBATCH --gpus-per-node=8"
+        in changed(text, "j.sh", before=Execution(), nproc_per_node=4).text
+    )
 
 
 def test_a_command_keeps_its_quotes_and_continuations():
@@ -228,7 +331,14 @@ def test_several_files_take_each_setting_once():
         "job.sh": "torchrun --nproc_per_node 8 train.py --deepspeed ds.json\n",
     }
     after = replace(
-        START, micro_batch=8, accumulation=2, nnodes=2, zero_stage=2, precision="amp_bf16", compile=True, pp=1
+        START,
+        micro_batch=8,
+        accumulation=2,
+        nnodes=2,
+        zero_stage=2,
+        precision="amp_bf16",
+        compile=True,
+        pp=1,
     )
     done = rewrite(texts, Changes(before=START, after=after))
     assert done.left == {}
@@ -260,12 +370,16 @@ def test_partitioned_activations_are_deepspeeds():
     assert (written.wrote, written.left) == (("partition_activations",), {})
     for kind in ("accelerate", "Lightning CLI", "Hugging Face TrainingArguments"):
         (file, text), *_ = FILES[kind].items()
-        assert "DeepSpeed's own file" in changed(text, file, partition_activations=True).left["partition_activations"]
+        assert (
+            "DeepSpeed's own file"
+            in changed(text, file, partition_activations=True).left["partition_activations"]
+        )
 
 
 def test_what_no_file_takes_is_said_once():
     done = rewrite(
-        {"job.sh": "torchrun --nproc-per-node 8 t.py\n"}, Changes(before=START, after=replace(START, zero_stage=2))
+        {"job.sh": "torchrun --nproc-per-node 8 t.py\n"},
+        Changes(before=START, after=replace(START, zero_stage=2)),
     )
     assert list(done.left) == ["zero_stage"]
     assert done.files[0].diff == ""
@@ -308,7 +422,12 @@ def test_a_backup_is_never_overwritten(tmp_path):
         assert path.read_bytes().count(b"\r\n") == 4
         assert f"size: {n}".encode() in path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o640
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.yaml", "a.yaml.bak", "a.yaml.bak2", "a.yaml.bak3"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.yaml",
+        "a.yaml.bak",
+        "a.yaml.bak2",
+        "a.yaml.bak3",
+    ]
 
 
 def test_a_file_without_changes_is_not_written(tmp_path):

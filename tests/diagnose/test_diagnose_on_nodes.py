@@ -25,7 +25,9 @@ IMPATIENT = (
 )
 IN_ANY_RUN = ("slow disk",)
 FAULTS = [
-    pytest.param(f, id=f.name.replace(" ", "-"), marks=[] if f.name in IN_ANY_RUN else pytest.mark.long)
+    pytest.param(
+        f, id=f.name.replace(" ", "-"), marks=[] if f.name in IN_ANY_RUN else pytest.mark.long
+    )
     for f in several_nodes.FAULTS
 ]
 
@@ -45,29 +47,54 @@ def test_a_planted_fault_is_named_and_proved(nodes, tmp_path, fault):
     assert (found.cause, found.node) == (fault.expected, f"node{fault.rank + 1}"), diagnosis.why
     assert found.ms == pytest.approx(made.planted_ms, rel=CLOSE), diagnosis.why
     # not by the verdict, which is the larger of waiting for the straggler and an exchange that takes as long
-    (share,) = (s for s in diagnosis.shares if s.cause == ("communication" if fault.is_link else "straggler"))
+    (share,) = (
+        s
+        for s in diagnosis.shares
+        if s.cause == ("communication" if fault.is_link else "straggler")
+    )
     assert share.proved
-    assert share.ms == pytest.approx(made.exchange_ms if fault.is_link else made.planted_ms, rel=CLOSE)
+    assert share.ms == pytest.approx(
+        made.exchange_ms if fault.is_link else made.planted_ms, rel=CLOSE
+    )
     (clock,) = (c for c in diagnosis.together.clocks if c.node == "node2")
     assert clock.offset_ms == pytest.approx(1000 * APART_S, abs=clock.uncertainty_ms)
     recording = made.made.recording
-    assert [(r.rank, r.host) for r in recording.ranks] == [(i, f"node{i + 1}") for i in range(NODES)]
+    assert [(r.rank, r.host) for r in recording.ranks] == [
+        (i, f"node{i + 1}") for i in range(NODES)
+    ]
     assert all(r.complete for r in recording.ranks)
-    assert len({tuple((b.trial, b.steps) for b in r.blocks) for r in recording.ranks}) == 1  # all made the same
+    assert (
+        len({tuple((b.trial, b.steps) for b in r.blocks) for r in recording.ranks}) == 1
+    )  # all made the same
 
 
 APART_S = 3600
 CLOCK_APART = (
-    "bash", "-c", f'test $SLURM_PROCID != 1 || exec unshare --time --monotonic {APART_S} --fork "$@"; exec "$@"', "clock",
-)  # fmt: skip
+    "bash",
+    "-c",
+    f'test $SLURM_PROCID != 1 || exec unshare --time --monotonic {APART_S} --fork "$@"; exec "$@"',
+    "clock",
+)
 
 
 def srun(nodes, folder, *command, before=()):
     trainpace = (sys.executable, "-c", IMPATIENT, "diagnose", "--output", str(folder), "--")
     return subprocess.run(
-        ("srun", f"--nodes={NODES}", f"--ntasks={NODES}", *before, *trainpace, sys.executable, *command),
-        env=several_nodes.around(nodes), capture_output=True, text=True, timeout=WITHIN_S, check=False,
-    )  # fmt: skip
+        (
+            "srun",
+            f"--nodes={NODES}",
+            f"--ntasks={NODES}",
+            *before,
+            *trainpace,
+            sys.executable,
+            *command,
+        ),
+        env=several_nodes.around(nodes),
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
 
 
 def test_a_training_that_fails_on_one_node_ends_on_all_and_is_named(nodes, tmp_path):
@@ -87,8 +114,17 @@ def test_a_training_that_fails_on_one_node_ends_on_all_and_is_named(nodes, tmp_p
 def test_a_folder_that_is_each_nodes_own_is_told_before_anything_runs(nodes, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
-    mounts = ("unshare", "--mount", "bash", "-c", f'mount -t tmpfs none {own} && exec "$@"', "mount")
-    done = srun(nodes, own / "recording", "-c", f"open({str(tmp_path / 'ran')!r}, 'w')", before=mounts)
+    mounts = (
+        "unshare",
+        "--mount",
+        "bash",
+        "-c",
+        f'mount -t tmpfs none {own} && exec "$@"',
+        "mount",
+    )
+    done = srun(
+        nodes, own / "recording", "-c", f"open({str(tmp_path / 'ran')!r}, 'w')", before=mounts
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("tasks 1, 2 of 3 did not come to") == 1, done.stderr
     assert not (tmp_path / "ran").exists()
@@ -96,7 +132,9 @@ def test_a_folder_that_is_each_nodes_own_is_told_before_anything_runs(nodes, tmp
 
 def test_torchrun_on_two_nodes_without_slurm_is_one_diagnosis(nodes, tmp_path):
     (slow,) = (f for f in several_nodes.FAULTS if f.name == "slow node")
-    made = several_nodes.diagnosed_by_torchrun(slow, nodes, tmp_path / "recording", ("--budget", "8s"))
+    made = several_nodes.diagnosed_by_torchrun(
+        slow, nodes, tmp_path / "recording", ("--budget", "8s")
+    )
     # beside other tests the exchange of two busy cores may take as long as the straggler
     assert made.diagnosis.verdict in ("straggler", "communication"), made.diagnosis.why
     found = several_nodes.named(made.diagnosis)

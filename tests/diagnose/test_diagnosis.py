@@ -20,7 +20,10 @@ def saving(d, words):
 
 
 def test_data_bound():
-    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
+    blocks = [
+        block("plain", data=16, forward=2, backward=3),
+        block("cached_batch", forward=2, backward=3),
+    ] * 3
     r = rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
     d = diagnose(recording(r), epochs=10)
     assert d.verdict == "data"
@@ -28,7 +31,9 @@ def test_data_bound():
     # the fewest workers within 3 % of the best: three make a batch in 5.5 ms, what computing and receiving it take
     assert saving(d, "3 loader workers instead of 0") == pytest.approx(15.5)
     assert saving(d, "offline") == pytest.approx(16)
-    assert [a.title for a in (*d.advice, *d.not_worth) if a.at_most] == ["prepare samples once, offline"]
+    assert [a.title for a in (*d.advice, *d.not_worth) if a.at_most] == [
+        "prepare samples once, offline"
+    ]
     assert d.seconds_an_epoch(16) == pytest.approx(1.6)
 
 
@@ -42,14 +47,27 @@ def test_no_more_workers_than_cores_help_where_samples_compute():
 
 def test_waiting_samples_gain_by_more_workers_than_cores():
     blocks = [block("plain", data=60, forward=5), block("cached_batch", forward=5)] * 3
-    r = rank(data=60, forward=5, blocks=blocks, loader=loader(workers=1), fetch=fetch(4, 0.1, in_workers=True), cpus=2)
+    r = rank(
+        data=60,
+        forward=5,
+        blocks=blocks,
+        loader=loader(workers=1),
+        fetch=fetch(4, 0.1, in_workers=True),
+        cpus=2,
+    )
     d = diagnose(recording(r))
     assert max(a.saves_ms for a in d.advice if a.settings.get("num_workers", 0) > 1) > 55
 
 
 def test_it_says_no_where_workers_gain_nothing():
     blocks = [block("plain", data=0.1, forward=30), block("cached_batch", forward=30)] * 3
-    r = rank(data=0.1, forward=30, blocks=blocks, loader=loader(workers=2), fetch=fetch(0.2, 0.2, in_workers=True))
+    r = rank(
+        data=0.1,
+        forward=30,
+        blocks=blocks,
+        loader=loader(workers=2),
+        fetch=fetch(0.2, 0.2, in_workers=True),
+    )
     d = diagnose(recording(r))
     assert d.verdict == "compute"
     assert d.advice == ()
@@ -71,16 +89,26 @@ def test_time_that_a_small_batch_does_not_shorten_is_launching():
 
 
 def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
-    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=2000, few_operators=250, large_operators_ms=0.5)
+    r = rank(
+        forward=10,
+        blocks=few_and_full(1.3, 10),
+        operators=2000,
+        few_operators=250,
+        large_operators_ms=0.5,
+    )
     d = diagnose(recording(r))
     assert d.verdict == "launch"
     assert by_cause(d)["launch"] == pytest.approx(9.5)
     assert saving(d, "all samples of a batch at once") == pytest.approx(9.5 * 15 / 16)
-    assert not any("times as large" in a.title for a in (*d.advice, *d.not_worth))  # which lengthens a loop
+    assert not any(
+        "times as large" in a.title for a in (*d.advice, *d.not_worth)
+    )  # which lengthens a loop
 
 
 def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them():
-    r = rank(forward=10, blocks=few_and_full(9, 10), large_operators_ms=9.4)  # a dense gradient of a large embedding
+    r = rank(
+        forward=10, blocks=few_and_full(9, 10), large_operators_ms=9.4
+    )  # a dense gradient of a large embedding
     d = diagnose(recording(r))
     assert d.verdict == "compute"
     assert by_cause(d)["launch"] == pytest.approx(0.6)
@@ -89,7 +117,9 @@ def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them
 def test_what_others_slow_down_after_the_operators_were_timed_is_no_launching():
     """A quick block of 10 ms, in which operators take 9, and then three times as long."""
     blocks = [block("plain", forward=each) for each in (10, 30, 50, 30)]
-    d = diagnose(recording(rank(forward=30, blocks=blocks, large_operators_ms=9.0, delayed_share=0.4)))
+    d = diagnose(
+        recording(rank(forward=30, blocks=blocks, large_operators_ms=9.0, delayed_share=0.4))
+    )
     assert d.verdict == "compute"
     assert by_cause(d)["launch"] == pytest.approx(3)
     assert any("waited for a core in 40% of its time" in note for note in d.warnings)
@@ -99,18 +129,25 @@ def test_a_script_that_does_not_bear_a_tiny_batch_is_told_from_one_that_fails():
     failed = recording(rank(forward=10, ended_in="few_samples"), exit_code=1)
     assert "batches of 2 samples" in diagnose(failed).warnings[0]
     assert (
-        "batches of 2 samples" not in diagnose(recording(rank(forward=10, ended_in="muted"), exit_code=1)).warnings[0]
+        "batches of 2 samples"
+        not in diagnose(recording(rank(forward=10, ended_in="muted"), exit_code=1)).warnings[0]
     )
 
 
 def test_a_launcher_that_fails_once_all_was_tried_is_no_failure_of_the_script():
-    (told,) = (w for w in diagnose(recording(rank(forward=10, carried_out=True), exit_code=1)).warnings if "Ray" in w)
+    (told,) = (
+        w
+        for w in diagnose(recording(rank(forward=10, carried_out=True), exit_code=1)).warnings
+        if "Ray" in w
+    )
     assert "after Trainpace had ended the training" in told
     assert "Ray" not in diagnose(recording(rank(forward=10), exit_code=1)).warnings[0]
 
 
 def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
-    seen = Line(part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9)
+    seen = Line(
+        part="other", line="/usr/lib/utils.py:281 save_image", called="PIL.Image.save", share=0.9
+    )
     d = diagnose(recording(rank(forward=10, other=20, lines=(seen,))))
     assert saving(d, "less of utils.py:281 save_image") == pytest.approx(18)
     trains = Line(part="forward", line=seen.line, called="", share=1.0)
@@ -119,9 +156,18 @@ def test_the_line_that_holds_a_step_up_without_a_loader_is_worth_a_change():
 
 
 def test_a_larger_batch_shares_an_optimizer_that_no_implementation_makes_faster():
-    r = rank(forward=10, optimizer=5, loader=loader(), optimizer_variants_ms={"as it is": 5.0, "fused": 4.0})
+    r = rank(
+        forward=10,
+        optimizer=5,
+        loader=loader(),
+        optimizer_variants_ms={"as it is": 5.0, "fused": 4.0},
+    )
     assert saving(diagnose(recording(r)), "a batch 4 times as large") == pytest.approx(4 * 0.75)
-    assert not [a for a in diagnose(recording(replace(r, samples_per_step=0.0))).advice if "batch" in a.title]
+    assert not [
+        a
+        for a in diagnose(recording(replace(r, samples_per_step=0.0))).advice
+        if "batch" in a.title
+    ]
 
 
 def test_on_a_crowded_machine_computing_is_not_proved():
@@ -133,15 +179,27 @@ def test_on_a_crowded_machine_computing_is_not_proved():
 
 def test_processes_with_more_threads_than_cores_get_fewer():
     ranks = [rank(i, 2, forward=10, threads=4, cpus=4, delayed_share=0.4) for i in range(2)]
-    assert saving(diagnose(recording(*ranks)), "2 threads per process instead of 4") == pytest.approx(4)
+    assert saving(
+        diagnose(recording(*ranks)), "2 threads per process instead of 4"
+    ) == pytest.approx(4)
     hogwild = rank(forward=10, threads=4, cpus=4, delayed_share=0.4, beside=3)
-    assert saving(diagnose(recording(hogwild)), "1 thread per process instead of 4") == pytest.approx(4)
-    assert not any("thread" in a.title for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice)
+    assert saving(
+        diagnose(recording(hogwild)), "1 thread per process instead of 4"
+    ) == pytest.approx(4)
+    assert not any(
+        "thread" in a.title
+        for a in diagnose(recording(*(replace(r, threads=2) for r in ranks))).advice
+    )
 
 
 def with_fewer_threads(plain, fewer, **more):
-    blocks = [block("plain", forward=plain, optimizer=4), block("fewer_threads", forward=fewer, optimizer=1)] * 3
-    return rank(forward=plain, optimizer=4, blocks=blocks, fewer_threads=1, threads=2, cpus=2, **more)
+    blocks = [
+        block("plain", forward=plain, optimizer=4),
+        block("fewer_threads", forward=fewer, optimizer=1),
+    ] * 3
+    return rank(
+        forward=plain, optimizer=4, blocks=blocks, fewer_threads=1, threads=2, cpus=2, **more
+    )
 
 
 def test_steps_with_fewer_threads_prove_what_waits_for_cores():
@@ -153,8 +211,13 @@ def test_steps_with_fewer_threads_prove_what_waits_for_cores():
     assert next(s.proved for s in d.shares if s.cause == "threads")
     assert saving(d, "1 thread per process instead of 2") == pytest.approx(33)
     assert "2 processes of 2 threads each share 2 cores" in d.advice[0].how
-    assert any("With 1 thread per process a step took 11 ms in place of 44" in line for line in d.why)
-    assert "Other programs use the 2 cores too" in diagnose(recording(with_fewer_threads(40, 10))).advice[0].how
+    assert any(
+        "With 1 thread per process a step took 11 ms in place of 44" in line for line in d.why
+    )
+    assert (
+        "Other programs use the 2 cores too"
+        in diagnose(recording(with_fewer_threads(40, 10))).advice[0].how
+    )
 
 
 def test_where_fewer_threads_are_slower_nothing_waits_for_cores():
@@ -192,7 +255,10 @@ def test_a_batch_of_one_is_named():
     assert d.verdict == "compute"
     assert saving(d, "a batch of 4 instead of single samples") == pytest.approx((6 + 2) * 3 / 4)
     (advice,) = d.advice
-    assert "80% of a forward pass's FLOPs are in products of a matrix with a single vector" in advice.how
+    assert (
+        "80% of a forward pass's FLOPs are in products of a matrix with a single vector"
+        in advice.how
+    )
     assert advice.at_most
     assert "One at a time, torch.compile launches fewer operators." in advice.how
     (reading,) = diagnose(recording(replace(r, values_read=40))).advice
@@ -224,18 +290,29 @@ def test_on_a_crowded_machine_the_quickest_block_may_be_the_step():
 
 def test_where_the_length_of_the_job_is_from():
     by = StatedLength(30, None, "epochs = 30 in train.py")
-    assert diagnose(recording(rank(forward=10, stated=by, loader=loader()))).job_by == "epochs = 30 in train.py"
+    assert (
+        diagnose(recording(rank(forward=10, stated=by, loader=loader()))).job_by
+        == "epochs = 30 in train.py"
+    )
     assert diagnose(recording(rank(forward=10, stated=by, loader=loader())), epochs=2).job_by == ""
 
 
 def test_the_steps_of_the_job():
-    steps, epochs = StatedLength(None, 500, "--max-steps 500"), StatedLength(30, None, "epochs = 30 in train.py")
+    steps, epochs = (
+        StatedLength(None, 500, "--max-steps 500"),
+        StatedLength(30, None, "epochs = 30 in train.py"),
+    )
     by_steps = diagnose(recording(rank(forward=10, stated=steps, loader=loader())))
     assert (by_steps.job_steps, by_steps.epochs, by_steps.seconds_a_job(2.0)) == (500, 5, 1.0)
-    assert diagnose(recording(rank(forward=10, stated=steps))).job_steps == 500  # a stream, whose epochs have no length
+    assert (
+        diagnose(recording(rank(forward=10, stated=steps))).job_steps == 500
+    )  # a stream, whose epochs have no length
     assert diagnose(recording(rank(forward=10, stated=epochs, loader=loader()))).job_steps == 3000
     assert diagnose(recording(rank(forward=10, stated=epochs))).job_steps is None
-    assert diagnose(recording(rank(forward=10, stated=steps, loader=loader())), epochs=2).job_steps == 200
+    assert (
+        diagnose(recording(rank(forward=10, stated=steps, loader=loader())), epochs=2).job_steps
+        == 200
+    )
 
 
 def test_a_length_that_stands_for_no_end_is_none():
@@ -245,7 +322,9 @@ def test_a_length_that_stands_for_no_end_is_none():
         "the loader says that an epoch has 100,000,000,000 steps, which would take 11,574 days (31.7 years): its dataset is"
         " taken to be endless."
     )
-    assert diagnose(recording(rank(forward=10, loader=loader(batches=10**9)))).steps_per_epoch == 10**9
+    assert (
+        diagnose(recording(rank(forward=10, loader=loader(batches=10**9)))).steps_per_epoch == 10**9
+    )
 
 
 def test_a_rank_that_is_behind_within_the_noise_is_no_straggler():
@@ -253,7 +332,10 @@ def test_a_rank_that_is_behind_within_the_noise_is_no_straggler():
         blocks = [[], []]
         for ms in behind_ms:
             for i, free in enumerate((10 + ms, 10)):
-                blocks[i] += [block("plain", forward=11 + max(ms, 0)), block("no_sync", forward=free)]
+                blocks[i] += [
+                    block("plain", forward=11 + max(ms, 0)),
+                    block("no_sync", forward=free),
+                ]
         return [rank(i, 2, forward=12, blocks=blocks[i]) for i in range(2)]
 
     assert split(ranks(2.0, 2.1, 1.9)).by_cause["straggler"] == pytest.approx(2)
@@ -270,7 +352,9 @@ def two_ranks(first, second, plain, free_first, free_second, **more):
 
 def test_exchange_that_backward_hides_from_view_is_found():
     own = {"forward": 10, "backward": 90}
-    ranks = two_ranks(own, own, [own, own], {"forward": 10, "backward": 30}, {"forward": 10, "backward": 30})
+    ranks = two_ranks(
+        own, own, [own, own], {"forward": 10, "backward": 30}, {"forward": 10, "backward": 30}
+    )
     d = diagnose(recording(*ranks))
     assert d.verdict == "communication"
     assert by_cause(d)["communication"] == pytest.approx(60)
@@ -332,7 +416,9 @@ def test_accumulation_without_no_sync_exchanges_too_often():
 
 def test_several_backward_passes_of_one_batch_are_one_batch():
     own, free = {"forward": 10, "backward": 90}, {"forward": 10, "backward": 30}
-    ranks = two_ranks(own, own, [own, own], free, free, micro_steps=3.0, samples=15.8, loader=loader())  # a GAN's step
+    ranks = two_ranks(
+        own, own, [own, own], free, free, micro_steps=3.0, samples=15.8, loader=loader()
+    )  # a GAN's step
     d = diagnose(recording(*ranks))
     assert d.steps_per_epoch == pytest.approx(100)
     assert not [a for a in (*d.advice, *d.not_worth) if "once a step" in a.title]
@@ -344,7 +430,10 @@ def test_samples_that_cannot_be_counted_leave_the_backward_passes():
 
 
 def test_no_rank_saves_more_than_all_wait():
-    ranks = [rank(i, 2, data=wait, forward=5, loader=loader(), fetch=fetch()) for i, wait in enumerate((16, 0.5))]
+    ranks = [
+        rank(i, 2, data=wait, forward=5, loader=loader(), fetch=fetch())
+        for i, wait in enumerate((16, 0.5))
+    ]
     d = diagnose(recording(*ranks))
     assert all(a.saves_ms <= a.ceiling_ms for a in (*d.advice, *d.not_worth))
     assert by_cause(d)["data"] == pytest.approx(8.25)
@@ -358,7 +447,13 @@ def test_a_larger_batch_saves_no_more_than_its_ceiling_where_ranks_exchange():
 
 
 def test_one_more_worker_than_very_many_is_priced_as_such():
-    r = rank(data=25, forward=5, loader=loader(workers=40), fetch=fetch(60, 0.1, in_workers=True), cpus=64)
+    r = rank(
+        data=25,
+        forward=5,
+        loader=loader(workers=40),
+        fetch=fetch(60, 0.1, in_workers=True),
+        cpus=64,
+    )
     assert saving(diagnose(recording(r)), "41 loader workers instead of 40") == pytest.approx(
         60 * 16 / 40 - 60 * 16 / 41
     )
@@ -366,7 +461,9 @@ def test_one_more_worker_than_very_many_is_priced_as_such():
 
 def test_accumulated_micro_batches_of_small_operators_are_launched_as_one():
     blocks = few_and_full(9, 10)
-    r = rank(forward=10, blocks=blocks, operators=600, micro_steps=4.0, samples=64.0, loader=loader())
+    r = rank(
+        forward=10, blocks=blocks, operators=600, micro_steps=4.0, samples=64.0, loader=loader()
+    )
     d = diagnose(recording(r))
     assert d.verdict == "launch"
     assert saving(d, "one micro-batch of 64 samples instead of 4 micro-batches") == pytest.approx(
@@ -404,7 +501,14 @@ def test_a_worker_saves_nothing_where_it_takes_the_cores_of_threads_that_wait_fo
     threads, accelerator, wall, saved
 ):
     """Of 5 ms of processor time; a worker's waiting, as for a disk, takes no core."""
-    r = rank(data=wall, forward=15, loader=loader(), fetch=fetch(wall / 16, 5 / 16), cpus=2, threads=threads)
+    r = rank(
+        data=wall,
+        forward=15,
+        loader=loader(),
+        fetch=fetch(wall / 16, 5 / 16),
+        cpus=2,
+        threads=threads,
+    )
     r = replace(r, accelerator=accelerator)
     found = saving(diagnose(recording(r)), "1 loader worker instead of 0")
     assert found == pytest.approx(saved, abs=0.6)  # sending and handing over take 0.5 ms each
@@ -418,15 +522,24 @@ def test_workers_share_the_cores_of_a_training_that_mostly_loads():
 
 
 def test_the_job_is_as_long_as_the_command_or_the_script_says():
-    r = rank(data=5, forward=15, loader=loader(batches=100), fetch=fetch(), stated=StatedLength(None, 250, "max_iters"))
+    r = rank(
+        data=5,
+        forward=15,
+        loader=loader(batches=100),
+        fetch=fetch(),
+        stated=StatedLength(None, 250, "max_iters"),
+    )
     assert diagnose(recording(r)).epochs == 2.5
-    assert diagnose(replace(recording(r), command=("python", "train.py", "--epochs", "7"))).epochs == 7
+    assert (
+        diagnose(replace(recording(r), command=("python", "train.py", "--epochs", "7"))).epochs == 7
+    )
     assert diagnose(recording(r), epochs=3).epochs == 3
     assert diagnose(recording(replace(r, stated=None))).epochs is None
 
 
 @pytest.mark.parametrize(
-    ("share", "title", "saved"), [(0.01, "evaluation every second epoch", 5), (0.1, "evaluation 1/10", 9)]
+    ("share", "title", "saved"),
+    [(0.01, "evaluation every second epoch", 5), (0.1, "evaluation 1/10", 9)],
 )
 def test_what_comes_once_an_epoch_is_not_to_come_ten_times_as_rarely(share, title, saved):
     r = rank(evaluation=10, forward=10, loader=loader(), occasions={"evaluation": share})
@@ -440,13 +553,19 @@ def test_on_a_busy_machine_a_step_may_be_shorter_by_what_it_waited_for_a_core():
     assert (beside.step_ms_low, beside.step_ms_high) == pytest.approx((0.75 * 9.8, 10.2))
 
 
-@pytest.mark.parametrize(("workers", "noise", "slowed"), [(2, 0.2, 6.0), (2, 20.0, 0.0), (0, 0.2, 0.0)])
+@pytest.mark.parametrize(
+    ("workers", "noise", "slowed"), [(2, 0.2, 6.0), (2, 20.0, 0.0), (0, 0.2, 0.0)]
+)
 def test_computing_that_loader_workers_slow_down_is_told_apart(workers, noise, slowed):
     """With a cached batch no worker does anything, and forward and backward take 14 ms in place of 20."""
     blocks = [
-        made for wobble in (-noise, 0, noise)
-        for made in (block("plain", data=1, forward=8 + wobble, backward=12), block("cached_batch", forward=5, backward=9))
-    ]  # fmt: skip
+        made
+        for wobble in (-noise, 0, noise)
+        for made in (
+            block("plain", data=1, forward=8 + wobble, backward=12),
+            block("cached_batch", forward=5, backward=9),
+        )
+    ]
     r = rank(
         data=1,
         forward=8,
@@ -464,7 +583,10 @@ def test_computing_that_loader_workers_slow_down_is_told_apart(workers, noise, s
 
 def test_ddps_counters_are_of_backward_passes_that_exchange():
     ddp = {"avg_backward_comm_time": 20e6, "avg_backward_compute_comm_overlap_time": 10e6}
-    ranks = [rank(i, 2, forward=10, backward=90, ddp=ddp, micro_steps=4.0, skips_sync=True) for i in range(2)]
+    ranks = [
+        rank(i, 2, forward=10, backward=90, ddp=ddp, micro_steps=4.0, skips_sync=True)
+        for i in range(2)
+    ]
     assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(10)
     ranks = [replace(r, skips_sync=False) for r in ranks]
     assert by_cause(diagnose(recording(*ranks)))["communication"] == pytest.approx(40)
@@ -472,7 +594,9 @@ def test_ddps_counters_are_of_backward_passes_that_exchange():
 
 def test_a_straggler_is_named():
     fast, slow = {"forward": 10, "backward": 60}, {"forward": 50, "backward": 20}
-    ranks = two_ranks(fast, slow, [fast, slow], {"forward": 10, "backward": 18}, {"forward": 50, "backward": 18})
+    ranks = two_ranks(
+        fast, slow, [fast, slow], {"forward": 10, "backward": 18}, {"forward": 50, "backward": 18}
+    )
     d = diagnose(recording(*ranks))
     assert d.verdict == "straggler"
     assert by_cause(d)["straggler"] == pytest.approx(40)
@@ -492,7 +616,11 @@ def test_without_interventions_ddps_own_counters_are_taken():
 
 def test_data_that_a_device_computes_behind_is_charged_for_the_rest_only():
     # ResNet-50 on an H100 with two slow loader workers, as it was recorded; a step without data took 73 of 187 ms
-    d = diagnose(recording(rank(data=161, forward=9, backward=12, optimizer=2, logging=3, device_busy_ms=70.0)))
+    d = diagnose(
+        recording(
+            rank(data=161, forward=9, backward=12, optimizer=2, logging=3, device_busy_ms=70.0)
+        )
+    )
     assert d.verdict == "data"
     assert by_cause(d)["data"] == pytest.approx(117)
     assert by_cause(d)["compute"] == pytest.approx(70)
@@ -501,7 +629,16 @@ def test_data_that_a_device_computes_behind_is_charged_for_the_rest_only():
 def test_waiting_for_a_busy_device_is_computing():
     # the same with loss.item() in every step: the wait is for the device, which idles only while the next step is launched
     d = diagnose(
-        recording(rank(synchronisation=47, forward=10, backward=14, optimizer=2, other=1, device_busy_ms=68.0))
+        recording(
+            rank(
+                synchronisation=47,
+                forward=10,
+                backward=14,
+                optimizer=2,
+                other=1,
+                device_busy_ms=68.0,
+            )
+        )
     )
     assert d.verdict == "compute"
     assert by_cause(d)["logging"] == pytest.approx(6)
@@ -509,7 +646,9 @@ def test_waiting_for_a_busy_device_is_computing():
 
 
 def test_a_host_that_launches_too_slowly_is_told_by_an_idle_device():
-    d = diagnose(recording(rank(host_to_device=1, forward=20, backward=25, optimizer=4, device_busy_ms=12.0)))
+    d = diagnose(
+        recording(rank(host_to_device=1, forward=20, backward=25, optimizer=4, device_busy_ms=12.0))
+    )
     assert d.verdict == "launch"
     assert by_cause(d)["launch"] == pytest.approx(37 * 45 / 49)
     assert by_cause(d)["optimizer"] == pytest.approx(37 * 4 / 49)  # whose launches are its own
@@ -517,11 +656,25 @@ def test_a_host_that_launches_too_slowly_is_told_by_an_idle_device():
 
 
 @given(
-    st.fixed_dictionaries({p: st.floats(0, 100) for p in PARTS}), st.floats(0.01, 50),
-    st.none() | st.floats(0.01, 2000), st.floats(0, 50), st.floats(0, 1),
-)  # fmt: skip
-@example({**dict.fromkeys(PARTS, 0.0), "optimizer": 1.002565929471487, "synchronisation": 70.0, "logging": 100.0,
-          "trainpace": 100.0}, 15.0, 459.0, 0.0, 1.0)  # fmt: skip
+    st.fixed_dictionaries({p: st.floats(0, 100) for p in PARTS}),
+    st.floats(0.01, 50),
+    st.none() | st.floats(0.01, 2000),
+    st.floats(0, 50),
+    st.floats(0, 1),
+)
+@example(
+    {
+        **dict.fromkeys(PARTS, 0.0),
+        "optimizer": 1.002565929471487,
+        "synchronisation": 70.0,
+        "logging": 100.0,
+        "trainpace": 100.0,
+    },
+    15.0,
+    459.0,
+    0.0,
+    1.0,
+)
 def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms, copied):
     ms["forward"] += forward
     device = {"device_busy_ms": busy_ms, "device_copies_ms": copied * (busy_ms or 0.0)}
@@ -532,7 +685,9 @@ def test_shares_add_up_to_the_step(ms, forward, busy_ms, update_ms, copied):
     assert all(0 <= a.saves_ms <= a.ceiling_ms * 1.001 + 1e-9 for a in (*d.advice, *d.not_worth))
 
 
-@pytest.mark.parametrize("cause", ["logging", "checkpoint", "evaluation", "optimizer", "host_to_device"])
+@pytest.mark.parametrize(
+    "cause", ["logging", "checkpoint", "evaluation", "optimizer", "host_to_device"]
+)
 def test_parts_of_their_own_are_verdicts(cause):
     d = diagnose(recording(rank(**{cause: 20}, forward=5, backward=5)))
     assert d.verdict == cause
@@ -540,7 +695,11 @@ def test_parts_of_their_own_are_verdicts(cause):
 
 
 def test_the_loaders_start_is_data_with_advice_of_its_own():
-    d = diagnose(recording(rank(loader_start=20, forward=5, loader=loader(workers=2), fetch=fetch(in_workers=True))))
+    d = diagnose(
+        recording(
+            rank(loader_start=20, forward=5, loader=loader(workers=2), fetch=fetch(in_workers=True))
+        )
+    )
     assert d.verdict == "data"
     assert saving(d, "keep the loader's workers") == pytest.approx(20)
 
@@ -562,14 +721,20 @@ def test_a_run_without_steps_says_what_was_seen():
 
 
 def test_what_is_odd_is_said():
-    d = diagnose(recording(rank(world_size=4, forward=5, complete=False, allocator_retries=3.0), exit_code=1))
+    d = diagnose(
+        recording(rank(world_size=4, forward=5, complete=False, allocator_retries=3.0), exit_code=1)
+    )
     said = " ".join(d.warnings)
     assert all(words in said for words in ("exit code 1", "killed", "1 of 4 ranks", "memory"))
 
 
 def test_a_batch_that_costs_less_than_handing_it_over_stays_in_the_training_process():
     blocks = [block("plain", data=0.1, forward=0.1), block("cached_batch", forward=0.1)] * 3
-    d = diagnose(recording(rank(data=0.1, forward=0.1, blocks=blocks, loader=loader(), fetch=fetch(0.006, 0.006))))
+    d = diagnose(
+        recording(
+            rank(data=0.1, forward=0.1, blocks=blocks, loader=loader(), fetch=fetch(0.006, 0.006))
+        )
+    )
     assert not [a for a in d.advice if a.cause == "data"]
 
 
@@ -588,7 +753,9 @@ def test_few_operators_are_no_loop_over_samples_however_slow_a_busy_machine_make
 
 
 def test_nothing_is_said_of_batches_where_no_loader_makes_any():
-    r = rank(forward=10, samples=0.0, operators=300, large_operators_ms=2.0)  # a whole graph in every step
+    r = rank(
+        forward=10, samples=0.0, operators=300, large_operators_ms=2.0
+    )  # a whole graph in every step
     (advice,) = (a for a in diagnose(recording(r)).advice if a.cause == "launch")
     assert "torch.compile" in advice.title
     assert "batch 4 times" not in advice.title
@@ -639,7 +806,10 @@ def test_what_bf16_saves_is_what_steps_with_it_took_beside_plain_ones():
     d = in_bf16((20, 12), (21, 13), (20, 12))
     assert saving(d, "autocast to bf16") == pytest.approx(8)
     (advice,) = d.advice
-    assert "With the model in bf16 a step took 12.3 ms in place of 20.3: 8 less (8 to 8)." in advice.how
+    assert (
+        "With the model in bf16 a step took 12.3 ms in place of 20.3: 8 less (8 to 8)."
+        in advice.how
+    )
     assert 'torch.autocast("cpu", torch.bfloat16)' in advice.how
 
 
@@ -660,7 +830,10 @@ def test_a_worker_shortens_no_wait_that_samples_do_not_explain():
 def test_an_evaluation_with_gradients_is_told():
     r = rank(forward=10, evaluation=5, evaluates_with_gradients=True)
     assert "torch.no_grad()" in diagnose(recording(r)).advice[0].how
-    assert "no_grad" not in diagnose(recording(replace(r, evaluates_with_gradients=False))).advice[0].how
+    assert (
+        "no_grad"
+        not in diagnose(recording(replace(r, evaluates_with_gradients=False))).advice[0].how
+    )
 
 
 def test_padding_is_computing_that_nobody_needs():
@@ -675,9 +848,14 @@ def test_padding_is_computing_that_nobody_needs():
 
 
 def test_random_numbers_of_dropout_are_an_eighth_where_each_element_takes_a_byte():
-    slow = (("aten.bernoulli_", "/a/train.py:42 forward", 0.3), ("aten.bernoulli_", "/a/train.py:50 forward", 0.1))
+    slow = (
+        ("aten.bernoulli_", "/a/train.py:42 forward", 0.3),
+        ("aten.bernoulli_", "/a/train.py:50 forward", 0.1),
+    )
     r = rank(forward=100, slow_operators=slow)
-    assert saving(diagnose(recording(r)), "dropout masks from random bytes") == pytest.approx(40 * 7 / 8)
+    assert saving(diagnose(recording(r)), "dropout masks from random bytes") == pytest.approx(
+        40 * 7 / 8
+    )
     few = replace(r, slow_operators=(("aten.bernoulli_", "/a/train.py:42 forward", 0.05),))
     on_a_device = replace(r, accelerator="cuda")
     for other in (few, on_a_device):
@@ -689,7 +867,11 @@ def test_page_faults_are_told_where_they_take_a_share_of_the_step():
     d = diagnose(recording(r))
     assert saving(d, "keep freed memory") == pytest.approx(15)
     assert "A step has 10,000 page faults, 1.5 us each" in d.advice[0].how
-    for other in (replace(r, page_faults=1000.0), replace(r, accelerator="cuda"), rank(forward=100)):
+    for other in (
+        replace(r, page_faults=1000.0),
+        replace(r, accelerator="cuda"),
+        rank(forward=100),
+    ):
         assert not any("memory" in a.title for a in diagnose(recording(other)).advice)
 
 
@@ -705,15 +887,22 @@ def test_the_code_that_is_advised_for_dropout_drops_as_often_and_keeps_the_mean(
 
 def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():
     """As of graphs of which an epoch takes 11 steps of 12 ms: there a worker made it longer."""
-    r = rank(forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2)
+    r = rank(
+        forward=7, data=5, loader=loader(batches=11), fetch=fetch(wall=5 / 16, cpu=0.0), cpus=2
+    )
     assert saving(diagnose(recording(r)), "1 loader worker instead of 0") < 0.5
     long = diagnose(recording(replace(r, loader=loader(batches=1100))))
     assert saving(long, "1 loader worker instead of 0") > 4
 
 
 def test_more_workers_than_cores_may_wait_for_a_core():
-    r = rank(data=30, forward=5, loader=loader(workers=10), fetch=fetch(30, 3, in_workers=True), cpus=2)
-    assert any("mostly waiting, for storage or for one of 2 cores" in line for line in diagnose(recording(r)).why)
+    r = rank(
+        data=30, forward=5, loader=loader(workers=10), fetch=fetch(30, 3, in_workers=True), cpus=2
+    )
+    assert any(
+        "mostly waiting, for storage or for one of 2 cores" in line
+        for line in diagnose(recording(r)).why
+    )
     assert any("mostly waiting;" in line for line in diagnose(recording(replace(r, cpus=16))).why)
 
 
@@ -721,7 +910,10 @@ def test_values_that_a_forward_pass_reads_come_before_torch_compile():
     """As of a CRF that takes an index out of each of its maxima: compiled, it was slower."""
     loops = rank(forward=10, operators=1300, large_operators_ms=1.0, samples=0.0)
     reads = replace(loops, values_read=34)
-    for r, title in ((loops, "torch.compile"), (reads, "operators on whole tensors in place of loops")):
+    for r, title in (
+        (loops, "torch.compile"),
+        (reads, "operators on whole tensors in place of loops"),
+    ):
         (found,) = [a for a in diagnose(recording(r)).advice if a.cause == "launch"]
         assert found.title == title
         assert ("reads 34 tensor values" in found.how) == (r is reads)
@@ -758,7 +950,11 @@ def test_workers_that_cost_more_than_they_load_are_left_out():
     assert saving(d, "no loader workers instead of 2") == pytest.approx(2.5 - 1.4, abs=0.2)
     dear = few | {"fetch": fetch(0.6, 0.6, in_workers=True)}
     assert (
-        saving(cached({"data": 1.0, "forward": 1.5}, {"forward": 1.0}, **dear), "no loader workers instead of 2") == 0
+        saving(
+            cached({"data": 1.0, "forward": 1.5}, {"forward": 1.0}, **dear),
+            "no loader workers instead of 2",
+        )
+        == 0
     )
     untried = diagnose(recording(rank(forward=1, **few)))
     assert not any("no loader workers" in a.title for a in (*untried.advice, *untried.not_worth))
@@ -776,12 +972,21 @@ def test_rows_in_memory_are_taken_by_one_index_and_not_prepared():
     assert not any("offline" in a.title for a in (*d.advice, *d.not_worth))
     own = rows | {"loader": loader(batch_size=1024)}
     assert not any(
-        "one indexing" in a.title for a in cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **own).advice
+        "one indexing" in a.title
+        for a in cached({"data": 8.0, "forward": 1.0}, {"forward": 1.0}, **own).advice
     )
 
 
 def test_no_worker_helps_where_threads_wait_for_cores():
     blocks = [block("plain", data=16, forward=30), block("fewer_threads", data=16, forward=10)] * 3
-    r = rank(data=16, forward=30, blocks=blocks, loader=loader(), fetch=fetch(), fewer_threads=1, threads=2)
+    r = rank(
+        data=16,
+        forward=30,
+        blocks=blocks,
+        loader=loader(),
+        fetch=fetch(),
+        fewer_threads=1,
+        threads=2,
+    )
     d = diagnose(recording(r))
     assert not any("worker" in a.title for a in (*d.advice, *d.not_worth))

@@ -41,7 +41,9 @@ def test_copies_that_the_device_waits_for_are_no_computing():
     """Batches in float64 from pageable memory: 44 of 60 ms by the device's own clock, and by leaving them on the device."""
     d = of_case("gpu_pageable")
     assert share(d, "host_to_device").ms == pytest.approx(43.1, abs=0.1)
-    assert share(d, "compute").ms == pytest.approx(17.5, abs=0.5)  # 16.2 were measured with the batch on the device
+    assert share(d, "compute").ms == pytest.approx(
+        17.5, abs=0.5
+    )  # 16.2 were measured with the batch on the device
     assert share(d, "host_to_device").proved
     assert "With the batch on the device already a step took 16.2 ms in place of 60.3" in d.why[1]
 
@@ -70,7 +72,13 @@ def test_shorter_kernels_are_not_advised_where_the_host_sets_the_pace():
 
 def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
     """Kernels that exchange are in no busy time, so that a rank which waits for another looks idle."""
-    seen = {"forward": 50, "backward": 50, "device_busy_ms": 60.0, "device_kernels_ms": COMPUTES, "world_size": 2}
+    seen = {
+        "forward": 50,
+        "backward": 50,
+        "device_busy_ms": 60.0,
+        "device_kernels_ms": COMPUTES,
+        "world_size": 2,
+    }
     rates = {"flops": 3e12, "matmul_gflops": 50_000.0, "other_gflops": {"amp_bf16": 800_000.0}}
     d = diagnose(recording(*(rank(number=i, **seen, **rates) for i in range(2))))
     assert d.why[1].startswith("The device is busy in 60% of the step")
@@ -79,7 +87,9 @@ def test_a_device_that_may_wait_for_other_ranks_does_not_wait_for_its_host():
 
 
 def test_kinds_of_kernels_are_named():
-    d = diagnose(recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES)))
+    d = diagnose(
+        recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=COMPUTES))
+    )
     assert d.why[1] == (
         "The device is busy in 100% of the step: 60 ms in matrix products, convolutions, attention, 40 ms in element-wise and"
         " other memory-bound kernels."
@@ -87,9 +97,21 @@ def test_kinds_of_kernels_are_named():
 
 
 def on_device(kernels=COMPUTES, **more):
-    figures = {"flops": 3e12, "matmul_gflops": 50_000.0, "other_gflops": {"amp_bf16": 800_000.0, "tf32": 400_000.0}}
+    figures = {
+        "flops": 3e12,
+        "matmul_gflops": 50_000.0,
+        "other_gflops": {"amp_bf16": 800_000.0, "tf32": 400_000.0},
+    }
     return diagnose(
-        recording(rank(forward=50, backward=50, device_busy_ms=100.0, device_kernels_ms=kernels, **figures | more))
+        recording(
+            rank(
+                forward=50,
+                backward=50,
+                device_busy_ms=100.0,
+                device_kernels_ms=kernels,
+                **figures | more,
+            )
+        )
     )
 
 
@@ -102,7 +124,9 @@ def test_products_gain_what_a_large_product_gains():
 
 def test_convolutions_that_are_faster_than_products_of_fp32_numbers_gain_less():
     """cuDNN takes TF32 without being asked: 18 TFLOP in 60 ms are 300 TFLOP/s."""
-    assert changes(on_device(flops=18e12))["autocast to bf16"].saves_ms == pytest.approx(60 * (1 - 300 / 800))
+    assert changes(on_device(flops=18e12))["autocast to bf16"].saves_ms == pytest.approx(
+        60 * (1 - 300 / 800)
+    )
 
 
 def test_a_format_that_is_slower_here_saves_nothing():
@@ -116,8 +140,9 @@ def test_what_is_compiled_is_not_advised_to_be():
 
 def test_a_batch_on_the_device_is_compared_with_the_same_batch_on_the_host():
     blocks = [
-        block("plain", data=20, host_to_device=10, forward=10), block("cached_batch", host_to_device=10, forward=10),
+        block("plain", data=20, host_to_device=10, forward=10),
+        block("cached_batch", host_to_device=10, forward=10),
         block("batch_on_device", forward=10),
-    ] * 3  # fmt: skip
+    ] * 3
     d = diagnose(recording(rank(data=20, host_to_device=10, forward=10, blocks=blocks)))
     assert next(p for p in d.proofs if p.trial == "batch_on_device").saved_ms == pytest.approx(10)

@@ -10,7 +10,15 @@ from trainpace.diagnose import diagnose, faults_in_words
 from trainpace.report.among_ranks import ranks_chart
 from trainpace.report.diagnosis import diagnosis_page, print_diagnosis
 from trainpace.report.watch import print_recording
-from trainpace.watch import Clock, CollectiveShare, LinkRate, RankShare, SlowLink, Straggler, Together
+from trainpace.watch import (
+    Clock,
+    CollectiveShare,
+    LinkRate,
+    RankShare,
+    SlowLink,
+    Straggler,
+    Together,
+)
 
 
 def share(number, **ms):
@@ -24,7 +32,11 @@ def share(number, **ms):
         **ms,
     }
     return RankShare(
-        rank=number, node=f"node{number + 1}", step_ms=math.fsum(whole.values()), input_elements=512.0, **whole
+        rank=number,
+        node=f"node{number + 1}",
+        step_ms=math.fsum(whole.values()),
+        input_elements=512.0,
+        **whole,
     )
 
 
@@ -43,30 +55,46 @@ def straggler(cause, **more):
 
 def together(stragglers=(), links=(), uneven_ms=None):
     return Together(
-        steps=77, ranks=(share(0, waiting_ms=20.0), share(1, compute_ms=30.0)), stragglers=stragglers, slow_links=links,
-        collectives=(CollectiveShare(name="gradients", per_step=1.0, exposed_ms=13.0, waiting_ms=10.0, transfer_ms=3.0),
-                     CollectiveShare(name="wait", per_step=1.0, exposed_ms=2.0)),
+        steps=77,
+        ranks=(share(0, waiting_ms=20.0), share(1, compute_ms=30.0)),
+        stragglers=stragglers,
+        slow_links=links,
+        collectives=(
+            CollectiveShare(
+                name="gradients", per_step=1.0, exposed_ms=13.0, waiting_ms=10.0, transfer_ms=3.0
+            ),
+            CollectiveShare(name="wait", per_step=1.0, exposed_ms=2.0),
+        ),
         links=(LinkRate(sender="node1", receiver="node2", mb_per_step=1.5, mbit_per_s=700.0),),
-        clocks=(Clock(node="node2", offset_ms=5000.4, uncertainty_ms=3.0, wall_ms=0.4),), uneven_ms=uneven_ms,
-    )  # fmt: skip
+        clocks=(Clock(node="node2", offset_ms=5000.4, uncertainty_ms=3.0, wall_ms=0.4),),
+        uneven_ms=uneven_ms,
+    )
 
 
 def of_two(found, **more):
     quick = rank(0, 2, forward=10.0, data=1.0, other=1.0, communication=23.0, **more)
-    slow = replace(rank(1, 2, forward=30.0, data=1.0, other=1.0, communication=3.0, **more), host="node2")
+    slow = replace(
+        rank(1, 2, forward=30.0, data=1.0, other=1.0, communication=3.0, **more), host="node2"
+    )
     return recording(quick, slow, together=found)
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (straggler("compute"), "Rank 1 on node2 is a straggler, 20 ms a step behind (19 to 21): 20.5 ms more in computing, with inputs"
-         " as large as the others': its node is probably slower, or busy."),
-        (straggler("inputs", elements=1536.0, usual_elements=512.0), "since its inputs hold 1,536 elements a step and the others' 512"),
+        (
+            straggler("compute"),
+            "Rank 1 on node2 is a straggler, 20 ms a step behind (19 to 21): 20.5 ms more in computing, with inputs"
+            " as large as the others': its node is probably slower, or busy.",
+        ),
+        (
+            straggler("inputs", elements=1536.0, usual_elements=512.0),
+            "since its inputs hold 1,536 elements a step and the others' 512",
+        ),
         (straggler("data"), "in waiting for its data, probably from a slower disk or loader."),
         (straggler("host"), "neither computing nor waiting for data"),
     ],
-)  # fmt: skip
+)
 def test_a_straggler_in_words(found, said):
     (line,) = faults_in_words(of_two(together((found,))))
     assert said in line
@@ -75,16 +103,19 @@ def test_a_straggler_in_words(found, said):
 def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cached_batch():
     def blocks(own, plain=50.0, cached=30.0):
         return [
-            block(trial, other=ms + i) for i in range(3)
+            block(trial, other=ms + i)
+            for i in range(3)
             for trial, ms in (("plain", plain), ("no_sync", own), ("cached_batch", cached))
-        ]  # fmt: skip
+        ]
 
     ranks = rank(0, 2, other=10.0, blocks=blocks(11.0)), rank(1, 2, other=30.0, blocks=blocks(31.0))
     own = " With the exchange between ranks left out, its step took 32 ms and the others' 12 ms."
     (words,) = faults_in_words(recording(*ranks, together=together((straggler("compute"),))))
     assert words.endswith(own)
     (words,) = faults_in_words(recording(*ranks, together=together((straggler("data"),))))
-    assert words.endswith(f"{own} With one cached batch on every rank, a step took 31 ms instead of 51.")
+    assert words.endswith(
+        f"{own} With one cached batch on every rank, a step took 31 ms instead of 51."
+    )
     unlike = ranks[0], rank(1, 2, other=30.0)  # it ended before
     (words,) = faults_in_words(recording(*unlike, together=together((straggler("compute"),))))
     assert "left out" not in words
@@ -93,13 +124,19 @@ def test_interventions_prove_a_straggler_by_its_own_pace_and_slow_data_by_a_cach
 def test_what_a_sample_takes_there_and_elsewhere():
     slow = rank(1, 2, data=20.0, fetch=fetch(wall=2.5))
     words = faults_in_words(
-        recording(rank(0, 2, data=1.0, fetch=fetch(wall=0.1)), slow, together=together((straggler("data"),)))
+        recording(
+            rank(0, 2, data=1.0, fetch=fetch(wall=0.1)),
+            slow,
+            together=together((straggler("data"),)),
+        )
     )
     assert words[0].endswith("loader; a sample takes 2.5 ms there, elsewhere 0.1.")
 
 
 def test_what_costs_most_comes_first():
-    link = SlowLink(sender="node2", receiver="node1", mbit_per_s=140.0, usual_mbit_per_s=700.0, ms=60.0)
+    link = SlowLink(
+        sender="node2", receiver="node1", mbit_per_s=140.0, usual_mbit_per_s=700.0, ms=60.0
+    )
     first, second = faults_in_words(of_two(together((straggler("compute"),), (link,))))
     assert first == (
         "The link from node2 to node1 is slow: 140 Mbit/s where the fastest give 700; that costs 60 ms a step."
@@ -127,7 +164,10 @@ def test_the_table_of_ranks_stands_under_details(capsys, monkeypatch):
     print_recording(of_two(together((straggler("compute"),))), "folder")
     said = capsys.readouterr().out
     assert "1 on node2" in said
-    assert "The clock of node2 is 0.4 ms ahead of that of the first rank's node, give or take 3 ms." in said
+    assert (
+        "The clock of node2 is 0.4 ms ahead of that of the first rank's node, give or take 3 ms."
+        in said
+    )
     assert "Link from node1 to node2: 1.5 MB a step, at 700 Mbit/s while it sends." in said
 
 
@@ -135,7 +175,9 @@ def test_the_bars_of_ranks_are_their_steps():
     found = together([straggler("compute")])
     d = diagnose(of_two(found))
     made = ranks_chart(d.together)
-    assert [bar.total for bar in made.groups[0].bars] == pytest.approx([r.step_ms for r in found.ranks])
+    assert [bar.total for bar in made.groups[0].bars] == pytest.approx(
+        [r.step_ms for r in found.ranks]
+    )
     assert made.finding == "Rank 1 on node2 waits least for the others: 0 ms of a step."
     assert "Each rank&#39;s step" in diagnosis_page(d, "torchrun train.py")
     assert ranks_chart(None) is None
@@ -152,7 +194,9 @@ def test_what_proves_a_recording_is_started_as_the_recording_was():
 def test_of_many_ranks_those_that_are_waited_for_are_drawn():
     ranks = tuple(share(i, waiting_ms=float(100 - i)) for i in range(40))
     made = ranks_chart(replace(together(), ranks=ranks))
-    assert [bar.label for bar in made.groups[0].bars] == [f"rank {i} on node{i + 1}" for i in range(24, 40)]
+    assert [bar.label for bar in made.groups[0].bars] == [
+        f"rank {i} on node{i + 1}" for i in range(24, 40)
+    ]
     assert "24 ranks that wait longer are not drawn." in made.note
 
 

@@ -11,9 +11,14 @@ from trainpace.machine.gpus import Gpu
 from trainpace.outcome import DeviceRun, Interval, Measurement, StepTime
 
 SOFTWARE = {
-    "torch": "2.13.0", "accelerator": "cuda", "name": "NVIDIA A100-SXM4-80GB", "count": 1, "versions": {"gpu": "NVIDIA A100-SXM4-80GB", "cuda": "12.8"},
-    "backend": "nccl", "shared_memory_gib": 62.0,
-}  # fmt: skip
+    "torch": "2.13.0",
+    "accelerator": "cuda",
+    "name": "NVIDIA A100-SXM4-80GB",
+    "count": 1,
+    "versions": {"gpu": "NVIDIA A100-SXM4-80GB", "cuda": "12.8"},
+    "backend": "nccl",
+    "shared_memory_gib": 62.0,
+}
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", cuda="12.8", pcie_generation_max=4, pcie_width_max=16)
 
 
@@ -23,7 +28,11 @@ def machine() -> Machine:
 
 
 def software(machine, kind="cuda", **changed):
-    return [check for check in checks.software_check({**SOFTWARE, **changed}, machine, kind) if check.status != "ok"]
+    return [
+        check
+        for check in checks.software_check({**SOFTWARE, **changed}, machine, kind)
+        if check.status != "ok"
+    ]
 
 
 def test_nothing_to_say(machine):
@@ -59,7 +68,9 @@ def products(device, **tflops):
     return list(checks.products_check({"tflops": tflops, "failed": {}}, device))
 
 
-@pytest.mark.parametrize(("device_ms", "status"), [(300, "ok"), (320, "ok"), (3.0, "problem"), (900, "problem")])
+@pytest.mark.parametrize(
+    ("device_ms", "status"), [(300, "ok"), (320, "ok"), (3.0, "problem"), (900, "problem")]
+)
 def test_clocks(device_ms, status):
     assert checks.clock_check({"device_ms": device_ms, "host_ms": 305}).status == status
 
@@ -80,16 +91,27 @@ def test_products_beside_the_datasheet():
 
 @pytest.mark.parametrize(
     ("device", "name", "status"),
-    [("A100", "bf16", "problem"), ("A100", "fp8", None), ("H100", "fp8", "problem"), (None, "bf16", "note"),
-     ("T4", "tf32", None), ("A100", "fp32", "problem")],
-)  # fmt: skip
+    [
+        ("A100", "bf16", "problem"),
+        ("A100", "fp8", None),
+        ("H100", "fp8", "problem"),
+        (None, "bf16", "note"),
+        ("T4", "tf32", None),
+        ("A100", "fp32", "problem"),
+    ],
+)
 def test_a_format_that_fails(device, name, status):
     """Of a card that has it: a fault. Of one without: nothing to say. Of an unknown one: worth knowing."""
     card = None if device is None else find_device(device)
-    values = {"tflops": {"fp16": 200.0}, "failed": {name: "RuntimeError: no kernel image is available"}}
+    values = {
+        "tflops": {"fp16": 200.0},
+        "failed": {name: "RuntimeError: no kernel image is available"},
+    }
     found = [check for check in checks.products_check(values, card) if check.part == "formats"]
     assert [check.status for check in found] == ([] if status is None else [status])
-    assert all(f"in {name}" in check.finding and "no kernel image" in check.finding for check in found)
+    assert all(
+        f"in {name}" in check.finding and "no kernel image" in check.finding for check in found
+    )
 
 
 def test_slow_fp8_is_no_fault():
@@ -99,39 +121,64 @@ def test_slow_fp8_is_no_fault():
 
 @pytest.mark.parametrize(("pinned", "status"), [(24.0, "ok"), (6.0, "problem")])
 def test_copies_beside_the_slot(machine, pinned, status):
-    check = checks.copies_check({"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, machine)
+    check = checks.copies_check(
+        {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, machine
+    )
     assert check.status == status
     assert ("x16) can do 32" in check.finding) == (status == "problem")
     unknown = replace(machine, gpus=())
-    assert checks.copies_check({"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, unknown).status == "ok"
+    assert (
+        checks.copies_check(
+            {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, unknown
+        ).status
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "status"),
     [
-        ({"allocated_gib": 0.0625, "recovered": True}, "ok"), ({"allocated_gib": 0.0, "recovered": True}, "problem"),
-        ({"allocated_gib": 4.0}, "problem"), ({"allocated_gib": 0.0625, "recovered": False}, "problem"),
+        ({"allocated_gib": 0.0625, "recovered": True}, "ok"),
+        ({"allocated_gib": 0.0, "recovered": True}, "problem"),
+        ({"allocated_gib": 4.0}, "problem"),
+        ({"allocated_gib": 0.0625, "recovered": False}, "problem"),
         ({"allocated_gib": None}, "note"),
     ],
-)  # fmt: skip
+)
 def test_memory(values, status):
     assert checks.memory_check(values, 0.0625).status == status
 
 
 def measured(median_ms: float) -> Measurement:
     return Measurement(
-        model="resnet18", device="NVIDIA A100-SXM4-80GB", execution=Execution(micro_batch=64), step_times_ms=(median_ms,) * 9,
-        warmup_ms=(), step=StepTime(forward_ms=median_ms / 3, backward_ms=median_ms / 2, optimizer_ms=median_ms / 6, idle_ms=0.0),
-        median_ms=median_ms, interval_ms=Interval(low=median_ms, high=median_ms, coverage=0.9, basis=""), peak_memory_gib=None,
-        reserved_memory_gib=None, losses=(), environment={},
-    )  # fmt: skip
+        model="resnet18",
+        device="NVIDIA A100-SXM4-80GB",
+        execution=Execution(micro_batch=64),
+        step_times_ms=(median_ms,) * 9,
+        warmup_ms=(),
+        step=StepTime(
+            forward_ms=median_ms / 3,
+            backward_ms=median_ms / 2,
+            optimizer_ms=median_ms / 6,
+            idle_ms=0.0,
+        ),
+        median_ms=median_ms,
+        interval_ms=Interval(low=median_ms, high=median_ms, coverage=0.9, basis=""),
+        peak_memory_gib=None,
+        reserved_memory_gib=None,
+        losses=(),
+        environment={},
+    )
 
 
 @pytest.mark.parametrize(
-    ("ms", "status", "speed"), [(20.0, "ok", "100 %"), (10.0, "ok", "200 %"), (50.0, "problem", "40 %")]
+    ("ms", "status", "speed"),
+    [(20.0, "ok", "100 %"), (10.0, "ok", "200 %"), (50.0, "problem", "40 %")],
 )
 def test_the_known_step(ms, status, speed):
-    expected = Expected(step_ms=20.0, interval_ms=Interval(low=16.0, high=25.0, coverage=0.9, basis=""))
+    expected = Expected(
+        step_ms=20.0, interval_ms=Interval(low=16.0, high=25.0, coverage=0.9, basis="")
+    )
     (check,) = checks.step_check(measured(ms), expected)
     assert check.status == status
     assert speed in check.finding
@@ -139,7 +186,9 @@ def test_the_known_step(ms, status, speed):
     assert alone.status == "ok"
 
 
-@pytest.mark.parametrize(("rate", "status", "said"), [(337.0, "ok", "9.5 times"), (8000.0, "note", "0.4 times")])
+@pytest.mark.parametrize(
+    ("rate", "status", "said"), [(337.0, "ok", "9.5 times"), (8000.0, "note", "0.4 times")]
+)
 def test_beside_what_others_measured(rate, status, said):
     other = Elsewhere(
         model="ResNet18",
@@ -152,13 +201,24 @@ def test_beside_what_others_measured(rate, status, said):
     assert (check.part, check.status) == ("others", status)
     assert "runs at 3,200 samples/s" in check.finding
     assert said in check.finding
-    assert check.finding.endswith(f"ResNet18 at batch 64, {rate:,.0f} samples/s (fp32 instead of torch_fp32); PROFET.")
+    assert check.finding.endswith(
+        f"ResNet18 at batch 64, {rate:,.0f} samples/s (fp32 instead of torch_fp32); PROFET."
+    )
 
 
 def test_clocks_during_the_known_step():
-    capped = DeviceRun(sm_mhz=1095, sm_mhz_low=1095, sm_mhz_high=1095, sm_mhz_max=1410, held_by=("its power limit",))
+    capped = DeviceRun(
+        sm_mhz=1095,
+        sm_mhz_low=1095,
+        sm_mhz_high=1095,
+        sm_mhz_max=1410,
+        held_by=("its power limit",),
+    )
     _, clocks = checks.step_check(replace(measured(20.0), run=capped), None)
-    assert clocks.finding == "During the known step: the clock was held down by its power limit: 1,095 MHz of 1,410."
+    assert (
+        clocks.finding
+        == "During the known step: the clock was held down by its power limit: 1,095 MHz of 1,410."
+    )
     assert clocks.status == "note"
 
 
@@ -174,7 +234,11 @@ def test_clocks_during_the_known_step():
     ],
 )
 def test_a_broken_driver_is_something_to_mend(machine, changed, said):
-    (driver,) = (check for check in checks.machine_checks(replace(machine, **changed)) if check.part == "driver")
+    (driver,) = (
+        check
+        for check in checks.machine_checks(replace(machine, **changed))
+        if check.part == "driver"
+    )
     assert driver.status == "problem"
     assert driver.finding.endswith(said)
     assert "nvidia-smi" in driver.advice
@@ -183,10 +247,15 @@ def test_a_broken_driver_is_something_to_mend(machine, changed, said):
 
 def test_what_the_driver_says_is_told():
     capped = replace(
-        A100, power_limit_w=150.0, power_limit_default_w=400.0, throttled_by=("the power limit",), other_processes=2
+        A100,
+        power_limit_w=150.0,
+        power_limit_default_w=400.0,
+        throttled_by=("the power limit",),
+        other_processes=2,
     )
     told = " ".join(
-        check.finding for check in checks.machine_checks(replace(detect(), gpus=(capped,), load_average=0.0))
+        check.finding
+        for check in checks.machine_checks(replace(detect(), gpus=(capped,), load_average=0.0))
     )
     for words in ("limited to 150 W", "held down by the power limit", "2 other programs use"):
         assert words in told

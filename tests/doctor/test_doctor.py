@@ -63,9 +63,10 @@ def test_a_driver_that_does_not_answer():
 def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
     """One part raises, one hangs, one crashes; the others are examined all the same."""
     faults = {
-        "products": "raise RuntimeError('no kernel image')", "loader": "import os; os.kill(os.getpid(), 11)",
+        "products": "raise RuntimeError('no kernel image')",
+        "loader": "import os; os.kill(os.getpid(), 11)",
         "memory": "import time; time.sleep(600)",
-    }  # fmt: skip
+    }
     (tmp_path / "faulty_parts.py").write_text(
         "import json\nfrom trainpace.process import serve\n"
         f"FAULTS = {faults!r}\n"
@@ -82,7 +83,9 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(examination, "PARTS_MODULE", "faulty_parts")
     monkeypatch.setattr(examination, "PART_TIMEOUT_S", 4.0)
     monkeypatch.setattr(examination, "_step", refuse)
-    monkeypatch.setattr(examination, "_watched", lambda kind: Check(part="watch", status="ok", finding="Fine."))
+    monkeypatch.setattr(
+        examination, "_watched", lambda kind: Check(part="watch", status="ok", finding="Fine.")
+    )
     found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
     status = {check.part: check.status for check in found.checks}
     assert (status["products"], status["loader"], status["step"]) == ("failed", "failed", "failed")
@@ -108,16 +111,20 @@ def test_products_that_raise_or_are_wrong_are_named(monkeypatch):
         raise RuntimeError("no kernel image is available")
 
     made = {
-        "fp32": lambda matrix: lambda: matrix @ matrix, "bf16": raising, "fp16": lambda matrix: lambda: 1.01 * (matrix @ matrix),
+        "fp32": lambda matrix: lambda: matrix @ matrix,
+        "bf16": raising,
+        "fp16": lambda matrix: lambda: 1.01 * (matrix @ matrix),
         "tf32": lambda matrix: lambda: matrix * float("nan"),
-    }  # fmt: skip
+    }
     monkeypatch.setattr(parts, "_products", lambda kind: made)
     monkeypatch.setattr(parts, "SECONDS_A_PRODUCT", 0.0)
     found = parts.products("cpu")
     assert list(found["tflops"]) == ["fp32"]
     assert found["failed"] == {
-        "bf16": "RuntimeError: no kernel image is available", "fp16": "a product is off by 1 %", "tf32": "a product is off by nan %",
-    }  # fmt: skip
+        "bf16": "RuntimeError: no kernel image is available",
+        "fp16": "a product is off by 1 %",
+        "tf32": "a product is off by nan %",
+    }
 
 
 def test_a_cpu_has_no_tf32():
@@ -138,10 +145,18 @@ def test_only_a_cpu_is_held_against_the_profile_of_the_cpu(monkeypatch):
 
 def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it():
     known = Measurement(
-        model="resnet18", device="T4", execution=Execution(micro_batch=64, precision="torch_fp32", optimizer="sgd_momentum"),
-        step_times_ms=(150.0,), warmup_ms=(), step=StepTime(forward_ms=150.0), median_ms=150.0, peak_memory_gib=None, losses=(),
-        interval_ms=Interval(low=149.0, high=151.0, coverage=0.9, basis=""), environment={},
-    )  # fmt: skip
+        model="resnet18",
+        device="T4",
+        execution=Execution(micro_batch=64, precision="torch_fp32", optimizer="sgd_momentum"),
+        step_times_ms=(150.0,),
+        warmup_ms=(),
+        step=StepTime(forward_ms=150.0),
+        median_ms=150.0,
+        peak_memory_gib=None,
+        losses=(),
+        interval_ms=Interval(low=149.0, high=151.0, coverage=0.9, basis=""),
+        environment={},
+    )
     expected = verbs.doctor._expected(known, "cuda", find_device("T4"), TerminalProgress())
     assert 50 < expected.step_ms < 500
     first = expected.elsewhere[0]
@@ -165,7 +180,10 @@ def test_a_folder_that_cannot_be_written_to_is_one_failed_part(monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied", ".")
 
-    parts = [("storage", refused), ("torch", lambda: [Check(part="torch", status="ok", finding="Fine.")])]
+    parts = [
+        ("storage", refused),
+        ("torch", lambda: [Check(part="torch", status="ok", finding="Fine.")]),
+    ]
     monkeypatch.setattr(examination, "_parts", lambda *_: parts)
     found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
     status = {check.part: check.status for check in found.checks}

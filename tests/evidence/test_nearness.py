@@ -58,22 +58,39 @@ def one_run_at(batches, card="T4"):
     """A journal of the same run at several batch sizes."""
     workload = workload_of("resnet18", "fp32")
     made = replace(
-        next(run for run in public_journal().runs if run.device == card and run.precision == "fp32"),
-        compile="eager", memory_format="nchw", collection="made", gpus=1, nodes=1, mode="train", parallelism=None, trust="A",
-    )  # fmt: skip
+        next(
+            run for run in public_journal().runs if run.device == card and run.precision == "fp32"
+        ),
+        compile="eager",
+        memory_format="nchw",
+        collection="made",
+        gpus=1,
+        nodes=1,
+        mode="train",
+        parallelism=None,
+        trust="A",
+    )
     runs = tuple(replace(made, id=f"{batch:010x}", micro_batch=batch) for batch in batches)
     return workload, PublicJournal(
-        fingerprint="", runs=runs, signatures=(signature_of(workload, "fp32"),), signature_of_run=(0,) * len(runs),
+        fingerprint="",
+        runs=runs,
+        signatures=(signature_of(workload, "fp32"),),
+        signature_of_run=(0,) * len(runs),
         cards={card: public_journal().cards[card]},
-    )  # fmt: skip
+    )
 
 
 def test_a_farther_batch_is_not_nearer():
     workload, journal = one_run_at([1, 2, 4, 8, 16, 32, 64, 128, 256])
     for batch in (1, 7, 32, 200, 1000):
-        found = nearest(workload, Execution(micro_batch=batch), find_device("T4"), most=9, journal=journal)
+        found = nearest(
+            workload, Execution(micro_batch=batch), find_device("T4"), most=9, journal=journal
+        )
         distances = {abs(near.run.micro_batch - batch): near.distance for near in found.runs}
-        ratios = sorted((max(n.run.micro_batch / batch, batch / n.run.micro_batch), n.distance) for n in found.runs)
+        ratios = sorted(
+            (max(n.run.micro_batch / batch, batch / n.run.micro_batch), n.distance)
+            for n in found.runs
+        )
         assert [d for _, d in ratios] == sorted(d for _, d in ratios)
         if 0 in distances:
             assert distances[0] == 0
@@ -108,8 +125,10 @@ def test_each_difference_is_a_distance_and_has_words(changes, words):
 
 def test_other_cards_are_farther_the_more_they_differ():
     workload, journal = one_run_at([32])
-    at = [nearest(workload, Execution(micro_batch=32), find_device(gpu), journal=journal).closest
-          for gpu in ("T4", "RTX 2080 Ti", "A100", "H100")]  # fmt: skip
+    at = [
+        nearest(workload, Execution(micro_batch=32), find_device(gpu), journal=journal).closest
+        for gpu in ("T4", "RTX 2080 Ti", "A100", "H100")
+    ]
     distances = [near.distance for near in at]
     assert distances == sorted(distances)
     assert "the same card" in at[0].alike
@@ -120,7 +139,12 @@ def test_names_do_not_count():
     workload, journal = one_run_at([32])
     renamed = replace(journal, runs=tuple(replace(run, model="zzz") for run in journal.runs))
     e = Execution(micro_batch=32)
-    assert nearest(replace(workload, model="aaa"), e, find_device("T4"), journal=renamed).closest.distance == 0
+    assert (
+        nearest(
+            replace(workload, model="aaa"), e, find_device("T4"), journal=renamed
+        ).closest.distance
+        == 0
+    )
 
 
 def test_a_workload_without_the_form_has_nothing_near():
@@ -135,7 +159,10 @@ def test_a_workload_without_the_form_has_nothing_near():
 def test_an_empty_journal_has_nothing_near():
     workload, journal = one_run_at([32])
     empty = replace(journal, runs=(), signature_of_run=())
-    assert nearest(workload, Execution(micro_batch=32), find_device("T4"), journal=empty).closest is None
+    assert (
+        nearest(workload, Execution(micro_batch=32), find_device("T4"), journal=empty).closest
+        is None
+    )
 
 
 def test_at_most_three_in_order_and_near():
@@ -146,40 +173,111 @@ def test_at_most_three_in_order_and_near():
 
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 8192,
+}
 CONFIGURATIONS = {
     "bert-large": {
-        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 1024, "num_hidden_layers": 24,
-        "num_attention_heads": 16, "intermediate_size": 4096,
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
     },
-    "llama-8b": LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8},
+    "llama-8b": LLAMA
+    | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8},
     "llama-2-7b": LLAMA | {"vocab_size": 32000, "intermediate_size": 11008},
     "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-    "mixtral": LLAMA | {
-        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "intermediate_size": 14336,
-        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "mixtral": LLAMA
+    | {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
     },
     "vit-base": {
-        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 768, "num_hidden_layers": 12,
-        "num_attention_heads": 12, "intermediate_size": 3072, "image_size": 224, "patch_size": 16,
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "image_size": 224,
+        "patch_size": 16,
     },
-}  # fmt: skip
+}
 QUESTIONS = [
     # model, card, precision, batch, more of it; the card that is expected, kin names, kind of model, is it near?
     ("resnet50", "A100", "amp_fp16", 256, {}, r"A100|RTX 3090", r"res", "convolutions", True),
     ("resnet50", "T4", "fp32", 32, {}, r"T4", r"ResNet50", "convolutions", True),
     ("bert-large", "V100", "fp32", 8, {"length": 512}, r"V100", r"BERT", "transformers", True),
-    ("llama-8b", "H100", "bf16", 1, {"length": 8192, "gpus": 8, "zero_stage": 3}, r"H100", r"Llama 3.1 8B", "transformers", True),
-    ("vit-base", "RTX 4090", "amp_fp16", 256, {"mode": "inference"}, r"RTX 4090", r"(be|v|de)it", "transformers", True),
-    ("vit-base", "RTX 4090", "amp_fp16", 64, {}, r"RTX [34]090", r"(be|v|de)it", "transformers", False),
+    (
+        "llama-8b",
+        "H100",
+        "bf16",
+        1,
+        {"length": 8192, "gpus": 8, "zero_stage": 3},
+        r"H100",
+        r"Llama 3.1 8B",
+        "transformers",
+        True,
+    ),
+    (
+        "vit-base",
+        "RTX 4090",
+        "amp_fp16",
+        256,
+        {"mode": "inference"},
+        r"RTX 4090",
+        r"(be|v|de)it",
+        "transformers",
+        True,
+    ),
+    (
+        "vit-base",
+        "RTX 4090",
+        "amp_fp16",
+        64,
+        {},
+        r"RTX [34]090",
+        r"(be|v|de)it",
+        "transformers",
+        False,
+    ),
     ("gpt2", "A100", "amp_bf16", 12, {"length": 1024}, r"A100", r"gpt", "transformers", True),
-    ("llama-2-7b", "H100", "bf16", 1, {"length": 4096, "gpus": 8, "zero_stage": 3}, r"H100", r"(?i)llama|mpt", "transformers", True),
+    (
+        "llama-2-7b",
+        "H100",
+        "bf16",
+        1,
+        {"length": 4096, "gpus": 8, "zero_stage": 3},
+        r"H100",
+        r"(?i)llama|mpt",
+        "transformers",
+        True,
+    ),
     ("mobilenet_v2", "K80", "fp32", 32, {}, r"K80", r"MobileNetV2", "convolutions", True),
     ("mobilenet_v2", "T4", "fp32", 32, {}, r"T4", r"MobileNetV2", "convolutions", True),
-    ("mixtral", "H100", "bf16", 1, {"length": 4096, "gpus": 8, "ep": 8}, r"H100|B200|GB200", r"MoE|DeepSeek|GPT OSS|A3B", "experts", False),
-]  # fmt: skip
+    (
+        "mixtral",
+        "H100",
+        "bf16",
+        1,
+        {"length": 4096, "gpus": 8, "ep": 8},
+        r"H100|B200|GB200",
+        r"MoE|DeepSeek|GPT OSS|A3B",
+        "experts",
+        False,
+    ),
+]
 
 
 @pytest.mark.slow

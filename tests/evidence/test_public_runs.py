@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.evidence import FOLDER, RUNS_FILE, TRACES_FILE, fingerprint_of_constants, public_journal, public_runs
+from trainpace.evidence import (
+    FOLDER,
+    RUNS_FILE,
+    TRACES_FILE,
+    fingerprint_of_constants,
+    public_journal,
+    public_runs,
+)
 from trainpace.hardware import find_device
 from trainpace.workload import PHASES
 
@@ -34,10 +41,15 @@ def test_every_run_names_a_source_whose_licence_lets_it_be_shared():
     text = (FOLDER / "SOURCES.md").read_text()
     for entry in entries:
         if entry["name"] in {run.source for run in public_runs()}:
-            assert f"| [{entry['name']}]({entry['url']}) | {entry['licence']} | {entry['copyright']} |" in text
+            assert (
+                f"| [{entry['name']}]({entry['url']}) | {entry['licence']} | {entry['copyright']} |"
+                in text
+            )
 
 
-@pytest.mark.parametrize("word", ["lambda", "ryujaehun", "bryzgalov", "simpletuner", "cvmodels", "github_threads/"])
+@pytest.mark.parametrize(
+    "word", ["lambda", "ryujaehun", "bryzgalov", "simpletuner", "cvmodels", "github_threads/"]
+)
 def test_collections_without_a_licence_are_left_out(word):
     assert not [run for run in public_runs() if word in run.collection or word in run.url]
 
@@ -77,7 +89,14 @@ def test_there_are_thousands_of_runs_on_many_cards_with_ids_of_their_own():
 
 def test_no_path_of_a_machine_is_packaged():
     for run in public_runs():
-        for text in (run.model, run.notes, run.why_no_forecast, run.assumed, run.parallelism or "", run.software):
+        for text in (
+            run.model,
+            run.notes,
+            run.why_no_forecast,
+            run.assumed,
+            run.parallelism or "",
+            run.software,
+        ):
             assert "/work" not in text
             assert "/home" not in text
 

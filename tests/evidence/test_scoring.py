@@ -13,7 +13,9 @@ def test_packaged_forecasts_are_those_of_the_installed_version():
     for run in able[::61]:
         stated = traces.conditions[run.id]
         anew = with_forecast(run, forecast_of(stated, traces.workloads[stated.trace]))
-        assert anew.forecast_ms == pytest.approx(run.forecast_ms, rel=2e-4), f"{run.id}: run make public-journal"
+        assert anew.forecast_ms == pytest.approx(run.forecast_ms, rel=2e-4), (
+            f"{run.id}: run make public-journal"
+        )
         assert anew.low_ms == pytest.approx(run.low_ms, rel=2e-4)
         assert anew.high_ms == pytest.approx(run.high_ms, rel=2e-4)
 
@@ -26,7 +28,11 @@ def test_conditions_agree_with_the_runs_that_they_are_of():
     for name, stated in traces.conditions.items():
         run, e = runs[name], stated.execution
         assert (stated.device, e.world_size, e.nnodes) == (run.device, run.gpus, run.nodes)
-        assert (e.micro_batch, e.accumulation, e.precision) == (run.micro_batch, run.accumulation, run.precision)
+        assert (e.micro_batch, e.accumulation, e.precision) == (
+            run.micro_batch,
+            run.accumulation,
+            run.precision,
+        )
         assert traces.workloads[stated.trace].mode == run.mode
 
 

@@ -10,7 +10,14 @@ from trainpace.plan.resolution import RESOLUTION, told_apart
 @pytest.mark.slow
 def test_the_resolutions_are_those_of_the_packaged_measurements():
     measured = resolutions()
-    for name in ("precision", "micro-batch", "compile", "memory format", "checkpointing", "model parallelism"):
+    for name in (
+        "precision",
+        "micro-batch",
+        "compile",
+        "memory format",
+        "checkpointing",
+        "model parallelism",
+    ):
         found, pairs = measured[name]
         assert pairs >= 10, name
         assert RESOLUTION[name] == pytest.approx(found, abs=0.01), name

@@ -13,16 +13,46 @@ BIGSCIENCE = "NHIDDEN=14400, 20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=9
 @pytest.mark.parametrize(
     ("model", "text", "pp", "expected"),
     [
-        ("GPT 1.7B", "layers=24 hidden=2304 heads=24 vocab=51200 params_B=1.7", 1, (24, 2304, 24, 51200, 9216)),
-        ("gpt3-175B", "hidden=12288 feedforward=49152 seq_size=2048 attn_heads=96 num_blocks=96", 8, (96, 12288, 96, 51200, 49152)),
+        (
+            "GPT 1.7B",
+            "layers=24 hidden=2304 heads=24 vocab=51200 params_B=1.7",
+            1,
+            (24, 2304, 24, 51200, 9216),
+        ),
+        (
+            "gpt3-175B",
+            "hidden=12288 feedforward=49152 seq_size=2048 attn_heads=96 num_blocks=96",
+            8,
+            (96, 12288, 96, 51200, 49152),
+        ),
         ("GPT 200B", BIGSCIENCE, 10, (80, 14400, 96, 250880, 57600)),
         ("GPT 20B", BIGSCIENCE, 1, (8, 14400, 32, 250880, 57600)),
-        ("GPT 194B", "NHIDDEN=14400 (text: NHIDDEN was fixed; 200B = 80 layers) vocab=250k", 6, (78, 14400, 96, 250880, 57600)),
-        ("GPT 18B", "NHIDDEN=14336 / NLAYERS=6 / GBS=512 Layers=10 vocab=250k", 1, (10, 14336, 64, 250880, 57344)),
-        ("BLOOM 176B", "70 layers h=14336 heads=112 (public config)", 12, (70, 14336, 112, 250880, 57344)),
-        ("GPT-2 124M", "n_layer=12 n_embd=768 n_head=12 vocab=50304", 1, (12, 768, 12, 50304, 3072)),
+        (
+            "GPT 194B",
+            "NHIDDEN=14400 (text: NHIDDEN was fixed; 200B = 80 layers) vocab=250k",
+            6,
+            (78, 14400, 96, 250880, 57600),
+        ),
+        (
+            "GPT 18B",
+            "NHIDDEN=14336 / NLAYERS=6 / GBS=512 Layers=10 vocab=250k",
+            1,
+            (10, 14336, 64, 250880, 57344),
+        ),
+        (
+            "BLOOM 176B",
+            "70 layers h=14336 heads=112 (public config)",
+            12,
+            (70, 14336, 112, 250880, 57344),
+        ),
+        (
+            "GPT-2 124M",
+            "n_layer=12 n_embd=768 n_head=12 vocab=50304",
+            1,
+            (12, 768, 12, 50304, 3072),
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes_as_tables_write_them(model, text, pp, expected):
     found = gpt_size(model, text, pp)
     assert found is not None
@@ -37,10 +67,18 @@ def test_what_is_filled_in_is_said():
 
 @pytest.mark.parametrize(
     ("model", "text"),
-    [("GPT 7.5B", "see the section text of the file"), ("GPT", BIGSCIENCE), ("Llama 2 7 B", "LoRA, trainable=4,194,304"),
-     ("LLAMA2-7B", "LoRA"), ("Nemotron-340B", "pretrain"),
-     ("SwitchTransformer-XL (4 experts)", "layers=24 hidden=1024 heads=32 vocab=32128 experts=4")],
-)  # fmt: skip
+    [
+        ("GPT 7.5B", "see the section text of the file"),
+        ("GPT", BIGSCIENCE),
+        ("Llama 2 7 B", "LoRA, trainable=4,194,304"),
+        ("LLAMA2-7B", "LoRA"),
+        ("Nemotron-340B", "pretrain"),
+        (
+            "SwitchTransformer-XL (4 experts)",
+            "layers=24 hidden=1024 heads=32 vocab=32128 experts=4",
+        ),
+    ],
+)
 def test_too_little_is_none(model, text):
     assert named_model(model, text, 2048) is None
 
@@ -53,13 +91,38 @@ def test_heads_that_do_not_divide():
 @pytest.mark.parametrize(
     ("size", "batch", "tflops", "gpus", "length", "step_s"),
     [
-        (GptSize(30, 2304, 18, 51200, 9216), 16, 136.8, 2, 1024, 1.026),  # Megatron-LM's table of 2020
-        (GptSize(72, 14336, 64, 250880, 57344), 2048, 141.27, 384, 2048, 114.11),  # bigscience, 2022-02-25
-        (GptSize(105, 20480, 128, 51200, 81920), 1920, 126, 2240, 2048, 60.1),  # Smith et al. 2022, section 2.4
+        (
+            GptSize(30, 2304, 18, 51200, 9216),
+            16,
+            136.8,
+            2,
+            1024,
+            1.026,
+        ),  # Megatron-LM's table of 2020
+        (
+            GptSize(72, 14336, 64, 250880, 57344),
+            2048,
+            141.27,
+            384,
+            2048,
+            114.11,
+        ),  # bigscience, 2022-02-25
+        (
+            GptSize(105, 20480, 128, 51200, 81920),
+            1920,
+            126,
+            2240,
+            2048,
+            60.1,
+        ),  # Smith et al. 2022, section 2.4
     ],
 )
-def test_the_formula_agrees_with_tables_that_give_both_time_and_rate(size, batch, tflops, gpus, length, step_s):
-    assert size.step_flops(batch, length) / (gpus * tflops * 1e12) == pytest.approx(step_s, rel=0.02)
+def test_the_formula_agrees_with_tables_that_give_both_time_and_rate(
+    size, batch, tflops, gpus, length, step_s
+):
+    assert size.step_flops(batch, length) / (gpus * tflops * 1e12) == pytest.approx(
+        step_s, rel=0.02
+    )
 
 
 def test_the_configuration_is_written_once(tmp_path):
@@ -74,26 +137,53 @@ def test_the_configuration_is_written_once(tmp_path):
 @pytest.mark.parametrize(
     ("model", "text", "parameters"),
     [
-        ("tiny", "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=53912064 use_flash=False", 53912064),
-        ("small", "L=12 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=110615040 use_flash=False", 110615040),
-        ("medium", "L=24 h=1024 mlp=4096 heads=16 head_dim=64 vocab=16384 params=336390144 use_flash=False", 336390144),
-        ("large", "L=24 h=1536 mlp=6144 heads=16 head_dim=96 vocab=16384 params=731077632 use_flash=False", 731077632),
+        (
+            "tiny",
+            "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=53912064 use_flash=False",
+            53912064,
+        ),
+        (
+            "small",
+            "L=12 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=110615040 use_flash=False",
+            110615040,
+        ),
+        (
+            "medium",
+            "L=24 h=1024 mlp=4096 heads=16 head_dim=64 vocab=16384 params=336390144 use_flash=False",
+            336390144,
+        ),
+        (
+            "large",
+            "L=24 h=1536 mlp=6144 heads=16 head_dim=96 vocab=16384 params=731077632 use_flash=False",
+            731077632,
+        ),
     ],
 )
 def test_languinis_gpts_have_the_parameters_that_their_table_prints(model, text, parameters):
     c = named_model(f"languini-gpt-{model}", text, 512).configuration
     h, ends = c["n_embd"], 2 - c["tie_word_embeddings"]
-    weights = 4 * h * h + 2 * h * c["n_inner"] + 4 * h + c["n_inner"] + h + 4 * h  # products, their biases, two norms
-    assert ends * c["vocab_size"] * h + c["n_positions"] * h + c["n_layer"] * weights + 2 * h == parameters
+    weights = (
+        4 * h * h + 2 * h * c["n_inner"] + 4 * h + c["n_inner"] + h + 4 * h
+    )  # products, their biases, two norms
+    assert (
+        ends * c["vocab_size"] * h + c["n_positions"] * h + c["n_layer"] * weights + 2 * h
+        == parameters
+    )
     assert c["attn_pdrop"] == 0
 
 
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        ("languini-gpt-mini", "L=4 h=512 mlp=2048 heads=8 head_dim=32 vocab=16384"),  # attention narrower than hidden
+        (
+            "languini-gpt-mini",
+            "L=4 h=512 mlp=2048 heads=8 head_dim=32 vocab=16384",
+        ),  # attention narrower than hidden
         ("languini-gpt-XL", "L=24 h=2048 mlp=8192 heads=24 head_dim=128 vocab=16384"),
-        ("languini-lstm-tiny", "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 use_flash= quasi block=8"),
+        (
+            "languini-lstm-tiny",
+            "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 use_flash= quasi block=8",
+        ),
         ("ibm/PowerLM-3b", "framework=foak-fast-kernels; full fine-tuning"),  # kernels of its own
         ("ibm/PowerLM-3b", "framework=none; lora r=16.0 targets=q_proj"),
     ],
@@ -102,7 +192,9 @@ def test_models_that_no_configuration_says_are_none(model, text):
     assert named_model(model, text, 512) is None
 
 
-@pytest.mark.parametrize(("model", "billions"), [("ibm/PowerLM-3b", 3.51), ("bigcode/gpt_bigcode-santacoder", 1.12)])
+@pytest.mark.parametrize(
+    ("model", "billions"), [("ibm/PowerLM-3b", 3.51), ("bigcode/gpt_bigcode-santacoder", 1.12)]
+)
 def test_published_models_have_the_size_that_they_are_published_with(model, billions, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")

@@ -21,7 +21,12 @@ from trainpace.workload import CONV
 
 def record(*arguments):
     """A call as the profiler tells it, from (dims, type, strides, concrete)."""
-    return {name: json.dumps(list(column)) for name, column in zip(("dims", "types", "strides", "concrete"), zip(*arguments, strict=True), strict=True)}  # fmt: skip
+    return {
+        name: json.dumps(list(column))
+        for name, column in zip(
+            ("dims", "types", "strides", "concrete"), zip(*arguments, strict=True), strict=True
+        )
+    }
 
 
 def tensor(*dims, strides=None, kind="float"):
@@ -32,9 +37,11 @@ def tensor(*dims, strides=None, kind="float"):
 def test_a_profiled_convolution_is_the_row_of_a_trace():
     pair = [2, 2]
     arguments = (
-        tensor(8, 32, 14, 14, strides=(6272, 1, 448, 32), kind="c10::BFloat16"), tensor(64, 32, 3, 3, kind="c10::BFloat16"),
-        *(([], "ScalarList", [], str(v)) for v in ([1, 1], pair, [1, 1])), *(([], "Scalar", [], v) for v in ("1", "False")),
-    )  # fmt: skip
+        tensor(8, 32, 14, 14, strides=(6272, 1, 448, 32), kind="c10::BFloat16"),
+        tensor(64, 32, 3, 3, kind="c10::BFloat16"),
+        *(([], "ScalarList", [], str(v)) for v in ([1, 1], pair, [1, 1])),
+        *(([], "Scalar", [], v) for v in ("1", "False")),
+    )
     (row,), nhwc = rows_of_profiled("aten::cudnn_convolution", record(*arguments))
     expected = convolution("conv", torch.bfloat16, 8, 32, 64, 14, 3, 2, 1, "NHWC")
     assert nhwc
@@ -44,7 +51,8 @@ def test_a_profiled_convolution_is_the_row_of_a_trace():
 
 def test_a_profiled_copy_reads_its_source_and_writes_its_target():
     (row,), nhwc = rows_of_profiled(
-        "aten::copy_", record(tensor(4, 8, kind="c10::BFloat16"), tensor(4, 8), ([], "Scalar", [], "False"))
+        "aten::copy_",
+        record(tensor(4, 8, kind="c10::BFloat16"), tensor(4, 8), ([], "Scalar", [], "False")),
     )
     assert (row.kind, row.read_bytes, row.written_bytes, nhwc) == ("copy", 128, 64, False)
 
@@ -63,7 +71,9 @@ def test_work_is_what_is_called_and_not_what_makes_its_inputs():
 
 
 def copy(numbers):
-    return Row("copy", "clone", False, 1, float(numbers), 4.0 * numbers, 4.0 * numbers, (numbers, numbers))
+    return Row(
+        "copy", "clone", False, 1, float(numbers), 4.0 * numbers, 4.0 * numbers, (numbers, numbers)
+    )
 
 
 def measured(device, us, numbers=2**28, operator="copy"):
@@ -78,7 +88,9 @@ def test_kernels_of_several_rows_are_their_sum_and_stay_together_when_some_are_c
     part = table.select(np.array([False, True, True]))
     assert part.by_kernel(part.device_s(KernelConstants())) == pytest.approx(seconds[1:])
     both = joined([part, table])
-    assert both.by_kernel(both.device_s(KernelConstants())) == pytest.approx([*seconds[1:], *seconds])
+    assert both.by_kernel(both.device_s(KernelConstants())) == pytest.approx(
+        [*seconds[1:], *seconds]
+    )
     assert both.measured_ms.tolist() == [0.005, 0.009, 0.007, 0.005, 0.009]
 
 

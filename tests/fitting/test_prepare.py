@@ -16,33 +16,61 @@ HERE = Path(".")
 
 def case(tmp_path=HERE, **stated):
     values = {
-        "index": 0, "model_spec": "torchvision:resnet50", "gpu_canonical": "V100-SXM-32GB", "precision": "fp32", "batch_per_gpu": 32.0,
+        "index": 0,
+        "model_spec": "torchvision:resnet50",
+        "gpu_canonical": "V100-SXM-32GB",
+        "precision": "fp32",
+        "batch_per_gpu": 32.0,
         "step_time_ms": 100.0,
-    }  # fmt: skip
+    }
     return prepared_case(Run(**values | stated), HERE, tmp_path)
 
 
 def test_a_plain_run_stays_as_it_is():
     run = Run(
-        index=0, model_spec="resnet50", precision="fp32", batch_per_gpu=32.0, parallelism="dp=8,ac=full", notes="torch.compile",
-        framework="pytorch", framework_version="2.3", optimizer="sgd", peak_mem_gib=3.0,
-    )  # fmt: skip
+        index=0,
+        model_spec="resnet50",
+        precision="fp32",
+        batch_per_gpu=32.0,
+        parallelism="dp=8,ac=full",
+        notes="torch.compile",
+        framework="pytorch",
+        framework_version="2.3",
+        optimizer="sgd",
+        peak_mem_gib=3.0,
+    )
     assert prepared(run, HERE, HERE) == run
 
 
 def megatron(tmp_path, **stated):
     values = {
-        "index": 0, "file": "megatron_papers_nemo", "model": "GPT 76B", "framework": "pytorch/Megatron-LM", "framework_version": "2021",
-        "model_variant_or_config": "layers=60 hidden=10240 heads=80 vocab=51200", "gpu_canonical": "A100-SXM-80GB", "num_gpus": 1024.0,
-        "num_nodes": 128.0, "precision": "fp16", "batch_per_gpu": 2.0, "global_batch": 1792.0, "seq_len": 2048.0,
-        "parallelism": "tp=8,pp=4,vp_layers=5,dp=32,ac=full(uniform)", "tflops_per_gpu": 140.0, "mode": "train",
-        "notes": "FLOPs counted INCLUDE the activation recomputation", "interconnect": "NVSwitch + 8x HDR 200Gb/s InfiniBand per node",
-    }  # fmt: skip
+        "index": 0,
+        "file": "megatron_papers_nemo",
+        "model": "GPT 76B",
+        "framework": "pytorch/Megatron-LM",
+        "framework_version": "2021",
+        "model_variant_or_config": "layers=60 hidden=10240 heads=80 vocab=51200",
+        "gpu_canonical": "A100-SXM-80GB",
+        "num_gpus": 1024.0,
+        "num_nodes": 128.0,
+        "precision": "fp16",
+        "batch_per_gpu": 2.0,
+        "global_batch": 1792.0,
+        "seq_len": 2048.0,
+        "parallelism": "tp=8,pp=4,vp_layers=5,dp=32,ac=full(uniform)",
+        "tflops_per_gpu": 140.0,
+        "mode": "train",
+        "notes": "FLOPs counted INCLUDE the activation recomputation",
+        "interconnect": "NVSwitch + 8x HDR 200Gb/s InfiniBand per node",
+    }
     return prepared_case(Run(**values | stated), HERE, tmp_path)
 
 
 def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
-    framework = {"framework": "pytorch/Megatron-Bridge", "framework_version": "26.04 NeMo Container"}
+    framework = {
+        "framework": "pytorch/Megatron-Bridge",
+        "framework_version": "26.04 NeMo Container",
+    }
     bridge = megatron(tmp_path, file="megatron_bridge", **framework)
     e = bridge.execution
     assert (e.engine, e.sequence_parallel, e.async_tensor_parallel) == ("megatron_core", True, True)
@@ -52,25 +80,50 @@ def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
 
 def test_recipes_that_send_tokens_under_computation(tmp_path):
     bridge = {
-        "file": "megatron_bridge", "model": "DeepSeekV3", "framework": "pytorch/Megatron-Bridge", "gpu": "GB200",
-        "gpu_canonical": "GB200", "num_gpus": 256.0, "num_nodes": None, "precision": "fp8", "batch_per_gpu": 1.0,
-        "global_batch": 4096.0, "seq_len": 4096.0, "parallelism": "tp=1,pp=4,cp=1,vp=4,ep=64", "notes": "precision label MXFP8",
-        "model_spec": "resnet50", "tflops_per_gpu": None, "model_variant_or_config": "",
-    }  # fmt: skip
+        "file": "megatron_bridge",
+        "model": "DeepSeekV3",
+        "framework": "pytorch/Megatron-Bridge",
+        "gpu": "GB200",
+        "gpu_canonical": "GB200",
+        "num_gpus": 256.0,
+        "num_nodes": None,
+        "precision": "fp8",
+        "batch_per_gpu": 1.0,
+        "global_batch": 4096.0,
+        "seq_len": 4096.0,
+        "parallelism": "tp=1,pp=4,cp=1,vp=4,ep=64",
+        "notes": "precision label MXFP8",
+        "model_spec": "resnet50",
+        "tflops_per_gpu": None,
+        "model_variant_or_config": "",
+    }
     exchanges = [
-        megatron(tmp_path, **bridge, framework_version=f"{release} NeMo Container").execution.expert_exchange
+        megatron(
+            tmp_path, **bridge, framework_version=f"{release} NeMo Container"
+        ).execution.expert_exchange
         for release in ("26.04", "26.06.01", "26.08")
     ]
     assert exchanges == ["deep_ep", "overlapped", "overlapped"]
     newest = {"framework_version": "26.08 NeMo Container"}
-    assert megatron(tmp_path, **bridge | newest | {"model": "Kimi_K2"}).execution.expert_exchange == "deep_ep"
+    assert (
+        megatron(tmp_path, **bridge | newest | {"model": "Kimi_K2"}).execution.expert_exchange
+        == "deep_ep"
+    )
     assert megatron(tmp_path, **bridge | newest).software.optimizer == "fused"
 
 
 def test_automodel_recomputes_experts_and_gives_a_token_experts_in_a_row():
     """activation_checkpointing and fake_balanced_gate of its benchmarks' configurations."""
-    auto = {"file": "nemo_automodel", "framework": "NeMo AutoModel (PyTorch DTensor)", "num_gpus": 8.0}
-    e = case(**auto, parallelism="ep=8 fsdp=8", notes="kernels TE + DeepEP; mock data, balanced fake router").execution
+    auto = {
+        "file": "nemo_automodel",
+        "framework": "NeMo AutoModel (PyTorch DTensor)",
+        "num_gpus": 8.0,
+    }
+    e = case(
+        **auto,
+        parallelism="ep=8 fsdp=8",
+        notes="kernels TE + DeepEP; mock data, balanced fake router",
+    ).execution
     assert (e.activation_checkpointing, e.expert_nodes, e.expert_exchange) == ("full", 1, "deep_ep")
     assert case(**auto, parallelism="fsdp=8").execution.activation_checkpointing == "none"
 
@@ -78,11 +131,28 @@ def test_automodel_recomputes_experts_and_gives_a_token_experts_in_a_row():
 def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
     c = megatron(tmp_path)
     e = c.execution
-    assert (e.micro_batch, e.accumulation, e.data_parallel_size, e.global_batch) == (2, 28, 32, 1792)
-    assert (e.pipeline_schedule, e.virtual_stages) == ("interleaved", 3)  # 60 layers / (4 stages x 5)
-    assert (e.activation_checkpointing, e.engine, e.sequence_parallel) == ("full", "unoverlapped", False)
+    assert (e.micro_batch, e.accumulation, e.data_parallel_size, e.global_batch) == (
+        2,
+        28,
+        32,
+        1792,
+    )
+    assert (e.pipeline_schedule, e.virtual_stages) == (
+        "interleaved",
+        3,
+    )  # 60 layers / (4 stages x 5)
+    assert (e.activation_checkpointing, e.engine, e.sequence_parallel) == (
+        "full",
+        "unoverlapped",
+        False,
+    )
     assert c.cluster.network_gb_per_s_per_device == 25
-    assert (c.variant.legacy, c.software.slow_host, c.loads_all_kernels, e.compile) == (True, "", True, True)
+    assert (c.variant.legacy, c.software.slow_host, c.loads_all_kernels, e.compile) == (
+        True,
+        "",
+        True,
+        True,
+    )
     # Narayanan et al. 2021 give this row's 140 TFLOP/s; 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
     at_least = 8 * 76.1e9 * 1792 * 2048 / (1024 * 140e12) * 1e3
     assert at_least < c.measured_ms < 1.1 * at_least
@@ -91,15 +161,29 @@ def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
 def test_without_its_columns_a_model_of_sizes_is_unknown(tmp_path):
     assert case_of(megatron(tmp_path).run, HERE).spec.startswith("transformers:")
     with pytest.raises(TrainpaceError, match="no model definition"):
-        case_of(Run(index=0, model="GPT 76B", model_variant_or_config="layers=60 hidden=10240 heads=80"), HERE)
+        case_of(
+            Run(
+                index=0, model="GPT 76B", model_variant_or_config="layers=60 hidden=10240 heads=80"
+            ),
+            HERE,
+        )
 
 
 def test_recomputation_that_only_the_flops_tell(tmp_path):
     """Megatron's own table of 2020: 136.8 TFLOP/s and 1026 ms go together with four passes, not with three."""
     c = megatron(
-        tmp_path, model="GPT-2 2B", model_variant_or_config="layers=30 hidden=2304 heads=18 vocab=51200", num_gpus=2.0, num_nodes=1.0,
-        batch_per_gpu=16.0, global_batch=16.0, seq_len=1024.0, parallelism="tp=2,dp=1", tflops_per_gpu=136.8, step_time_ms=1026.0,
-    )  # fmt: skip
+        tmp_path,
+        model="GPT-2 2B",
+        model_variant_or_config="layers=30 hidden=2304 heads=18 vocab=51200",
+        num_gpus=2.0,
+        num_nodes=1.0,
+        batch_per_gpu=16.0,
+        global_batch=16.0,
+        seq_len=1024.0,
+        parallelism="tp=2,dp=1",
+        tflops_per_gpu=136.8,
+        step_time_ms=1026.0,
+    )
     assert c.execution.activation_checkpointing == "full"
 
 
@@ -112,16 +196,30 @@ def test_nemo_hides_what_it_can(tmp_path):
         precision="bf16",
     )
     e = c.execution
-    assert (e.engine, e.zero_stage, e.sequence_parallel, e.async_tensor_parallel) == ("megatron_core", 1, True, True)
-    assert (c.software.attention, c.variant.legacy) == ("flash2", False)  # what torch of today takes on an A100
+    assert (e.engine, e.zero_stage, e.sequence_parallel, e.async_tensor_parallel) == (
+        "megatron_core",
+        1,
+        True,
+        True,
+    )
+    assert (c.software.attention, c.variant.legacy) == (
+        "flash2",
+        False,
+    )  # what torch of today takes on an A100
     assert "an optimizer distributed" in c.assumed
 
 
 def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
     c = case(
-        file="torchtitan", gpu_canonical="H100-SXM-96GB", precision="bf16", num_gpus=512.0, num_nodes=64.0, batch_per_gpu=32.0,
-        global_batch=256.0, parallelism="fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full",
-    )  # fmt: skip
+        file="torchtitan",
+        gpu_canonical="H100-SXM-96GB",
+        precision="bf16",
+        num_gpus=512.0,
+        num_nodes=64.0,
+        batch_per_gpu=32.0,
+        global_batch=256.0,
+        parallelism="fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full",
+    )
     e = c.execution
     assert (e.micro_batch, e.accumulation, e.zero_stage, e.virtual_stages) == (4, 8, 3, 2)
     assert e.async_tensor_parallel
@@ -137,11 +235,19 @@ def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
 )
 def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accumulation, schedule):
     c = case(
-        file="neusight_labels", num_gpus=4.0, batch_per_gpu=8.0, parallelism=parallelism, mode="forward_backward",
+        file="neusight_labels",
+        num_gpus=4.0,
+        batch_per_gpu=8.0,
+        parallelism=parallelism,
+        mode="forward_backward",
         gpu_canonical="A100-SXM-40GB",
-    )  # fmt: skip
+    )
     e = c.execution
-    assert (e.micro_batch, e.accumulation, e.pipeline_schedule) == (micro_batch, accumulation, schedule)
+    assert (e.micro_batch, e.accumulation, e.pipeline_schedule) == (
+        micro_batch,
+        accumulation,
+        schedule,
+    )
     assert e.global_batch == 8
     assert e.optimizer == "none"
     with pytest.raises(TrainpaceError, match="samples a rank"):
@@ -160,23 +266,36 @@ def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
 def test_nvidias_examples_try_convolutions_of_images_alone(tmp_path):
     examples = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
     image = case(framework=examples, precision="amp_fp16")
-    assert (image.peak, image.run.cudnn_benchmark, image.execution.precision) == ("device", "yes", "amp_fp16")
+    assert (image.peak, image.run.cudnn_benchmark, image.execution.precision) == (
+        "device",
+        "yes",
+        "amp_fp16",
+    )
     (tmp_path / "bert.json").write_text("{}")
-    text = case(framework=examples, precision="amp_fp16", model_spec=f"transformers:{tmp_path}/bert.json")
-    assert (text.run.cudnn_benchmark, text.execution.precision, text.execution.engine) == ("", "fp16", "unoverlapped")
-    assert text.software.rewrites.eager_attention  # their BERT writes it out, whichever torch runs it
+    text = case(
+        framework=examples, precision="amp_fp16", model_spec=f"transformers:{tmp_path}/bert.json"
+    )
+    assert (text.run.cudnn_benchmark, text.execution.precision, text.execution.engine) == (
+        "",
+        "fp16",
+        "unoverlapped",
+    )
+    assert (
+        text.software.rewrites.eager_attention
+    )  # their BERT writes it out, whichever torch runs it
     assert not image.software.rewrites.eager_attention
 
 
 @pytest.mark.parametrize(
     ("stated", "column", "value"),
     [
-        ({"notes": "peak by nvidia-smi"}, "peak_memory_kind", "device"), ({"notes": "with H2D copy"}, "host_copy", "yes"),
+        ({"notes": "peak by nvidia-smi"}, "peak_memory_kind", "device"),
+        ({"notes": "with H2D copy"}, "host_copy", "yes"),
         ({"file": "mosaic_llm_foundry"}, "attention", "flash1"),
         ({"framework": "pytorch/timm", "optimizer": "SGD"}, "optimizer", "sgd momentum"),
         ({"model_variant_or_config": "GBS=512", "global_batch": 64.0}, "global_batch", 512.0),
     ],
-)  # fmt: skip
+)
 def test_notes_become_columns(stated, column, value):
     assert getattr(case(**stated).run, column) == value
 
@@ -186,7 +305,9 @@ def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
     text += "bigscience_bloom,,GPT 1B,layers=24 hidden=2304 heads=24,A100,bf16,2,2048,90,row date 02-25\na,resnet18,,,T4,fp32,8,,7,\n"
     for name in FILES:
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(sys, "argv", ["prepare", "--data", str(tmp_path), "--output", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        sys, "argv", ["prepare", "--data", str(tmp_path), "--output", str(tmp_path / "out")]
+    )
     prepare.main()
     for name in FILES:
         rows, again = read_runs(tmp_path / name), read_runs(tmp_path / "out" / name)
@@ -198,13 +319,20 @@ def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "gpu", "notes", "host"),
     [
-        ("profet_aws", "T4", "", "Xeon Platinum 8259CL"), ("profet_aws", "V100-SXM-16GB", "", "Xeon E5-2686 v4"),
+        ("profet_aws", "T4", "", "Xeon Platinum 8259CL"),
+        ("profet_aws", "V100-SXM-16GB", "", "Xeon E5-2686 v4"),
         ("nvidia_deeplearningexamples", "A100 80GB", "NVIDIA DGX A100 (8x A100 80GB)", "EPYC 7742"),
-        ("nvidia_deeplearningexamples", "V100 32GB", "NVIDIA DGX-2 (16x V100 32GB)", "Xeon Platinum 8168"),
-        ("nvidia_deeplearningexamples", "A100 80GB", "platform not said", ""), ("megatron_bridge", "GB300", "", "Grace"),
+        (
+            "nvidia_deeplearningexamples",
+            "V100 32GB",
+            "NVIDIA DGX-2 (16x V100 32GB)",
+            "Xeon Platinum 8168",
+        ),
+        ("nvidia_deeplearningexamples", "A100 80GB", "platform not said", ""),
+        ("megatron_bridge", "GB300", "", "Grace"),
         ("timm_train_rtx3090", "RTX 3090", "", ""),
     ],
-)  # fmt: skip
+)
 def test_the_hosts_of_collections_that_tell(file, gpu, notes, host):
     run = Run(index=0, file=file, gpu=gpu, notes=notes)
     assert prepare.host_of(run) == host
@@ -218,15 +346,29 @@ def test_every_host_of_a_collection_is_in_the_catalogue():
 
 def test_a_host_that_a_run_states_goes_before_its_collections():
     run = Run(
-        index=0, file="profet_aws", gpu="T4", model_spec="resnet50", precision="fp32", batch_per_gpu=32.0, host="13900K"
+        index=0,
+        file="profet_aws",
+        gpu="T4",
+        model_spec="resnet50",
+        precision="fp32",
+        batch_per_gpu=32.0,
+        host="13900K",
     )
     assert prepared(run, HERE, HERE).host == "13900K"
 
 
 def languini(tmp_path, **stated):
     text = "L=4 h=768 mlp=3072 heads=12 head_dim=64 vocab=16384 params=53912064 use_flash=False"
-    values = {"file": "languini_throughput", "model": "languini-gpt-tiny", "model_variant_or_config": text, "model_spec": "",
-              "framework_version": "torch 2.x (2023)", "precision": "amp_fp16", "seq_len": 512.0, "compile": "compile"}  # fmt: skip
+    values = {
+        "file": "languini_throughput",
+        "model": "languini-gpt-tiny",
+        "model_variant_or_config": text,
+        "model_spec": "",
+        "framework_version": "torch 2.x (2023)",
+        "precision": "amp_fp16",
+        "seq_len": 512.0,
+        "compile": "compile",
+    }
     return case(tmp_path, **values | stated)
 
 
@@ -238,27 +380,48 @@ def test_languinis_attention_is_eager_and_its_torch_that_of_2023_on_every_card(c
 
 
 def network(**stated):
-    values = {"file": "nvidia_deeplearningexamples", "model": "efficientnet", "model_variant_or_config": "Model=efficientnet-b4",
-              "model_spec": "", "framework": "pytorch", "framework_version": "NGC pytorch:21.03", "gpu": "A100 80GB",
-              "gpu_canonical": "A100-?-80GB", "notes": "NVIDIA A100 (8x A100 80GB)"}  # fmt: skip
+    values = {
+        "file": "nvidia_deeplearningexamples",
+        "model": "efficientnet",
+        "model_variant_or_config": "Model=efficientnet-b4",
+        "model_spec": "",
+        "framework": "pytorch",
+        "framework_version": "NGC pytorch:21.03",
+        "gpu": "A100 80GB",
+        "gpu_canonical": "A100-?-80GB",
+        "notes": "NVIDIA A100 (8x A100 80GB)",
+    }
     return case(**values | stated)
 
 
 def test_nvidias_image_networks_by_their_names():
     c = network(num_gpus=32.0, num_nodes=1.0, grad_accum=2.0)
-    assert (c.spec, c.software.version, c.run.cudnn_benchmark) == ("timm:efficientnet_b4", (1, 9, 0), "yes")
+    assert (c.spec, c.software.version, c.run.cudnn_benchmark) == (
+        "timm:efficientnet_b4",
+        (1, 9, 0),
+        "yes",
+    )
     assert (c.execution.nnodes, c.execution.nproc_per_node, c.execution.accumulation) == (4, 8, 2)
-    assert network(model="se-resnext101-32x4d", model_variant_or_config="").spec == "timm:seresnext101_32x4d"
+    assert (
+        network(model="se-resnext101-32x4d", model_variant_or_config="").spec
+        == "timm:seresnext101_32x4d"
+    )
 
 
 @pytest.mark.parametrize(
     "stated",
     [
-        {"model_variant_or_config": "Model=efficientnet-quant-b4"}, {"model_variant_or_config": "Model=efficientnet-widese-b4"},
-        {"model": "Jasper", "model_variant_or_config": ""}, {"file": "somebody_else"},
-        {"gpu": "V100 32GB", "gpu_canonical": "V100-?-32GB", "num_gpus": 1.0},  # an 18th of what eight have
+        {"model_variant_or_config": "Model=efficientnet-quant-b4"},
+        {"model_variant_or_config": "Model=efficientnet-widese-b4"},
+        {"model": "Jasper", "model_variant_or_config": ""},
+        {"file": "somebody_else"},
+        {
+            "gpu": "V100 32GB",
+            "gpu_canonical": "V100-?-32GB",
+            "num_gpus": 1.0,
+        },  # an 18th of what eight have
     ],
-)  # fmt: skip
+)
 def test_what_is_none_of_nvidias_image_networks(stated):
     with pytest.raises(TrainpaceError, match="no model definition"):
         network(**stated)
@@ -266,23 +429,51 @@ def test_what_is_none_of_nvidias_image_networks(stated):
 
 def test_fms_acceleration_recomputes_and_shards_in_words_of_its_own(tmp_path):
     c = case(
-        tmp_path, file="fms_acceleration", model="ibm/PowerLM-3b", model_variant_or_config="framework=none; full fine-tuning",
-        model_spec="", framework_version="torch 2.4.1, transformers 4.48.1", gpu_canonical="A100-SXM-80GB", precision="bf16",
-        num_gpus=2.0, seq_len=4096.0, parallelism="FSDP full shard x2", notes="gradient checkpointing on; FlashAttention",
-    )  # fmt: skip
-    assert (c.execution.zero_stage, c.execution.activation_checkpointing, c.variant.checkpointing) == (3, "full", True)
+        tmp_path,
+        file="fms_acceleration",
+        model="ibm/PowerLM-3b",
+        model_variant_or_config="framework=none; full fine-tuning",
+        model_spec="",
+        framework_version="torch 2.4.1, transformers 4.48.1",
+        gpu_canonical="A100-SXM-80GB",
+        precision="bf16",
+        num_gpus=2.0,
+        seq_len=4096.0,
+        parallelism="FSDP full shard x2",
+        notes="gradient checkpointing on; FlashAttention",
+    )
+    assert (
+        c.execution.zero_stage,
+        c.execution.activation_checkpointing,
+        c.variant.checkpointing,
+    ) == (3, "full", True)
     assert c.software.attention == "flash2"
 
 
 def test_hsdp_shards_inside_a_node():
-    c = case(file="fms_fsdp", num_gpus=16.0, num_nodes=2.0, parallelism="HSDP x16", framework_version="2.4")
+    c = case(
+        file="fms_fsdp",
+        num_gpus=16.0,
+        num_nodes=2.0,
+        parallelism="HSDP x16",
+        framework_version="2.4",
+    )
     assert (c.execution.zero_stage, c.execution.shard_size) == (3, 8)
 
 
 def test_torchaos_table_is_compiled_and_only_torchs_optimizer_is_traced():
-    vit = {"file": "torchao_tables", "model": "vit", "model_spec": "timm:vit_huge_patch14_224", "precision": "bf16",
-           "notes": "BF16 autocast; batch 8"}  # fmt: skip
+    vit = {
+        "file": "torchao_tables",
+        "model": "vit",
+        "model_spec": "timm:vit_huge_patch14_224",
+        "precision": "bf16",
+        "notes": "BF16 autocast; batch 8",
+    }
     c = case(optimizer="PyTorch fused AdamW", **vit)
-    assert (c.execution.precision, c.execution.compile, c.software.optimizer) == ("amp_bf16", True, "fused")
+    assert (c.execution.precision, c.execution.compile, c.software.optimizer) == (
+        "amp_bf16",
+        True,
+        "fused",
+    )
     with pytest.raises(TrainpaceError, match="no model definition"):
         case(optimizer="ao 8-bit", **vit)

@@ -25,7 +25,9 @@ def entry_of(file, source="", place=""):
 def test_every_packaged_source_is_complete():
     for source in read_sources():
         if source.packaged:
-            assert all((source.name, source.url, source.licence, source.copyright, source.why)), source
+            assert all((source.name, source.url, source.licence, source.copyright, source.why)), (
+                source
+            )
             assert source.trust in "ABC"
             assert source.date is None or re.fullmatch(r"20\d\d(-\d\d){0,2}", source.date)
         else:
@@ -54,9 +56,16 @@ def test_the_licence_decides(file, source, packaged):
 
 def test_the_folder_decides_where_licences_differ():
     place = "github:NVIDIA/DeepLearningExamples@729963d PyTorch/{}/README.md"
-    assert entry_of("nvidia_deeplearningexamples", place=place.format("Translation/GNMT")).licence == "MIT"
-    assert entry_of("nvidia_deeplearningexamples", place=place.format("Classification/ConvNets/resnext")).packaged
-    assert not entry_of("nvidia_deeplearningexamples", place=place.format("Segmentation/MaskRCNN")).packaged
+    assert (
+        entry_of("nvidia_deeplearningexamples", place=place.format("Translation/GNMT")).licence
+        == "MIT"
+    )
+    assert entry_of(
+        "nvidia_deeplearningexamples", place=place.format("Classification/ConvNets/resnext")
+    ).packaged
+    assert not entry_of(
+        "nvidia_deeplearningexamples", place=place.format("Segmentation/MaskRCNN")
+    ).packaged
 
 
 def test_a_collection_that_nobody_judged_has_no_entry():
@@ -67,7 +76,10 @@ def test_a_collection_that_nobody_judged_has_no_entry():
     ("place", "link"),
     [
         ("github:a/b@0123abc folder/file.md", "https://github.com/a/b/blob/0123abc/folder/file.md"),
-        ("github:a/b-c@0123abc results*, see x.csv", "https://github.com/a/b-c/blob/0123abc/results*"),
+        (
+            "github:a/b-c@0123abc results*, see x.csv",
+            "https://github.com/a/b-c/blob/0123abc/results*",
+        ),
         ("github.com/a/b README.md@0123abcdef", "https://github.com/a/b/blob/0123abcdef/README.md"),
         ("github:a/b d31653f792^ docs/x.md", "https://github.com/a/b/blob/d31653f792/docs/x.md"),
         ("https://github.com/a/b/pull/1", "https://github.com/a/b/pull/1"),
@@ -81,7 +93,9 @@ def test_a_place_becomes_a_link(place, link):
 def test_the_day_of_a_reading_goes_before_the_year_of_its_source():
     source = Source(file="bigscience_bloom", date="2022-02")
     read = Chosen(
-        {"notes": "section 'x'; row date 02-17; one iteration"}, Run(index=0, file="bigscience_bloom"), source
+        {"notes": "section 'x'; row date 02-17; one iteration"},
+        Run(index=0, file="bigscience_bloom"),
+        source,
     )
     assert _date(read, source) == "2022-02-17"
     assert _date(read._replace(raw={"notes": None}), source) == "2022-02"

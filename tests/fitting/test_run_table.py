@@ -20,7 +20,9 @@ from trainpace.workload import PLAIN
 def pair(device, batch, precision="fp32", compiled=False):
     execution = Execution(micro_batch=batch, precision=precision, compile=compiled)
     form = "fp32" if precision == "fp32" else "amp"
-    case = Case(Run(index=0), "model", form, PLAIN, execution, Cluster(device=find_device(device)), 5.0)
+    case = Case(
+        Run(index=0), "model", form, PLAIN, execution, Cluster(device=find_device(device)), 5.0
+    )
     return case, with_activation(workload()) if compiled else workload()
 
 
@@ -32,7 +34,10 @@ def with_activation(work):
         dims = o.dims.copy()
         dims[1] = 0
         dims[1, :2, 1] = 4096
-        kinds = {"kind": ("gemm", "elementwise", "optimizer"), "function": ("addmm", "relu", "_foreach_add_")}
+        kinds = {
+            "kind": ("gemm", "elementwise", "optimizer"),
+            "function": ("addmm", "relu", "_foreach_add_"),
+        }
         forms[name] = replace(form, operators=replace(o, dims=dims, **kinds))
     return replace(work, forms=forms)
 
@@ -71,7 +76,9 @@ def test_rows_are_those_of_the_software_that_ran():
     assert table.operators.launches == pytest.approx(rewritten.forms[case.form].operators.launches)
 
 
-@pytest.mark.parametrize(("name", "count"), [("pre_volta", 3), ("compile_launches", 3), ("latency_us", 18)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("pre_volta", 3), ("compile_launches", 3), ("latency_us", 18)]
+)
 def test_a_constant_changes_the_rows_that_are_said_to_change_and_no_others(name, count):
     table, c = RunTable(PAIRS), fitted_constants()
     value = 1.3 * getattr(c, name)

@@ -8,8 +8,19 @@ from msgspec.structs import replace
 
 from nouns import operators
 from trainpace.execution import Execution
-from trainpace.forecast import FittedKernels, default_implementation, fitted_constants, implementation_on
-from trainpace.forecast.attention import IMPLEMENTATIONS, PARAMETERS, attention_model, attention_rates, attention_s
+from trainpace.forecast import (
+    FittedKernels,
+    default_implementation,
+    fitted_constants,
+    implementation_on,
+)
+from trainpace.forecast.attention import (
+    IMPLEMENTATIONS,
+    PARAMETERS,
+    attention_model,
+    attention_rates,
+    attention_s,
+)
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import matrix_peak, sustained_rates
 from trainpace.forecast.target import kernel_key
@@ -28,11 +39,25 @@ def parts(card, implementation, kind, batch, heads, length, head, causal, full=F
     device = find_device(card)
     implementation = implementation_on(device, implementation)
     precision = "bf16" if device.bf16_tensor_tflops else "fp16"
-    rates = sustained_rates(device, precision, True, True, fitted_constants(), attention=implementation)
+    rates = sustained_rates(
+        device, precision, True, True, fitted_constants(), attention=implementation
+    )
     figures = rates.attention.of(kind)[2 if full else 0]
     sizes = tuple(np.array([float(x)]) for x in (batch, heads, length, length, head, causal, 0))
-    moved = np.array([(4 if kind == "attention" else 8) * (4 if full else 2) * batch * heads * length * head * 1.0])
-    return tuple(float(x[0]) for x in attention_s(kind, sizes, moved, figures, rates.sms, rates.l2_bytes))
+    moved = np.array(
+        [
+            (4 if kind == "attention" else 8)
+            * (4 if full else 2)
+            * batch
+            * heads
+            * length
+            * head
+            * 1.0
+        ]
+    )
+    return tuple(
+        float(x[0]) for x in attention_s(kind, sizes, moved, figures, rates.sms, rates.l2_bytes)
+    )
 
 
 def seconds(*arguments, **options):
@@ -42,15 +67,32 @@ def seconds(*arguments, **options):
 
 def tflops(card, implementation, kind, batch, heads, length, head, causal):
     """As papers count: 4 FLOP a score and number of a head forward, 2.5 times that backward, half of it where causal."""
-    work = (4 if kind == "attention" else 10) * batch * heads * length**2 * head * (0.5 if causal else 1.0)
+    work = (
+        (4 if kind == "attention" else 10)
+        * batch
+        * heads
+        * length**2
+        * head
+        * (0.5 if causal else 1.0)
+    )
     return work / seconds(card, implementation, kind, batch, heads, length, head, causal) / 1e12
 
 
 @given(
-    st.sampled_from(CARDS), st.sampled_from(IMPLEMENTATIONS), passes, st.integers(1, 64), st.integers(1, 64), rows,
-    st.sampled_from((32, 64, 80, 128, 192)), st.booleans(), st.integers(0, 3), st.integers(1, 700),
-)  # fmt: skip
-def test_more_work_never_takes_less_time(card, name, kind, batch, heads, length, head, causal, which, more):
+    st.sampled_from(CARDS),
+    st.sampled_from(IMPLEMENTATIONS),
+    passes,
+    st.integers(1, 64),
+    st.integers(1, 64),
+    rows,
+    st.sampled_from((32, 64, 80, 128, 192)),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(1, 700),
+)
+def test_more_work_never_takes_less_time(
+    card, name, kind, batch, heads, length, head, causal, which, more
+):
     sizes = [batch, heads, length, head]
     larger = sizes.copy()
     larger[which] += more
@@ -67,18 +109,24 @@ def test_more_work_never_takes_less_time(card, name, kind, batch, heads, length,
     st.sampled_from((64, 128)),
 )
 def test_a_causal_mask_never_costs_time(card, name, kind, batch, length, head):
-    causal, whole = (seconds(card, name, kind, batch, 16, length, head, mask) for mask in (True, False))
+    causal, whole = (
+        seconds(card, name, kind, batch, 16, length, head, mask) for mask in (True, False)
+    )
     assert causal <= whole * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", PASSES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_causal_mask_saves_almost_half_of_long_sequences(name, kind):
-    causal, whole = (seconds("H100 SXM", name, kind, 2, 32, 32768, 128, mask) for mask in (True, False))
+    causal, whole = (
+        seconds("H100 SXM", name, kind, 2, 32, 32768, 128, mask) for mask in (True, False)
+    )
     assert 0.48 < causal / whole < 0.6
 
 
-@pytest.mark.parametrize("device", [d for d in catalogue() if d.kind == "gpu"], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "device", [d for d in catalogue() if d.kind == "gpu"], ids=lambda d: d.name
+)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_no_card_is_faster_than_its_datasheet(device, name):
     peak = matrix_peak(device, "bf16" if device.bf16_tensor_tflops else "fp16", half=True)
@@ -87,7 +135,9 @@ def test_no_card_is_faster_than_its_datasheet(device, name):
     sizes = tuple(np.array([float(x)]) for x in (64, 64, 65536, 65536, 128, 0, 0))
     sms = np.array(device.sms.value if device.sms else 80.0)
     for kind in PASSES:
-        compute = attention_s(kind, sizes, np.array([1.0]), rates.of(kind)[0], sms, np.array(1e7)).compute_s[0]
+        compute = attention_s(
+            kind, sizes, np.array([1.0]), rates.of(kind)[0], sms, np.array(1e7)
+        ).compute_s[0]
         products = 4 if kind == "attention" else 10
         assert compute > products * 64 * 64 * 65536.0**2 * 128 / peak.flop_per_s
 
@@ -119,23 +169,35 @@ def test_short_heads_wait_for_the_exponential_units_of_hopper_more_than_of_amper
 
 
 def test_the_first_version_computes_at_half_of_the_second():
-    first, second = (parts("A100 SXM 80GB", name, "attention", 8, 16, 4096, 64, False) for name in ("flash1", "flash2"))
+    first, second = (
+        parts("A100 SXM 80GB", name, "attention", 8, 16, 4096, 64, False)
+        for name in ("flash1", "flash2")
+    )
     assert first[0] == pytest.approx(2 * second[0])
     assert first[1:] == second[1:]
 
 
 def test_fp32_takes_far_longer_than_16_bits():
     full, half = (
-        seconds("A100 SXM 80GB", "flash2", "attention", 8, 16, 4096, 64, False, full=f) for f in (True, False)
+        seconds("A100 SXM 80GB", "flash2", "attention", 8, 16, 4096, 64, False, full=f)
+        for f in (True, False)
     )
     assert full > 3 * half
 
 
 @pytest.mark.parametrize(
     ("card", "name"),
-    [("V100", "efficient"), ("T4", "efficient"), ("A100", "flash2"), ("RTX 4090", "flash2"), ("RTX 5090", "flash2"),
-     ("H100 SXM", "cudnn"), ("B200", "cudnn"), ("MI300X", "flash2")],
-)  # fmt: skip
+    [
+        ("V100", "efficient"),
+        ("T4", "efficient"),
+        ("A100", "flash2"),
+        ("RTX 4090", "flash2"),
+        ("RTX 5090", "flash2"),
+        ("H100 SXM", "cudnn"),
+        ("B200", "cudnn"),
+        ("MI300X", "flash2"),
+    ],
+)
 def test_what_torch_takes_by_default(card, name):
     device = find_device(card)
     assert default_implementation(device) == implementation_on(device) == name
@@ -149,7 +211,9 @@ def test_flash_attention_needs_ampere():
 def test_kernels_for_hopper_run_on_hopper_and_later_alone():
     for name in ("flash3", "flash4", "cudnn"):
         assert (
-            implementation_on(find_device("A100"), name) == implementation_on(find_device("RTX 5090"), name) == "flash2"
+            implementation_on(find_device("A100"), name)
+            == implementation_on(find_device("RTX 5090"), name)
+            == "flash2"
         )
         assert implementation_on(find_device("H100"), name) == name
 
@@ -175,7 +239,9 @@ def layer(half=True):
         flops[row] = 0, products * 16 * 1024 * 1024 * 64
         read[row] = 0, 2 * 16 * 1024 * 64 * (4 if half else 8)
     changed = {"dims": dims, "flops": flops, "read_bytes": read, "written_bytes": np.zeros((3, 2))}
-    return KernelTable(replace(table, kind=(*PASSES, "optimizer"), count=np.array([12, 12, 1]), **changed))
+    return KernelTable(
+        replace(table, kind=(*PASSES, "optimizer"), count=np.array([12, 12, 1]), **changed)
+    )
 
 
 def busy_s(table, card, attention, precision="amp_bf16"):
@@ -187,7 +253,9 @@ def busy_s(table, card, attention, precision="amp_bf16"):
 
 def test_a_forecast_takes_the_implementation_that_it_is_told_or_else_torchs_own():
     table = layer()
-    own, cudnn, flash2, efficient = (busy_s(table, "H100 SXM", name) for name in (None, "cudnn", "flash2", "efficient"))
+    own, cudnn, flash2, efficient = (
+        busy_s(table, "H100 SXM", name) for name in (None, "cudnn", "flash2", "efficient")
+    )
     assert own == pytest.approx(cudnn)
     assert (cudnn[1, :2] < flash2[1, :2]).all()
     assert (flash2[1, :2] < efficient[1, :2]).all()
@@ -198,8 +266,12 @@ def test_attention_with_a_bias_is_the_memory_efficient_one_in_16_bits_too():
     plain = layer()
     named = (*(f"scaled_dot_product_efficient_{kind}" for kind in PASSES), "_foreach_add_")
     biased = KernelTable(replace(plain.operators, function=named))
-    assert busy_s(biased, "H100 SXM", "cudnn") == pytest.approx(busy_s(plain, "H100 SXM", "efficient"))
-    assert (busy_s(biased, "H100 SXM", "cudnn")[1, :2] > busy_s(plain, "H100 SXM", "cudnn")[1, :2]).all()
+    assert busy_s(biased, "H100 SXM", "cudnn") == pytest.approx(
+        busy_s(plain, "H100 SXM", "efficient")
+    )
+    assert (
+        busy_s(biased, "H100 SXM", "cudnn")[1, :2] > busy_s(plain, "H100 SXM", "cudnn")[1, :2]
+    ).all()
 
 
 def test_all_layers_take_what_one_takes_as_often():

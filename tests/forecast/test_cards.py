@@ -12,8 +12,11 @@ from trainpace.forecast.pooling import Pooled
 from trainpace.hardware import Cluster, find_device
 
 HOPPER = Pooled(
-    names=("traffic_copy",), shared=(np.log(0.5),), generations={"9.0": (np.log(1.2),)}, devices={"H100 SXM": (np.log(1.1),)},
-)  # fmt: skip
+    names=("traffic_copy",),
+    shared=(np.log(0.5),),
+    generations={"9.0": (np.log(1.2),)},
+    devices={"H100 SXM": (np.log(1.1),)},
+)
 CARDS = CardConstants(families={"copy": HOPPER})
 
 
@@ -34,11 +37,20 @@ def test_the_packages_families_name_constants_each_once_and_known_cards_by_the_c
     assert set(names) <= set(KernelConstants.__struct_fields__)
     for family in families:
         assert all(find_device(name).name == name for name in family.devices)
-        assert all(abs(log) < 3 for logs in (*family.generations.values(), *family.devices.values()) for log in logs)
+        assert all(
+            abs(log) < 3
+            for logs in (*family.generations.values(), *family.devices.values())
+            for log in logs
+        )
 
 
 def test_a_forecast_asks_for_the_constants_of_its_card():
-    slow = Pooled(names=("traffic_optimizer",), shared=(np.log(0.01),), generations={"9.0": (0.0,)}, devices={})
+    slow = Pooled(
+        names=("traffic_optimizer",),
+        shared=(np.log(0.01),),
+        generations={"9.0": (0.0,)},
+        devices={},
+    )
 
     def optimizer_ms(device, cards):
         target = Target(Cluster(device=find_device(device)), FittedKernels(cards=cards))

@@ -11,10 +11,16 @@ from trainpace.forecast.collectives import COLLECTIVES, collective_ms
 from trainpace.forecast.links import CONSTANTS
 from trainpace.hardware import Cluster, find_device
 
-A100 = Cluster(device=find_device("A100 SXM 80GB"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=25)
-H200 = Cluster(device=find_device("H200 SXM"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=50)
+A100 = Cluster(
+    device=find_device("A100 SXM 80GB"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=25
+)
+H200 = Cluster(
+    device=find_device("H200 SXM"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=50
+)
 PCIE = Cluster(device=find_device("T4"), devices_per_node=4, nodes=4, network_gb_per_s_per_device=1)
-GB200 = Cluster(device=find_device("GB200"), devices_per_node=4, nodes=36, network_gb_per_s_per_device=50)
+GB200 = Cluster(
+    device=find_device("GB200"), devices_per_node=4, nodes=36, network_gb_per_s_per_device=50
+)
 CLUSTERS = st.sampled_from([A100, H200, PCIE, GB200])
 NAMES = st.sampled_from(COLLECTIVES)
 GROUPS = st.sampled_from([(2, 1), (2, 2), (4, 4), (8, 8), (8, 2), (16, 8), (64, 8), (64, 1)])
@@ -37,8 +43,12 @@ def bus_gb_per_s(collective, payload_bytes, ranks, cluster, per_node=8):
         ("all_reduce", 2**32, 32, H200, 364.9),
     ],
 )
-def test_large_payloads_reach_the_measured_bus_bandwidth(collective, payload_bytes, ranks, cluster, measured):
-    assert bus_gb_per_s(collective, payload_bytes, ranks, cluster) == pytest.approx(measured, rel=0.06)
+def test_large_payloads_reach_the_measured_bus_bandwidth(
+    collective, payload_bytes, ranks, cluster, measured
+):
+    assert bus_gb_per_s(collective, payload_bytes, ranks, cluster) == pytest.approx(
+        measured, rel=0.06
+    )
 
 
 def test_the_largest_payload_on_an_a100_node_is_within_a_tenth_of_nccl_tests():
@@ -47,10 +57,18 @@ def test_the_largest_payload_on_an_a100_node_is_within_a_tenth_of_nccl_tests():
 
 @pytest.mark.parametrize(
     ("payload_bytes", "cluster", "measured_us"),
-    [(2**15, A100, 43.8), (2**22, A100, 101.5), (2**26, A100, 684.6), (2**15, H200, 40.0), (2**24, H200, 133.5)],
+    [
+        (2**15, A100, 43.8),
+        (2**22, A100, 101.5),
+        (2**26, A100, 684.6),
+        (2**15, H200, 40.0),
+        (2**24, H200, 133.5),
+    ],
 )
 def test_small_payloads_take_what_was_measured(payload_bytes, cluster, measured_us):
-    assert collective_ms("all_reduce", payload_bytes, 8, 8, cluster) * 1e3 == pytest.approx(measured_us, rel=0.25)
+    assert collective_ms("all_reduce", payload_bytes, 8, 8, cluster) * 1e3 == pytest.approx(
+        measured_us, rel=0.25
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,14 +96,20 @@ def test_more_bytes_never_take_less_time(collective, cluster, group, payload, fa
 @given(NAMES, CLUSTERS, GROUPS, BYTES, st.floats(0.01, 1))
 def test_a_slower_network_is_never_faster(collective, cluster, group, payload, factor):
     slower = Cluster(
-        device=cluster.device, network_gb_per_s_per_device=cluster.network_gb_per_s_per_device * factor, nodes=8
+        device=cluster.device,
+        network_gb_per_s_per_device=cluster.network_gb_per_s_per_device * factor,
+        nodes=8,
     )
-    assert collective_ms(collective, payload, *group, slower) >= collective_ms(collective, payload, *group, cluster)
+    assert collective_ms(collective, payload, *group, slower) >= collective_ms(
+        collective, payload, *group, cluster
+    )
 
 
 @given(CLUSTERS, GROUPS, BYTES)
 def test_an_all_reduce_is_no_slower_than_its_halves(cluster, group, payload):
-    halves = sum(collective_ms(c, payload, *group, cluster) for c in ("reduce_scatter", "all_gather"))
+    halves = sum(
+        collective_ms(c, payload, *group, cluster) for c in ("reduce_scatter", "all_gather")
+    )
     assert collective_ms("all_reduce", payload, *group, cluster) <= halves * (1 + 1e-9)
 
 
@@ -109,7 +133,9 @@ def test_arguments_broadcast_like_arrays():
 
 
 def test_a_tree_saves_the_slow_network_between_two_nodes():
-    slow = Cluster(device=A100.device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=1.25)
+    slow = Cluster(
+        device=A100.device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=1.25
+    )
     ring_share = 2 * 15 / 16
     ring_ms = 1e3 * ring_share * 1e9 / (10e9 * 0.91)
     assert collective_ms("all_reduce", 1e9, 16, 8, slow) < 0.65 * ring_ms
@@ -117,21 +143,29 @@ def test_a_tree_saves_the_slow_network_between_two_nodes():
 
 def test_a_bridge_joins_two_cards_and_no_more():
     pair = Cluster(device=find_device("H100 PCIe"), devices_per_node=4)
-    assert collective_ms("all_reduce", 1e9, 4, 4, pair) > 3 * collective_ms("all_reduce", 1e9, 2, 2, pair)
+    assert collective_ms("all_reduce", 1e9, 4, 4, pair) > 3 * collective_ms(
+        "all_reduce", 1e9, 2, 2, pair
+    )
 
 
 def test_geforce_cards_go_through_the_host_without_bridge_and_peer_access():
     geforce = Cluster(device=find_device("RTX 3090"), devices_per_node=4)
     workstation = Cluster(device=find_device("RTX A5000"), devices_per_node=4)
     for ranks in (2, 4):
-        both = [collective_ms("all_reduce", 1e9, ranks, ranks, cluster) for cluster in (geforce, workstation)]
+        both = [
+            collective_ms("all_reduce", 1e9, ranks, ranks, cluster)
+            for cluster in (geforce, workstation)
+        ]
         assert both[0] > 2 * both[1]
     told = Cluster(device=geforce.device, devices_per_node=4, pcie_peer_access=True)
     assert collective_ms("send", 1e9, 4, 4, told) < 0.5 * collective_ms("send", 1e9, 4, 4, geforce)
 
 
 def test_boards_without_a_switch_give_a_pair_part_of_their_links():
-    v100, gh200 = (Cluster(device=find_device(name), devices_per_node=4) for name in ("V100 SXM2 16GB", "GH200 96GB"))
+    v100, gh200 = (
+        Cluster(device=find_device(name), devices_per_node=4)
+        for name in ("V100 SXM2 16GB", "GH200 96GB")
+    )
     for board in (v100, gh200):
         assert bus_gb_per_s("send", 1e9, 2, board, per_node=2) < 0.6 * bus_gb_per_s(
             "all_gather", 4e9, 4, board, per_node=4

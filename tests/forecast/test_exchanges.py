@@ -17,7 +17,10 @@ milliseconds = st.floats(0.01, 1e4)
 
 def at(name="A100", per_node=8, nodes=1, network=None, model=None, **changes):
     cluster = Cluster(
-        device=find_device(name), devices_per_node=per_node, nodes=nodes, network_gb_per_s_per_device=network
+        device=find_device(name),
+        devices_per_node=per_node,
+        nodes=nodes,
+        network_gb_per_s_per_device=network,
     )
     run = Execution(nproc_per_node=per_node, nnodes=nodes, **changes)
     return forecast(model or workload(), run, cluster)
@@ -32,8 +35,12 @@ def test_more_to_hide_under_hides_more_but_never_all(total, window, bare):
 
 
 def test_a_long_pass_leaves_the_last_bucket_and_the_contention():
-    assert exposed(np.array(10.0), np.array(1.0), np.array(1e3)) == pytest.approx(1 + 9 * CONTENTION)
-    assert exposed(np.array(10.0), np.array(1.0), np.array(2.0)) == pytest.approx(10 - (1 - CONTENTION) * 2 * OVERLAP)
+    assert exposed(np.array(10.0), np.array(1.0), np.array(1e3)) == pytest.approx(
+        1 + 9 * CONTENTION
+    )
+    assert exposed(np.array(10.0), np.array(1.0), np.array(2.0)) == pytest.approx(
+        10 - (1 - CONTENTION) * 2 * OVERLAP
+    )
 
 
 def test_an_all_reduce_on_an_a100_node_is_near_the_measured_one():
@@ -43,18 +50,28 @@ def test_an_all_reduce_on_an_a100_node_is_near_the_measured_one():
 
 
 def test_what_is_reduced_after_the_backward_pass_is_not_hidden():
-    assert at(engine="unoverlapped", micro_batch=64).step.communication_ms > at(micro_batch=64).step.communication_ms
+    assert (
+        at(engine="unoverlapped", micro_batch=64).step.communication_ms
+        > at(micro_batch=64).step.communication_ms
+    )
 
 
 def test_the_network_must_be_known_and_is_felt():
     assert "network" in at(nodes=2).reason
-    assert at(nodes=2, network=1.0).step.communication_ms > at(nodes=2, network=20.0).step.communication_ms
+    assert (
+        at(nodes=2, network=1.0).step.communication_ms
+        > at(nodes=2, network=20.0).step.communication_ms
+    )
     assert at("L4").step.communication_ms > at("A100").step.communication_ms  # PCIe, against NVLink
 
 
 def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
     eight = at("GB200", per_node=4, nodes=2, engine="unoverlapped")
-    assert 0 < eight.step.communication_ms < at("H100", per_node=8, engine="unoverlapped").step.communication_ms
+    assert (
+        0
+        < eight.step.communication_ms
+        < at("H100", per_node=8, engine="unoverlapped").step.communication_ms
+    )
     assert (
         "network" in at("GB200", per_node=4, nodes=19, engine="unoverlapped").reason
     )  # 76 devices, of which a domain has 72
@@ -62,11 +79,25 @@ def test_nodes_of_one_nvlink_domain_exchange_without_a_network():
 
 def test_kinds_of_exchanges():
     assert set(at().exposed_ms) == {"data_parallel"}
-    assert set(at(zero_stage=1).exposed_ms) == set(at(zero_stage=3).exposed_ms) == {"data_parallel", "parameters"}
+    assert (
+        set(at(zero_stage=1).exposed_ms)
+        == set(at(zero_stage=3).exposed_ms)
+        == {"data_parallel", "parameters"}
+    )
     many = at(
-        model=stacked(), precision="bf16", tp=2, pp=2, cp=2, accumulation=4, offload_optimizer=True, zero_stage=1, per_node=16
-    )  # fmt: skip
-    assert set(many.exposed_ms) == set(KINDS) - {"expert_parallel"}  # which a model without experts has not
+        model=stacked(),
+        precision="bf16",
+        tp=2,
+        pp=2,
+        cp=2,
+        accumulation=4,
+        offload_optimizer=True,
+        zero_stage=1,
+        per_node=16,
+    )
+    assert set(many.exposed_ms) == set(KINDS) - {
+        "expert_parallel"
+    }  # which a model without experts has not
     assert sum(many.exposed_ms.values()) == pytest.approx(many.step.communication_ms)
 
 
@@ -85,7 +116,9 @@ def test_kept_parameters_are_not_gathered_again():
 def test_accumulation_reduces_once_but_shards_every_time():
     once, sharded = at(accumulation=8), at(accumulation=8, zero_stage=2)
     assert once.exposed_ms["data_parallel"] == pytest.approx(at().exposed_ms["data_parallel"])
-    assert sharded.exposed_ms["data_parallel"] == pytest.approx(8 * at(zero_stage=2).exposed_ms["data_parallel"])
+    assert sharded.exposed_ms["data_parallel"] == pytest.approx(
+        8 * at(zero_stage=2).exposed_ms["data_parallel"]
+    )
 
 
 def test_data_parallel_copies_over_pcie():
@@ -97,7 +130,8 @@ def test_data_parallel_copies_over_pcie():
 
 def test_data_parallel_copies_modules_once_and_drives_every_replica():
     one, two, three = (
-        at("RTX 2080 Ti", n, engine="data_parallel", micro_batch=1).step.host_overhead_ms for n in (1, 2, 3)
+        at("RTX 2080 Ti", n, engine="data_parallel", micro_batch=1).step.host_overhead_ms
+        for n in (1, 2, 3)
     )
     assert two - one > 1.2 * (three - two) > 0
     assert at("RTX 2080 Ti", 1, engine="data_parallel").step.communication_ms == 0
@@ -105,12 +139,20 @@ def test_data_parallel_copies_modules_once_and_drives_every_replica():
 
 def test_megatron_core_hides_exchanges_of_tensor_parallelism_under_sequence_parallelism():
     def tensor(**changes):
-        e = {"model": stacked(), "precision": "bf16", "tp": 2, "per_node": 2, "sequence_parallel": True}
+        e = {
+            "model": stacked(),
+            "precision": "bf16",
+            "tp": 2,
+            "per_node": 2,
+            "sequence_parallel": True,
+        }
         return at(**e | changes).exposed_ms["tensor_parallel"]
 
     assert tensor(engine="megatron_core") == pytest.approx(tensor(async_tensor_parallel=True))
     assert tensor(engine="megatron_core") < 0.8 * tensor()
-    assert tensor(engine="megatron_core", sequence_parallel=False) == pytest.approx(tensor(sequence_parallel=False))
+    assert tensor(engine="megatron_core", sequence_parallel=False) == pytest.approx(
+        tensor(sequence_parallel=False)
+    )
 
 
 def test_data_parallel_copies_with_every_micro_batch():
@@ -124,13 +166,17 @@ def test_data_parallel_copies_with_every_micro_batch():
 
 
 def test_autocast_gathers_fp32_weights_after_the_step():
-    whole, cast = (at(zero_stage=1, precision=precision).exposed_ms["parameters"] for precision in ("fp32", "amp_bf16"))
+    whole, cast = (
+        at(zero_stage=1, precision=precision).exposed_ms["parameters"]
+        for precision in ("fp32", "amp_bf16")
+    )
     assert cast == pytest.approx(whole)
 
 
 def test_a_model_without_blocks_is_gathered_in_one_exposed_piece():
     hiding, not_hiding = (
-        at(zero_stage=3, micro_batch=64, engine=e).exposed_ms["parameters"] for e in ("ddp", "unoverlapped")
+        at(zero_stage=3, micro_batch=64, engine=e).exposed_ms["parameters"]
+        for e in ("ddp", "unoverlapped")
     )
     assert hiding == pytest.approx(not_hiding)
 
@@ -164,4 +210,7 @@ def test_partitioned_activations_are_gathered_once_a_block_and_divide_what_is_ke
     assert divided.memory.activations_gib < whole.memory.activations_gib
     kept_whole = of(activation_checkpointing="none")
     assert of(activation_checkpointing="none", partition_activations=True).step == kept_whole.step
-    assert of(sequence_parallel=True, partition_activations=True).step == of(sequence_parallel=True).step
+    assert (
+        of(sequence_parallel=True, partition_activations=True).step
+        == of(sequence_parallel=True).step
+    )

@@ -31,7 +31,10 @@ def workload():
 
 def forecaster(workload, nodes=1, per_node=8):
     cluster = Cluster(
-        device=find_device("H100 SXM"), devices_per_node=per_node, nodes=nodes, network_gb_per_s_per_device=25.0
+        device=find_device("H100 SXM"),
+        devices_per_node=per_node,
+        nodes=nodes,
+        network_gb_per_s_per_device=25.0,
     )
     return Forecaster(workload, Target(cluster))
 
@@ -60,26 +63,48 @@ def test_states_of_experts_have_fewer_copies(workload):
     experts = workload.forms["half"].blocks.expert_parameters * workload.forms["half"].blocks.count
     rest = workload.parameters - experts
     one = replace(EP8, nnodes=2, ep=4)
-    memory = {stage: forecaster(workload, nodes=2).memory(replace(one, zero_stage=stage)) for stage in (0, 1)}
-    assert memory[0].parameters_gib * BYTES_PER_GIB == pytest.approx(2 * (rest + experts / 4), rel=1e-3)
+    memory = {
+        stage: forecaster(workload, nodes=2).memory(replace(one, zero_stage=stage))
+        for stage in (0, 1)
+    }
+    assert memory[0].parameters_gib * BYTES_PER_GIB == pytest.approx(
+        2 * (rest + experts / 4), rel=1e-3
+    )
     # fp32 weights and two moments
-    assert memory[1].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(12 * (rest / 16 + experts / 16), rel=1e-3)
-    assert memory[0].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(12 * (rest + experts / 4), rel=1e-3)
+    assert memory[1].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(
+        12 * (rest / 16 + experts / 16), rel=1e-3
+    )
+    assert memory[0].optimizer_states_gib * BYTES_PER_GIB == pytest.approx(
+        12 * (rest + experts / 4), rel=1e-3
+    )
 
 
 def exposed(workload, nodes=1, per_node=8, **changes):
     execution = replace(EP8, nnodes=nodes, nproc_per_node=per_node, **changes)
-    return forecaster(workload, nodes, per_node).forecast(execution).exposed_ms.get("expert_parallel", 0.0)
+    return (
+        forecaster(workload, nodes, per_node)
+        .forecast(execution)
+        .exposed_ms.get("expert_parallel", 0.0)
+    )
 
 
 def test_tokens_are_sent_to_their_experts(workload):
     here, far = exposed(workload), exposed(workload, nodes=8, per_node=1)
     assert exposed(workload, ep=1) == 0 < here < far
-    assert exposed(workload, nodes=4, per_node=2, expert_exchange="deep_ep") < exposed(workload, nodes=4, per_node=2)
+    assert exposed(workload, nodes=4, per_node=2, expert_exchange="deep_ep") < exposed(
+        workload, nodes=4, per_node=2
+    )
     assert exposed(workload, expert_exchange="overlapped") < 0.5 * here
-    in_fp8 = exposed(workload, expert_exchange="overlapped_fp8") / exposed(workload, expert_exchange="overlapped")
+    in_fp8 = exposed(workload, expert_exchange="overlapped_fp8") / exposed(
+        workload, expert_exchange="overlapped"
+    )
     assert in_fp8 == pytest.approx((1 + (1 + 4 / 128) / 2) / 2)  # back in 16 bits
-    across = {"nodes": 8, "per_node": 2, "ep": 16 if EXPERTS % 16 == 0 else 8, "expert_exchange": "deep_ep"}
+    across = {
+        "nodes": 8,
+        "per_node": 2,
+        "ep": 16 if EXPERTS % 16 == 0 else 8,
+        "expert_exchange": "deep_ep",
+    }
     limited = [exposed(workload, **across, expert_nodes=nodes) for nodes in (None, 8, 1)]
     assert limited[0] == limited[1] > limited[2] > 0
     assert here < exposed(workload, expert_load=2.0) < 2 * here
@@ -92,15 +117,24 @@ def test_computation_that_hides_the_expert_exchange_hides_no_pipeline_sends(work
 
     def sends(ep):
         execution = replace(
-            EP8, nnodes=16, nproc_per_node=1, micro_batch=4096, pp=2, accumulation=4, pipeline_schedule="dualpipe", ep=ep
-        )  # fmt: skip
+            EP8,
+            nnodes=16,
+            nproc_per_node=1,
+            micro_batch=4096,
+            pp=2,
+            accumulation=4,
+            pipeline_schedule="dualpipe",
+            ep=ep,
+        )
         return forecaster(workload, 16, 1).forecast(execution).exposed_ms["pipeline"]
 
     assert sends(ep=8) == pytest.approx(sends(ep=1) / CONTENTION)
 
 
 def test_a_fuller_rank_takes_longer_and_more_memory(workload):
-    even, uneven = (forecaster(workload).forecast(replace(EP8, expert_load=load)) for load in (1.0, 3.0))
+    even, uneven = (
+        forecaster(workload).forecast(replace(EP8, expert_load=load)) for load in (1.0, 3.0)
+    )
     assert uneven.step.forward_ms > even.step.forward_ms
     assert uneven.memory.activations_gib > even.memory.activations_gib
 
@@ -131,7 +165,9 @@ def test_ranks_must_make_whole_copies_of_the_experts():
 
 
 def test_autocast_is_refused_where_it_would_leave_experts_in_fp32(workload):
-    table = forecaster(workload).at([replace(EP8, precision="amp_bf16", zero_stage=stage) for stage in (0, 3)])
+    table = forecaster(workload).at(
+        [replace(EP8, precision="amp_bf16", zero_stage=stage) for stage in (0, 3)]
+    )
     assert np.isfinite(table.step_ms).tolist() == [False, True]
     assert "autocast leaves grouped products in fp32" in table.reason(0)
 
@@ -142,7 +178,11 @@ def test_measured_runs_state_their_experts():
     assert read_parallelism("ep=8,etp=2").expert_tp == 2
     assert read_parallelism("ep=8,deepep,ep_overlap").expert_exchange == "overlapped"
     dual = read_parallelism("pp=16,dualpipe,ep=64,ep_overlap,fp8_dispatch,expert_nodes=4")
-    assert (dual.pipeline_schedule, dual.expert_exchange, dual.expert_nodes) == ("dualpipe", "overlapped_fp8", 4)
+    assert (dual.pipeline_schedule, dual.expert_exchange, dual.expert_nodes) == (
+        "dualpipe",
+        "overlapped_fp8",
+        4,
+    )
     assert read_parallelism("fsdp=0,tp=1,pp=1,ep=8").zero_stage == 0
     assert read_parallelism("fsdp=8,ep=8").zero_stage == 3
 
@@ -159,7 +199,10 @@ def test_experts_of_uneven_rows_are_padded_for_their_weights_gradients(workload)
     grouped = (np.array(operators.function) == GROUPED) & (np.array(operators.phase) == "backward")
     rows = at_batch(operators.dims[grouped, GEMM.k], batches[:, None])
     assert (rows % 16 > 0).any()
-    steps = np.diff(timed.times.device_s[:, grouped].sum(axis=1)) / timed.times.device_s[0, grouped].sum()
+    steps = (
+        np.diff(timed.times.device_s[:, grouped].sum(axis=1))
+        / timed.times.device_s[0, grouped].sum()
+    )
     assert np.abs(steps).max() < 0.05
 
 

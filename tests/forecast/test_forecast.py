@@ -21,8 +21,12 @@ in_fp32 = st.sampled_from([d.name for d in catalogue() if d.architecture != "Gau
 WORKLOAD = workload()
 
 
-def one(device="A100", batch=8, precision="fp32", schedule=None, price=None, per_node=1, **execution):
-    cluster = Cluster(device=find_device(device), devices_per_node=per_node, price_usd_per_device_hour=price)
+def one(
+    device="A100", batch=8, precision="fp32", schedule=None, price=None, per_node=1, **execution
+):
+    cluster = Cluster(
+        device=find_device(device), devices_per_node=per_node, price_usd_per_device_hour=price
+    )
     run = Execution(micro_batch=batch, precision=precision, nproc_per_node=per_node, **execution)
     return forecast(WORKLOAD, run, cluster, schedule)
 
@@ -69,8 +73,13 @@ def test_a_faster_device_is_never_slower():
     """The same device with more of one thing."""
     base = find_device("A100")
     for name in ("fp32_tflops", "memory_bandwidth_gb_per_s"):
-        better = replace(base, **{name: replace(getattr(base, name), value=2 * getattr(base, name).value)})
-        times = [forecast(WORKLOAD, Execution(micro_batch=64), Cluster(device=d)).step.total_ms for d in (base, better)]
+        better = replace(
+            base, **{name: replace(getattr(base, name), value=2 * getattr(base, name).value)}
+        )
+        times = [
+            forecast(WORKLOAD, Execution(micro_batch=64), Cluster(device=d)).step.total_ms
+            for d in (base, better)
+        ]
         assert times[1] <= times[0]
 
 
@@ -119,8 +128,12 @@ def test_several_nodes_need_a_network():
     cluster = Cluster(device=find_device("A100"), devices_per_node=8, nodes=2)
     two_nodes = Execution(nnodes=2, nproc_per_node=8)
     assert "more than one node" in forecast(WORKLOAD, two_nodes, cluster).reason
-    times = [forecast(WORKLOAD, two_nodes, replace(cluster, network_gb_per_s_per_device=rate)).step.communication_ms
-             for rate in (1.0, 25.0)]  # fmt: skip
+    times = [
+        forecast(
+            WORKLOAD, two_nodes, replace(cluster, network_gb_per_s_per_device=rate)
+        ).step.communication_ms
+        for rate in (1.0, 25.0)
+    ]
     assert times[0] > times[1] > 0
 
 
@@ -139,7 +152,9 @@ def test_training_time_and_cost():
     assert f.training_time.startup_s == 60.0
     assert f.training_time.assumed
     assert f.cost_usd == pytest.approx(f.training_time.total_s * 3.6 / 3600)
-    assert f.training_time_interval_s.low < f.training_time.total_s < f.training_time_interval_s.high
+    assert (
+        f.training_time_interval_s.low < f.training_time.total_s < f.training_time_interval_s.high
+    )
 
 
 def test_small_batches_are_launch_bound_and_say_so():

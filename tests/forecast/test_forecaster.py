@@ -55,7 +55,9 @@ def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
     made = cpu()
     slow = replace(made, fp32_tflops=replace(made.fp32_tflops, value=1e-6))
     sound, damaged = (
-        Forecaster(workload(), Target(Cluster(device=device), CalibratedKernels(machine_model()))).forecast(Execution())
+        Forecaster(
+            workload(), Target(Cluster(device=device), CalibratedKernels(machine_model()))
+        ).forecast(Execution())
         for device in (made, slow)
     )
     assert sound.mfu > 0
@@ -64,7 +66,12 @@ def test_a_machine_whose_highest_rate_was_measured_in_a_bad_moment_has_no_mfu():
 
 
 def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
-    rows = [RUN, replace(RUN, precision="fp8"), replace(RUN, tp=4, precision="fp32"), replace(RUN, nproc_per_node=2)]
+    rows = [
+        RUN,
+        replace(RUN, precision="fp8"),
+        replace(RUN, tp=4, precision="fp32"),
+        replace(RUN, nproc_per_node=2),
+    ]
     several = Forecaster(workload(), Target(FOUR)).at(rows)
     assert several.timed.tolist() == [True, False, False, False]
     assert not several.reason(0)
@@ -87,8 +94,11 @@ def test_a_workload_of_one_batch_is_forecast_at_no_other():
 
 
 def test_executions_of_several_engines_and_memory_formats_in_one_grid():
-    rows = [replace(RUN, zero_stage=0, engine=engine, channels_last=nhwc)
-            for engine in EXECUTION_FIELDS["engine"].choices for nhwc in (False, True)]  # fmt: skip
+    rows = [
+        replace(RUN, zero_stage=0, engine=engine, channels_last=nhwc)
+        for engine in EXECUTION_FIELDS["engine"].choices
+        for nhwc in (False, True)
+    ]
     forecaster = Forecaster(workload(), Target(FOUR))
     together = forecaster.at(rows)
     for i, execution in enumerate(rows):
@@ -100,13 +110,18 @@ def test_siblings_share_tables_but_not_answers():
     first = Forecaster(stacked(), on("T4"))
     run = Execution(micro_batch=4, precision="fp32")
     slow = first.forecast(run)
-    fast, late = first.on(on("H100").cluster), first.on(on("T4", kernels=FittedKernels(host_factor=50.0)))
+    fast, late = (
+        first.on(on("H100").cluster),
+        first.on(on("T4", kernels=FittedKernels(host_factor=50.0))),
+    )
     assert fast.forecast(run).step.total_ms < slow.step.total_ms < late.forecast(run).step.total_ms
     assert first.forecast(run) == slow
     assert fast.on(first.target).forecast(run) == slow
     copied = first.on(first.target._replace(host_copy_gb_per_s=5.0))
     bytes_s = copied.workload.sample_bytes * 4 / 5e9
-    assert copied.forecast(run).step.host_to_device_ms == pytest.approx(1e3 * bytes_s + 2e-3 * COPY_START_US)
+    assert copied.forecast(run).step.host_to_device_ms == pytest.approx(
+        1e3 * bytes_s + 2e-3 * COPY_START_US
+    )
 
 
 def test_clipping_reads_the_gradients_twice_and_writes_them_once():
@@ -115,8 +130,13 @@ def test_clipping_reads_the_gradients_twice_and_writes_them_once():
 
     def clipping_ms(**changes):
         e = Execution(nproc_per_node=4, **changes)
-        clipped, free = forecaster.forecast(replace(e, clip_gradients=True)).step, forecaster.forecast(e).step
-        assert clipped.total_ms - free.total_ms == pytest.approx(clipped.optimizer_ms - free.optimizer_ms)
+        clipped, free = (
+            forecaster.forecast(replace(e, clip_gradients=True)).step,
+            forecaster.forecast(e).step,
+        )
+        assert clipped.total_ms - free.total_ms == pytest.approx(
+            clipped.optimizer_ms - free.optimizer_ms
+        )
         return clipped.optimizer_ms - free.optimizer_ms
 
     assert clipping_ms() == pytest.approx(3 * 4 * workload().trainable_parameters / bytes_ms)
@@ -128,11 +148,15 @@ def test_clipping_reads_the_gradients_twice_and_writes_them_once():
 def test_a_larger_batch_starts_fewer_copies():
     small = replace(workload(), sample_bytes=100.0, batch_tensors=3)
     forecaster = Forecaster(small, on("T4")._replace(host_copy_gb_per_s=12.0))
-    few, many = (forecaster.forecast(Execution(micro_batch=n)).step.host_to_device_ms for n in (64, 8))
+    few, many = (
+        forecaster.forecast(Execution(micro_batch=n)).step.host_to_device_ms for n in (64, 8)
+    )
     assert 8 * many - few == pytest.approx(
         7 * 3 * COPY_START_US * 1e-3
     )  # as many bytes, seven times three copies fewer
-    accumulated = forecaster.forecast(Execution(micro_batch=8, accumulation=8)).step.host_to_device_ms
+    accumulated = forecaster.forecast(
+        Execution(micro_batch=8, accumulation=8)
+    ).step.host_to_device_ms
     assert accumulated == pytest.approx(8 * many)
 
 
@@ -141,7 +165,9 @@ def test_every_field_of_an_execution_is_a_column():
     for name, field in EXECUTION_FIELDS.items():
         assert field.help, name
         assert field.decode(field.encode(field.default)) == field.default
-    varied = Grid.vary(RUN, precision=["fp32", "bf16"], activation_checkpointing="full", shard_size=2)
+    varied = Grid.vary(
+        RUN, precision=["fp32", "bf16"], activation_checkpointing="full", shard_size=2
+    )
     assert varied.execution(1) == replace(RUN, activation_checkpointing="full", shard_size=2)
     assert varied.has("precision", "fp32").tolist() == [True, False]
     assert Grid.vary(RUN, precision=varied.precision).execution(0).precision == "fp32"
@@ -167,16 +193,28 @@ def _questions():
     ]
     curve = [range(low, low + 40, step) for low in (1, 30) for step in (1, 3)]
     clusters = [
-        Cluster(device=find_device(name), devices_per_node=n) for name in ("T4", "A100", "H100") for n in (1, 4)
+        Cluster(device=find_device(name), devices_per_node=n)
+        for name in ("T4", "A100", "H100")
+        for n in (1, 4)
     ]
-    return [(c, replace(r, nproc_per_node=c.devices_per_node), b) for c in clusters for r in runs for b in curve]
+    return [
+        (c, replace(r, nproc_per_node=c.devices_per_node), b)
+        for c in clusters
+        for r in runs
+        for b in curve
+    ]
 
 
 def _answer(forecaster, question):
     cluster, run, batches = question
     here = forecaster.on(cluster)
     curve = here.over_batches(run, batches)
-    return here.forecast(run), curve.step_ms.tobytes(), curve.low_ms.tobytes(), curve.memory.allocated_gib.tobytes()
+    return (
+        here.forecast(run),
+        curve.step_ms.tobytes(),
+        curve.low_ms.tobytes(),
+        curve.memory.allocated_gib.tobytes(),
+    )
 
 
 def _eight_threads(seconds):

@@ -39,17 +39,35 @@ def table(*calls):
     for i, call in enumerate(calls):
         if call.function == "mm":
             dims[i, :4] = (1, 0), (0, 1), (WIDTH, 0), (WIDTH, 0)
-            flops[i], read[i], written[i] = (0, 2 * WIDTH**2), (4 * WIDTH**2, 4 * WIDTH), (0, 4 * WIDTH)
+            flops[i], read[i], written[i] = (
+                (0, 2 * WIDTH**2),
+                (4 * WIDTH**2, 4 * WIDTH),
+                (0, 4 * WIDTH),
+            )
         else:
             dims[i, :2, 1] = call.inputs * WIDTH, call.outputs * WIDTH
             read[i, 1], written[i, 1] = 4 * call.inputs * WIDTH, 4 * call.outputs * WIDTH
-    kinds = ("gemm" if c.function == "mm" else FUNCTIONS[c.function].name if c.function in FUNCTIONS else "elementwise"
-             for c in calls)  # fmt: skip
+    kinds = (
+        "gemm"
+        if c.function == "mm"
+        else FUNCTIONS[c.function].name
+        if c.function in FUNCTIONS
+        else "elementwise"
+        for c in calls
+    )
     return Operators(
-        kind=tuple(kinds), function=tuple(c.function for c in calls), phase=tuple(c.phase for c in calls),
-        module=("",) * n, half=np.zeros(n, bool), count=np.array([c.count for c in calls]),
-        launches=np.ones(n, int), flops=flops, read_bytes=read, written_bytes=written, dims=dims,
-    )  # fmt: skip
+        kind=tuple(kinds),
+        function=tuple(c.function for c in calls),
+        phase=tuple(c.phase for c in calls),
+        module=("",) * n,
+        half=np.zeros(n, bool),
+        count=np.array([c.count for c in calls]),
+        launches=np.ones(n, int),
+        flops=flops,
+        read_bytes=read,
+        written_bytes=written,
+        dims=dims,
+    )
 
 
 def tensors(operators, batch=16):
@@ -111,7 +129,10 @@ def test_the_backward_pass_reads_what_the_forward_pass_read_and_computes_the_res
     forward = (product(), Call("mul"), Call("tanh"), Call("exp"), product())
     backward = (
         product("backward"),
-        *(Call(name, inputs=2, phase="backward") for name in ("exp_backward", "tanh_backward", "mul_backward")),
+        *(
+            Call(name, inputs=2, phase="backward")
+            for name in ("exp_backward", "tanh_backward", "mul_backward")
+        ),
         product("backward"),
     )
     # forward 2; backward: the gradient, the product's result that is read again, and what is written
@@ -119,7 +140,9 @@ def test_the_backward_pass_reads_what_the_forward_pass_read_and_computes_the_res
 
 
 def test_the_optimizer_and_lookups_are_left_alone():
-    operators = table(Call("embedding"), Call("relu"), Call("_foreach_add_", inputs=2, phase="optimizer"))
+    operators = table(
+        Call("embedding"), Call("relu"), Call("_foreach_add_", inputs=2, phase="optimizer")
+    )
     left = fused(operators)
     assert left.joined.tolist() == [False, True, False]
     assert left.traffic[[0, 2]].tolist() == [1, 1]
@@ -127,7 +150,19 @@ def test_the_optimizer_and_lookups_are_left_alone():
 
 calls = st.builds(
     Call,
-    st.sampled_from(["mm", "relu", "mul", "add", "native_layer_norm", "_softmax", "sum", "native_batch_norm", "clone"]),
+    st.sampled_from(
+        [
+            "mm",
+            "relu",
+            "mul",
+            "add",
+            "native_layer_norm",
+            "_softmax",
+            "sum",
+            "native_batch_norm",
+            "clone",
+        ]
+    ),
     st.integers(1, 3),
     st.just(1),
     st.sampled_from(["forward", "backward"]),
@@ -151,7 +186,8 @@ def test_a_lone_operator_is_no_slower_for_being_compiled(function):
     )
     rates = sustained_rates(device, "fp32", True, False, c)
     eager_s, compiled_s = (
-        kernel_table.times(np.array(64.0), rates, c, compiled=np.array(compiled)).device_s for compiled in (False, True)
+        kernel_table.times(np.array(64.0), rates, c, compiled=np.array(compiled)).device_s
+        for compiled in (False, True)
     )
     assert (compiled_s <= eager_s).all()
 
@@ -182,7 +218,10 @@ def test_only_compiled_rows_change_their_time():
     assert not isinstance(rates, str)
     compiled = np.array([[False], [True]])
     both = kernel_table.times(np.array([[4096.0], [4096.0]]), rates, c, compiled=compiled).device_s
-    eager, faster = (kernel_table.times(np.array(4096.0), rates, c, compiled=flag).device_s for flag in (False, True))
+    eager, faster = (
+        kernel_table.times(np.array(4096.0), rates, c, compiled=flag).device_s
+        for flag in (False, True)
+    )
     assert both[0].tolist() == eager.tolist()
     assert both[1].tolist() == faster.tolist()
     assert faster[[0, 3]].tolist() == eager[[0, 3]].tolist()

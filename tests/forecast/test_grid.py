@@ -24,7 +24,12 @@ powers = st.sampled_from([1, 2, 4, 8])
 
 
 def cluster(nodes=4, network=25.0, name="H100"):
-    return Cluster(device=find_device(name), devices_per_node=8, nodes=nodes, network_gb_per_s_per_device=network)
+    return Cluster(
+        device=find_device(name),
+        devices_per_node=8,
+        nodes=nodes,
+        network_gb_per_s_per_device=network,
+    )
 
 
 def run(nodes=4, **changes):
@@ -38,13 +43,24 @@ def executions(draw):
     virtual = draw(st.sampled_from([1, LAYERS // pp])) if pp > 1 else 1
     dp = 32 // (tp * pp * cp)
     return run(
-        micro_batch=draw(st.integers(1, 9)), accumulation=pp * draw(st.integers(1, 4)), tp=tp, pp=pp, cp=cp,
-        zero_stage=draw(st.sampled_from([0, 1, 2, 3])), shard_size=draw(st.sampled_from([None, 1, dp])),
-        activation_checkpointing=draw(st.sampled_from(["none", "selective", "full"])), virtual_stages=virtual,
-        pipeline_schedule="interleaved" if virtual > 1 else draw(st.sampled_from(["gpipe", "1f1b"])),
-        sequence_parallel=draw(st.booleans()), async_tensor_parallel=draw(st.booleans()), compile=draw(st.booleans()),
-        offload_optimizer=draw(st.booleans()), reshard_after_forward=draw(st.booleans()),
-    )  # fmt: skip
+        micro_batch=draw(st.integers(1, 9)),
+        accumulation=pp * draw(st.integers(1, 4)),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        shard_size=draw(st.sampled_from([None, 1, dp])),
+        activation_checkpointing=draw(st.sampled_from(["none", "selective", "full"])),
+        virtual_stages=virtual,
+        pipeline_schedule="interleaved"
+        if virtual > 1
+        else draw(st.sampled_from(["gpipe", "1f1b"])),
+        sequence_parallel=draw(st.booleans()),
+        async_tensor_parallel=draw(st.booleans()),
+        compile=draw(st.booleans()),
+        offload_optimizer=draw(st.booleans()),
+        reshard_after_forward=draw(st.booleans()),
+    )
 
 
 def at(executions):
@@ -81,7 +97,9 @@ def test_memory_is_worked_out_once_for_all_devices(monkeypatch):
 
 def test_one_piece_is_the_plain_forecast():
     alone = replace(cluster(), nodes=1, devices_per_node=1)
-    plain = forecast(replace(WORKLOAD, forms=without_blocks()), Execution(precision="bf16", micro_batch=4), alone)
+    plain = forecast(
+        replace(WORKLOAD, forms=without_blocks()), Execution(precision="bf16", micro_batch=4), alone
+    )
     blocks = forecast(WORKLOAD, Execution(precision="bf16", micro_batch=4), alone)
     assert blocks.step.total_ms == pytest.approx(plain.step.total_ms)
     assert blocks.memory == plain.memory
@@ -97,7 +115,9 @@ def test_sharding_never_adds_work_to_a_rank(tp, pp, cp, sequence):
     assume(tp * pp * cp <= 16)
     whole = forecast(WORKLOAD, run(micro_batch=16, accumulation=4), cluster())
     shards = forecast(
-        WORKLOAD, run(micro_batch=16, accumulation=4, tp=tp, pp=pp, cp=cp, sequence_parallel=sequence), cluster()
+        WORKLOAD,
+        run(micro_batch=16, accumulation=4, tp=tp, pp=pp, cp=cp, sequence_parallel=sequence),
+        cluster(),
     )
     for part in ("forward_ms", "backward_ms", "optimizer_ms"):
         # partly filled tiles may cost a little more
@@ -108,7 +128,9 @@ def test_sharding_never_adds_work_to_a_rank(tp, pp, cp, sequence):
 def test_more_gpus_at_a_fixed_global_batch_never_compute_longer(stage):
     last = None
     for nodes in (1, 2, 4, 8):
-        step = forecast(WORKLOAD, run(nodes, micro_batch=64 // nodes, zero_stage=stage), cluster(nodes)).step
+        step = forecast(
+            WORKLOAD, run(nodes, micro_batch=64 // nodes, zero_stage=stage), cluster(nodes)
+        ).step
         computed = step.forward_ms + step.backward_ms + step.optimizer_ms
         assert last is None or computed <= last
         last = computed
@@ -137,9 +159,12 @@ def blocks_alone():
         },
     )
     blocks = replace(
-        form.blocks, operator_counts=form.blocks.operator_counts[keep], roles=tuple(form.blocks.roles[i] for i in keep),
-        outside_parameters=0, outside_tensor_parameters=0,
-    )  # fmt: skip
+        form.blocks,
+        operator_counts=form.blocks.operator_counts[keep],
+        roles=tuple(form.blocks.roles[i] for i in keep),
+        outside_parameters=0,
+        outside_tensor_parameters=0,
+    )
     return replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
 
 
@@ -150,7 +175,14 @@ def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
     assume(not interleaved or v > 1)
     schedule = "interleaved" if interleaved else "1f1b"
     huge = cluster(network=1e9)
-    execution = run(micro_batch=32, pp=pp, accumulation=m, zero_stage=1, pipeline_schedule=schedule, virtual_stages=v)
+    execution = run(
+        micro_batch=32,
+        pp=pp,
+        accumulation=m,
+        zero_stage=1,
+        pipeline_schedule=schedule,
+        virtual_stages=v,
+    )
     f = forecast(even, execution, huge)
     busy = f.step.forward_ms + f.step.backward_ms + f.exposed_ms["pipeline"]
     assert f.step.idle_ms / busy == pytest.approx((pp - 1) / (m * v), rel=0.05)
@@ -163,7 +195,8 @@ def test_dual_pipe_has_the_bubble_of_its_report_and_two_stages_a_rank(pp, times)
     even = blocks_alone()
     shape = {"micro_batch": 32, "pp": pp, "accumulation": m}
     one, both = (
-        forecast(even, run(pipeline_schedule=name, **shape), cluster(network=1e9)) for name in ("1f1b", "dualpipe")
+        forecast(even, run(pipeline_schedule=name, **shape), cluster(network=1e9))
+        for name in ("1f1b", "dualpipe")
     )
     f, b = one.step.forward_ms / m, both.step.backward_ms / m
     assert both.step.idle_ms == pytest.approx((pp / 2 - 1) * (f + b / 2), rel=0.06, abs=1e-6)
@@ -172,7 +205,9 @@ def test_dual_pipe_has_the_bubble_of_its_report_and_two_stages_a_rank(pp, times)
 
 
 def memory(**changes):
-    return step_memory(WORKLOAD.forms["half"], run(**{"micro_batch": 4, "accumulation": 8, **changes}), True)
+    return step_memory(
+        WORKLOAD.forms["half"], run(**{"micro_batch": 4, "accumulation": 8, **changes}), True
+    )
 
 
 def test_memory_falls_with_the_stage_and_with_ranks():
@@ -187,17 +222,24 @@ def test_memory_falls_with_the_stage_and_with_ranks():
 
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 16))
 def test_1f1b_keeps_no_more_than_gpipe(pp, m):
-    keeps = [memory(pp=pp, accumulation=m, pipeline_schedule=name).activations_gib for name in ("1f1b", "gpipe")]
+    keeps = [
+        memory(pp=pp, accumulation=m, pipeline_schedule=name).activations_gib
+        for name in ("1f1b", "gpipe")
+    ]
     assert keeps[0] <= keeps[1] * (1 + 1e-9)
 
 
 def test_recomputation_trades_memory_for_time():
     none, selective, full = (
-        forecast(WORKLOAD, run(micro_batch=16, zero_stage=3, activation_checkpointing=kind), cluster())
+        forecast(
+            WORKLOAD, run(micro_batch=16, zero_stage=3, activation_checkpointing=kind), cluster()
+        )
         for kind in ("none", "selective", "full")
     )
     assert none.step.backward_ms < selective.step.backward_ms < full.step.backward_ms
-    assert none.memory.activations_gib > selective.memory.activations_gib > full.memory.activations_gib
+    assert (
+        none.memory.activations_gib > selective.memory.activations_gib > full.memory.activations_gib
+    )
 
 
 def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
@@ -213,14 +255,17 @@ def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
     [
         ({"tp": 32}, ["32", "16 attention heads"]),
         ({"pp": 16}, ["16", "8"]),
-        ({"pp": 8, "virtual_stages": 2, "pipeline_schedule": "interleaved", "accumulation": 8}, ["8 x virtual_stages 2"]),
+        (
+            {"pp": 8, "virtual_stages": 2, "pipeline_schedule": "interleaved", "accumulation": 8},
+            ["8 x virtual_stages 2"],
+        ),
         ({"pp": 4, "pipeline_schedule": "interleaved", "accumulation": 6}, ["pp 4", "6"]),
         ({"pp": 4, "pipeline_schedule": "dualpipe", "accumulation": 3}, ["pp 4", "3", "even"]),
         ({"nodes": 8}, ["64", "32"]),
         ({"engine": "data_parallel"}, ["one node of 8", "32"]),
         ({"offload_parameters": True, "zero_stage": 2}, ["stage 3", "2"]),
     ],
-)  # fmt: skip
+)
 def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
     with pytest.raises(Contradiction) as error:
         forecast(WORKLOAD, run(**changes), cluster())
@@ -267,13 +312,23 @@ def test_recomputing_everything_leaves_inputs_and_the_head():
 @pytest.mark.parametrize("reshard", [True, False])
 def test_fsdp_in_a_pipeline_collects_gradients_and_keeps_parameters(reshard):
     def at(m, nodes=2):
-        changes = {"pp": 2, "zero_stage": 3, "micro_batch": 4, "accumulation": m, "reshard_after_forward": reshard}
+        changes = {
+            "pp": 2,
+            "zero_stage": 3,
+            "micro_batch": 4,
+            "accumulation": m,
+            "reshard_after_forward": reshard,
+        }
         return forecast(WORKLOAD, run(nodes, **changes), cluster(nodes))
 
     few, many = at(2), at(16)
     assert many.exposed_ms["data_parallel"] == pytest.approx(few.exposed_ms["data_parallel"])
     form = WORKLOAD.forms["half"]
-    stage_gib = (form.blocks.count // 2 * form.blocks.parameters + form.blocks.outside_parameters / 2) * 2 / 2**30
+    stage_gib = (
+        (form.blocks.count // 2 * form.blocks.parameters + form.blocks.outside_parameters / 2)
+        * 2
+        / 2**30
+    )
     assert many.memory.parameters_gib >= stage_gib
     assert many.memory.gradients_gib >= stage_gib
 
@@ -283,16 +338,20 @@ def test_what_is_collected_is_scattered_after_the_last_backward_pass():
         found = forecast(WORKLOAD, run(2, pp=2, zero_stage=3, micro_batch=micro_batch), cluster(2))
         return found.exposed_ms["data_parallel"]
 
-    assert scattered(64) == pytest.approx(scattered(1))  # whatever the pass that it could have hidden under
+    assert scattered(64) == pytest.approx(
+        scattered(1)
+    )  # whatever the pass that it could have hidden under
 
 
 @pytest.mark.parametrize(
     ("changes", "bytes_each"),
     [
-        ({"tp": 2}, {"bf16": 4, "fp8": 2, "fp16": 2}), ({"zero_stage": 3}, {"bf16": 4, "fp8": 4, "fp16": 2}),
-        ({"zero_stage": 2}, {"bf16": 2, "fp16": 2}), ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
+        ({"tp": 2}, {"bf16": 4, "fp8": 2, "fp16": 2}),
+        ({"zero_stage": 3}, {"bf16": 4, "fp8": 4, "fp16": 2}),
+        ({"zero_stage": 2}, {"bf16": 2, "fp16": 2}),
+        ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
     ],
-)  # fmt: skip
+)
 def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
     seen, step_exchanges = {}, Exchanges.step
     for precision in bytes_each:
@@ -311,7 +370,9 @@ def test_gradients_that_are_sharded_are_added_up_in_shards():
     def added(stage):
         once, often = (
             forecast(
-                WORKLOAD, replace(run(accumulation=m, zero_stage=stage), precision="fp32"), cluster()
+                WORKLOAD,
+                replace(run(accumulation=m, zero_stage=stage), precision="fp32"),
+                cluster(),
             ).step.backward_ms
             for m in (1, 5)
         )
@@ -328,7 +389,9 @@ def test_gradients_leave_with_the_optimizer():
     billion = replace(form.memory, peaks=form.memory.peaks * np.array([1e3, 1.0, 1.0]))
     much = replace(form, memory=billion)
     execution = run(micro_batch=4, accumulation=8, zero_stage=1, offload_optimizer=True)
-    assert step_memory(much, execution, True).gradients_gib == pytest.approx(OFFLOAD_BUCKET * 2 / 2**30)
+    assert step_memory(much, execution, True).gradients_gib == pytest.approx(
+        OFFLOAD_BUCKET * 2 / 2**30
+    )
 
 
 def test_offloaded_masters_leave_16_bit_shards():
@@ -338,7 +401,9 @@ def test_offloaded_masters_leave_16_bit_shards():
 
 def test_gradients_are_copied_out_in_every_micro_step():
     def copied(m):
-        found = forecast(WORKLOAD, run(zero_stage=2, offload_optimizer=True, accumulation=m), cluster())
+        found = forecast(
+            WORKLOAD, run(zero_stage=2, offload_optimizer=True, accumulation=m), cluster()
+        )
         return found.exposed_ms["offload"]
 
     once, twice, thrice = (copied(m) for m in (1, 2, 3))
@@ -358,8 +423,10 @@ def test_without_an_optimizer_nothing_is_gathered_after_the_step():
 
 def test_inference_exchanges_for_one_pass():
     for kind, changes in (
-        ("tensor_parallel", {"tp": 2}), ("parameters", {"zero_stage": 3}), ("context_parallel", {"cp": 2}),
-    ):  # fmt: skip
+        ("tensor_parallel", {"tp": 2}),
+        ("parameters", {"zero_stage": 3}),
+        ("context_parallel", {"cp": 2}),
+    ):
         trained, looked = (exchanges_of(mode, **changes)[kind] for mode in ("train", "inference"))
         assert 0 < looked <= 0.51 * trained, kind
     ring = {"pp": 2, "accumulation": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved"}
@@ -371,7 +438,8 @@ def test_inference_exchanges_for_one_pass():
 
 def test_full_recomputation_repeats_the_ring():
     plain, again = (
-        exchanges_of("train", cp=4, activation_checkpointing=c)["context_parallel"] for c in ("none", "full")
+        exchanges_of("train", cp=4, activation_checkpointing=c)["context_parallel"]
+        for c in ("none", "full")
     )
     looked = exchanges_of("inference", cp=4)["context_parallel"]
     assert again - plain == pytest.approx(looked)
@@ -386,7 +454,9 @@ def test_sgd_without_momentum_has_master_copies_too():
 
 
 def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
-    found = forecast(blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9))
+    found = forecast(
+        blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9)
+    )
     a_block = (found.step.forward_ms + found.step.backward_ms) / 10 / 2  # the fullest stage has two
     assert found.step.idle_ms == pytest.approx((LAYERS - 2) * a_block, rel=0.05)
 
@@ -404,21 +474,36 @@ def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
 def test_the_ends_of_a_pipeline_may_stand_for_a_block(layers, pp, virtual, held):
     """Llama 3 of 405 billion parameters: 126 layers on 16 x 8 stages (Llama team 2024, section 3.3.2)."""
     schedule = "interleaved" if virtual > 1 else "1f1b"
-    grid = Grid.of([
-        Execution(nproc_per_node=pp, pp=pp, accumulation=pp, virtual_stages=virtual, pipeline_schedule=schedule)
-    ])  # fmt: skip
+    grid = Grid.of(
+        [
+            Execution(
+                nproc_per_node=pp,
+                pp=pp,
+                accumulation=pp,
+                virtual_stages=virtual,
+                pipeline_schedule=schedule,
+            )
+        ]
+    )
     blocks = replace(WORKLOAD.forms["half"].blocks, count=layers)
     stages, _ = stages_of(grid, blocks)
     assert tuple(stages.blocks[0]) == held
     assert (stages.number * stages.blocks).sum() == layers
-    assert not clashes(grid, blocks, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)).any()
+    assert not clashes(
+        grid, blocks, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)
+    ).any()
     fewer = replace(blocks, count=pp * virtual - 3)
-    assert clashes(grid, fewer, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)).all()
+    assert clashes(
+        grid, fewer, None, Cluster(device=find_device("H100 SXM"), devices_per_node=pp)
+    ).all()
 
 
 def test_an_embedding_without_a_head_is_the_first_stage_s():
     form = WORKLOAD.forms["half"]
-    roles = tuple("" if not n else r for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True))
+    roles = tuple(
+        "" if not n else r
+        for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True)
+    )
     for blocks, share in ((form.blocks, 0.5), (replace(form.blocks, roles=roles), 0.0)):
         stages, _ = stages_of(Grid.of([run(pp=2)]), blocks)
         behind = stages.parameters[0, 2] - LAYERS // 2 * blocks.parameters
@@ -428,7 +513,9 @@ def test_an_embedding_without_a_head_is_the_first_stage_s():
 def test_context_parallelism_divides_samples_not_constants():
     form = WORKLOAD.forms["half"]
     constant = 2.0**30
-    heavy = replace(form, blocks=replace(form.blocks, working_bytes=(constant, form.blocks.working_bytes[1])))
+    heavy = replace(
+        form, blocks=replace(form.blocks, working_bytes=(constant, form.blocks.working_bytes[1]))
+    )
 
     def activations_gib(cp):
         return step_memory(heavy, run(micro_batch=1, cp=cp), True).activations_gib
@@ -439,15 +526,23 @@ def test_context_parallelism_divides_samples_not_constants():
 def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     form = WORKLOAD.forms["half"]
     rows = np.array(form.operators.kind) == "embedding"
-    kinds = tuple("conv" if row else kind for kind, row in zip(form.operators.kind, rows, strict=True))
-    names = tuple("convolution" if row else name for name, row in zip(form.operators.function, rows, strict=True))
+    kinds = tuple(
+        "conv" if row else kind for kind, row in zip(form.operators.kind, rows, strict=True)
+    )
+    names = tuple(
+        "convolution" if row else name
+        for name, row in zip(form.operators.function, rows, strict=True)
+    )
     dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
     dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
-    patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
+    patches = replace(
+        form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops)
+    )
     device, key = find_device("H100"), kernel_key(Execution(precision="bf16"), TODAY)
     tables = [RankTable(f.operators, f.blocks) for f in (form, patches)]
     costs = [
-        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key))) for table in tables
+        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key)))
+        for table in tables
     ]
     assert (costs[0].first_host > 0).all()
     library_call = FITTED.constants.host_library_us / FITTED.constants.host_launch_us

@@ -32,7 +32,9 @@ def test_the_shares_of_a_step_add_up_to_one(seconds, outside):
     step = StepTime(forward_ms=10.0, communication_ms=10 * outside)
     shares = shares_of(step, np.array([0, 0, 5]), np.array(seconds))
     assert shares.sum() == pytest.approx(1)
-    assert shares[PARTS.index("communication")] == pytest.approx(step.communication_ms / step.total_ms)
+    assert shares[PARTS.index("communication")] == pytest.approx(
+        step.communication_ms / step.total_ms
+    )
 
 
 def test_the_fitted_cards_are_in_the_catalogue():

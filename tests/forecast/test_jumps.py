@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast import FittedKernels, Forecaster, Target, convolutions, fitted_constants, jumps
+from trainpace.forecast import (
+    FittedKernels,
+    Forecaster,
+    Target,
+    convolutions,
+    fitted_constants,
+    jumps,
+)
 from trainpace.forecast.jumps import find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import kernel_key
@@ -65,7 +72,9 @@ def forecaster(model, gpu, precision, **kernels):
 
 def test_without_the_padding_that_is_named_the_jumps_are_gone(monkeypatch):
     run = Execution(precision="fp32")
-    assert {jump.mechanism for jump in forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES)} == {"padded batch"}
+    assert {jump.mechanism for jump in forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES)} == {
+        "padded batch"
+    }
     monkeypatch.setattr(convolutions, "WINOGRAD_IMAGES", 1.0)
     monkeypatch.setattr(jumps, "WINOGRAD_IMAGES", 1.0)
     assert forecaster("vgg16", "V100", "fp32").jumps(run, BATCHES) == ()
@@ -79,29 +88,43 @@ def test_without_the_waves_that_are_named_the_jumps_are_gone():
         assert jump.mechanism == "another wave of tiles"
         assert "on the 132 multiprocessors" in jump.causes[0]
         assert jump.next_good == 2 * jump.before or jump.next_good == 3 * jump.before // 2
-    even = replace(fitted_constants(), conv_tile_tensor_quantisation=0.0, tile_tensor_quantisation=0.0)
+    even = replace(
+        fitted_constants(), conv_tile_tensor_quantisation=0.0, tile_tensor_quantisation=0.0
+    )
     steps = [
         forecaster("resnet50", "H100", "tf32", **kernels).over_batches(run, sizes).step_ms
         for kernels in ({}, {"constants": even})
     ]
-    with_waves, without = (max(jumps.excesses(list(sizes), ms)[0][jump.before - 1] for jump in found) for ms in steps)
+    with_waves, without = (
+        max(jumps.excesses(list(sizes), ms)[0][jump.before - 1] for jump in found) for ms in steps
+    )
     assert without < with_waves / 2
 
 
 def test_an_unaligned_batch_is_named_and_the_next_aligned_one_is_good():
-    first = forecaster("vgg16", "H100", "amp_fp16").jumps(Execution(precision="amp_fp16"), range(1, 50))[0]
+    first = forecaster("vgg16", "H100", "amp_fp16").jumps(
+        Execution(precision="amp_fp16"), range(1, 50)
+    )[0]
     assert (first.before, first.mechanism, first.next_good) == (32, "batch not a multiple of 8", 40)
     assert "matrix product" in first.causes[0]
 
 
-@pytest.mark.parametrize(("model", "gpu", "precision"), [("vgg16", "T4", "fp32"), ("resnet50", "V100", "amp_fp16")])
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision"), [("vgg16", "T4", "fp32"), ("resnet50", "V100", "amp_fp16")]
+)
 def test_a_good_size_has_the_throughput_of_the_one_before_the_jump(model, gpu, precision):
     made, run = forecaster(model, gpu, precision), Execution(precision=precision)
     found = made.jumps(run, range(1, 120))
     assert found
     for jump in found:
-        before_ms, after_ms, good_ms = made.over_batches(run, [jump.before, jump.batch, jump.next_good]).step_ms
-        assert jump.next_good / good_ms >= 0.999 * jump.before / before_ms > 0.999 * jump.batch / after_ms
+        before_ms, after_ms, good_ms = made.over_batches(
+            run, [jump.before, jump.batch, jump.next_good]
+        ).step_ms
+        assert (
+            jump.next_good / good_ms
+            >= 0.999 * jump.before / before_ms
+            > 0.999 * jump.batch / after_ms
+        )
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=2, max_size=20))
@@ -109,7 +132,9 @@ def test_the_next_good_size_is_the_first_that_is_good(step_ms):
     sizes = list(range(11, 10 + len(step_ms)))
     good = next_good(10, sizes, np.array(step_ms))
     rates = [size / ms for size, ms in zip(sizes, step_ms[1:], strict=True)]
-    enough = [size for size, rate in zip(sizes, rates, strict=True) if rate >= 0.999 * 10 / step_ms[0]]
+    enough = [
+        size for size, rate in zip(sizes, rates, strict=True) if rate >= 0.999 * 10 / step_ms[0]
+    ]
     assert good == (enough[0] if enough else None)
 
 
@@ -127,12 +152,21 @@ def test_the_cut_of_a_row_alone_is_that_of_the_row_in_its_table():
 
 def test_the_page_and_the_forecast_agree():
     text = (Path(__file__).parents[2] / "docs/jumps.md").read_text()
-    _, *cards = [cell.strip() for cell in re.search(r"\| fp32, batch 1:70 \|(.*)\|", text)[0].split("|")[1:-1]]
+    _, *cards = [
+        cell.strip()
+        for cell in re.search(r"\| fp32, batch 1:70 \|(.*)\|", text)[0].split("|")[1:-1]
+    ]
     assert cards == ["K80", "P100", "T4", "V100"]
-    for model, name in (("vgg16", "VGG-16: jumps at"), ("vgg19", "VGG-19 |"), ("resnet50", "ResNet-50, MobileNetV2 |")):
+    for model, name in (
+        ("vgg16", "VGG-16: jumps at"),
+        ("vgg19", "VGG-19 |"),
+        ("resnet50", "ResNet-50, MobileNetV2 |"),
+    ):
         line = next(line for line in text.splitlines() if line.startswith(f"| {name}"))
         cells = [cell.strip() for cell in line.split("|")[2:-1]]
         for card, cell in zip(cards, cells, strict=True):
             found = forecaster(model, card, "fp32").jumps(Execution(precision="fp32"), BATCHES)
-            stated = ", ".join(f"{jump.batch} ({100 * jump.excess_ms / jump.before_ms:.0f})" for jump in found)
+            stated = ", ".join(
+                f"{jump.batch} ({100 * jump.excess_ms / jump.before_ms:.0f})" for jump in found
+            )
             assert cell == (stated or "none"), f"{model} on {card}"

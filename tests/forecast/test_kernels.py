@@ -74,7 +74,9 @@ def test_a_tile_that_is_partly_outside_costs_a_whole_one():
 
 
 def test_the_reduction_is_padded_to_units_and_has_a_start_and_an_end():
-    assert [took(128, 128, k, 1)[0] * k for k in (1, 16, 17, 32, 33)] == pytest.approx([16, 16, 32, 32, 48])
+    assert [took(128, 128, k, 1)[0] * k for k in (1, 16, 17, 32, 33)] == pytest.approx(
+        [16, 16, 32, 32, 48]
+    )
     model = FREE._replace(prologue=np.array(24.0))
     assert took(128, 128, 48, 1, model, tiles=((128, 128),))[0] == pytest.approx(1.5)
 
@@ -172,7 +174,9 @@ def test_channels_last_helps_matrix_units_only(models):
 def test_compile_saves_traffic_and_launches(models):
     eager, compiled = (
         forecast(
-            models["resnet18"], Execution(micro_batch=64, compile=on), Cluster(device=find_device("A100"))
+            models["resnet18"],
+            Execution(micro_batch=64, compile=on),
+            Cluster(device=find_device("A100")),
         ).step.total_ms
         for on in (False, True)
     )
@@ -182,10 +186,14 @@ def test_compile_saves_traffic_and_launches(models):
 @pytest.mark.parametrize("device", [d.name for d in catalogue() if d.kind == "gpu"])
 def test_sustained_rates_stay_near_the_datasheet(device):
     found = find_device(device)
-    precision = "amp_bf16" if found.architecture == "Gaudi" else "amp_fp16"  # Intel prints no fp16 rate of it
+    precision = (
+        "amp_bf16" if found.architecture == "Gaudi" else "amp_fp16"
+    )  # Intel prints no fp16 rate of it
     rates = sustained_rates(found, precision, True, True, fitted_constants())
     boost = 1.25  # GeForce and Titan clock above their sheet
-    assert 0.2 * found.fp32_tflops.value * 1e12 < rates.plain <= found.fp32_tflops.value * 1e12 * boost
+    assert (
+        0.2 * found.fp32_tflops.value * 1e12 < rates.plain <= found.fp32_tflops.value * 1e12 * boost
+    )
     if found.fp16_tensor_tflops is not None:
         assert rates.half <= found.fp16_tensor_tflops.value * 1e12 * boost
 
@@ -193,7 +201,9 @@ def test_sustained_rates_stay_near_the_datasheet(device):
 def test_a_starved_card_sustains_less():
     t4 = find_device("T4")
     fed = replace(t4, tdp_w=replace(t4.tdp_w, value=4 * t4.tdp_w.value))
-    starved, whole = (sustained_rates(d, "fp32", True, False, fitted_constants()) for d in (t4, fed))
+    starved, whole = (
+        sustained_rates(d, "fp32", True, False, fitted_constants()) for d in (t4, fed)
+    )
     assert starved.plain < whole.plain
 
 
@@ -202,7 +212,9 @@ def test_more_samples_never_take_less_time_in_any_operator(a, b):
     table = KernelTable(workload().forms["fp32"].operators)
     constants = fitted_constants()
     rates = sustained_rates(find_device("V100"), "fp32", True, False, constants)
-    small, large = (table.times(np.array(float(n)), rates, constants).device_s for n in sorted((a, b)))
+    small, large = (
+        table.times(np.array(float(n)), rates, constants).device_s for n in sorted((a, b))
+    )
     assert (small <= large * (1 + 1e-9)).all()
 
 
@@ -211,17 +223,28 @@ def seconds_of(function, kind, read, written, elements_in=0, elements_out=0):
     dims = np.zeros((1, 16, 2))
     dims[0, OTHER.elements_in, 0], dims[0, OTHER.elements_out, 0] = elements_in, elements_out
     table = Operators(
-        kind=(kind,), function=(function,), phase=("forward",), module=("",), half=np.array([False]), count=np.array([1]),
-        launches=np.array([1]), flops=np.zeros((1, 2)), read_bytes=np.array([[read, 0.0]]), written_bytes=np.array([[written, 0.0]]),
+        kind=(kind,),
+        function=(function,),
+        phase=("forward",),
+        module=("",),
+        half=np.array([False]),
+        count=np.array([1]),
+        launches=np.array([1]),
+        flops=np.zeros((1, 2)),
+        read_bytes=np.array([[read, 0.0]]),
+        written_bytes=np.array([[written, 0.0]]),
         dims=dims,
-    )  # fmt: skip
+    )
     c = fitted_constants()
     rates = sustained_rates(find_device("H100 SXM"), "fp32", True, False, c)
-    return float(KernelTable(table).times(np.array(1.0), rates, c).device_s[0]) - 1e-6 * c.latency_us
+    return (
+        float(KernelTable(table).times(np.array(1.0), rates, c).device_s[0]) - 1e-6 * c.latency_us
+    )
 
 
 @pytest.mark.parametrize(
-    ("function", "lists", "arrays"), [("lerp_", 2, 3), ("addcmul_", 3, 3), ("addcdiv_", 3, 4), ("mul_", 1, 2)]
+    ("function", "lists", "arrays"),
+    [("lerp_", 2, 3), ("addcmul_", 3, 3), ("addcdiv_", 3, 4), ("mul_", 1, 2)],
 )
 def test_an_update_moves_every_array_once(function, lists, arrays):
     numbers = 4e8
@@ -234,6 +257,10 @@ def test_a_sum_into_few_results_takes_longer_than_reading():
     def sums(rows):
         return seconds_of("sum", "reduction", 4.0 * 2**24, 4.0, 2**24, 2**24 // rows)
 
-    assert [sums(4) < sums(64) < sums(4096), sums(2**18), sums(2**20)] == [True, sums(2**24), sums(2**24)]
+    assert [sums(4) < sums(64) < sums(4096), sums(2**18), sums(2**20)] == [
+        True,
+        sums(2**24),
+        sums(2**24),
+    ]
     # the lent H100 sums [16384, 2048] in bf16 along the first axis in 46 microseconds, and reads as much in 22
     assert 34e-6 < seconds_of("sum", "reduction", 2.0 * 2**25, 4096.0, 2**25, 2048) < 58e-6

@@ -20,12 +20,16 @@ LAUNCHING = Execution(micro_batch=1, precision="bf16")
 
 def forecast(host=None, batch=1, model=None):
     cluster = replace(H100, host=None if host is None else find_host(host))
-    return Forecaster(model or workload(), Target(cluster)).forecast(replace(LAUNCHING, micro_batch=batch))
+    return Forecaster(model or workload(), Target(cluster)).forecast(
+        replace(LAUNCHING, micro_batch=batch)
+    )
 
 
 def rated(points):
     """A host of that rating."""
-    return replace(find_host("EPYC 7742"), single_thread=Figure(value=points, source="test", kind="measured"))
+    return replace(
+        find_host("EPYC 7742"), single_thread=Figure(value=points, source="test", kind="measured")
+    )
 
 
 def test_a_host_half_as_fast_takes_twice_as_long():
@@ -41,11 +45,15 @@ def test_a_host_half_as_fast_takes_twice_as_long():
 
 
 def test_calls_of_libraries_cost_the_host_what_they_do():
-    c = replace(fitted_constants(), host_launch_us=3.0, host_library_us=20.0, host_optimizer_us=40.0)
+    c = replace(
+        fitted_constants(), host_launch_us=3.0, host_library_us=20.0, host_optimizer_us=40.0
+    )
     table = operators()  # two products backward, one launch of the update
     assert fitted_host_us(table, c).tolist() == [20.0, 40.0, 40.0]
     elementwise = replace(
-        table, kind=("elementwise", "elementwise", "optimizer"), function=("add", "add", "_foreach_add_")
+        table,
+        kind=("elementwise", "elementwise", "optimizer"),
+        function=("add", "add", "_foreach_add_"),
     )
     assert fitted_host_us(elementwise, c).tolist() == [3.0, 6.0, 40.0]
 
@@ -72,13 +80,19 @@ def test_the_widened_interval_adds_variances_at_either_end():
     spread = composed_spread(np.array([float(part == "launches") for part in PARTS]), H100.device)
     assert widened(spread, 0.0) == spread
     wide = widened(spread, 0.2)
-    assert math.log(wide.low) == pytest.approx(-math.hypot(math.log(spread.low), 1.645 * 0.2), rel=1e-3)
-    assert math.log(wide.high) == pytest.approx(math.hypot(math.log(spread.high), 1.645 * 0.2), rel=1e-3)
+    assert math.log(wide.low) == pytest.approx(
+        -math.hypot(math.log(spread.low), 1.645 * 0.2), rel=1e-3
+    )
+    assert math.log(wide.high) == pytest.approx(
+        math.hypot(math.log(spread.high), 1.645 * 0.2), rel=1e-3
+    )
 
 
 def sensitivity(step):
     return float(
-        host_sensitivity({name: np.array(getattr(step, name)) for name in STEP_PARTS}, np.array(step.total_ms))
+        host_sensitivity(
+            {name: np.array(getattr(step, name)) for name in STEP_PARTS}, np.array(step.total_ms)
+        )
     )
 
 
@@ -87,7 +101,9 @@ def test_sensitivity_is_the_steps_own_slope():
     assert sensitivity(StepTime()) == 0
     model = workload()
     slow, slower = (
-        Forecaster(model, Target(replace(H100, host=rated(points)))).forecast(replace(LAUNCHING, micro_batch=256))
+        Forecaster(model, Target(replace(H100, host=rated(points)))).forecast(
+            replace(LAUNCHING, micro_batch=256)
+        )
         for points in (2000.0, 1960.0)
     )
     slope = math.log(slower.step.total_ms / slow.step.total_ms) / math.log(2000 / 1960)
@@ -95,7 +111,9 @@ def test_sensitivity_is_the_steps_own_slope():
 
 
 def test_a_calibrated_machine_keeps_its_own_host():
-    target = Target(Cluster(device=cpu(), host=find_host("Grace")), CalibratedKernels(machine_model()))
+    target = Target(
+        Cluster(device=cpu(), host=find_host("Grace")), CalibratedKernels(machine_model())
+    )
     own = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
     with_host, without = (Forecaster(workload(), t).forecast(Execution()) for t in (target, own))
     assert with_host.step == without.step

@@ -30,7 +30,9 @@ def test_zero_shards_states_gradients_and_parameters_in_turn():
 def test_ddp_holds_its_buckets_beside_the_gradients():
     alone = step_memory(FORM, Execution(micro_batch=8, accumulation=2), True)
     assert memory(accumulation=2).gradients_gib == pytest.approx(2 * alone.gradients_gib)
-    assert memory(engine="data_parallel", accumulation=2).gradients_gib == pytest.approx(alone.gradients_gib)
+    assert memory(engine="data_parallel", accumulation=2).gradients_gib == pytest.approx(
+        alone.gradients_gib
+    )
 
 
 @given(st.floats(0.7, 80))
@@ -44,7 +46,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity):
 
 def test_communicators_take_memory_beside_the_allocator_on_several_gpus_alone():
     def outside(on_gpu=True, **changes):
-        found = step_memory(stacked().forms["half"], Execution(precision="bf16", accumulation=4, **changes), on_gpu)
+        found = step_memory(
+            stacked().forms["half"], Execution(precision="bf16", accumulation=4, **changes), on_gpu
+        )
         return found.device_gib - found.reserved_gib
 
     assert outside() == pytest.approx(CONTEXT_GIB)
@@ -56,7 +60,9 @@ def test_communicators_take_memory_beside_the_allocator_on_several_gpus_alone():
 def test_fsdp_casts_its_shards_in_place_of_autocast():
     """No copies of weights beside the gathered ones, which are half as wide as the shards."""
     form = stacked().forms["fp32"]
-    copy = 2.0 * form.blocks.parameters  # as autocast keeps it of every weight until its backward pass
+    copy = (
+        2.0 * form.blocks.parameters
+    )  # as autocast keeps it of every weight until its backward pass
     peaks = form.memory.peaks + np.array([0.0, form.blocks.count * copy, 0.0])
     form = replace(
         form,
@@ -87,7 +93,8 @@ def test_inference_has_nothing_to_recompute():
     )
     inference = replace(form, operators=replace(form.operators, **columns), blocks=blocks)
     kept, full = (
-        step_memory(inference, Execution(precision="bf16", activation_checkpointing=c), True) for c in ("none", "full")
+        step_memory(inference, Execution(precision="bf16", activation_checkpointing=c), True)
+        for c in ("none", "full")
     )
     assert kept == full
 
@@ -95,6 +102,8 @@ def test_inference_has_nothing_to_recompute():
 def test_torchs_divided_head_holds_more_than_megatrons():
     """An fp32 copy of the logits more, and the gathered input."""
     form = stacked().forms["half"]
-    run = Execution(nproc_per_node=8, tp=8, precision="bf16", micro_batch=64, activation_checkpointing="full")
+    run = Execution(
+        nproc_per_node=8, tp=8, precision="bf16", micro_batch=64, activation_checkpointing="full"
+    )
     megatron, torchs = (step_memory(form, replace(run, zero_stage=stage), True) for stage in (0, 3))
     assert torchs.activations_gib > megatron.activations_gib

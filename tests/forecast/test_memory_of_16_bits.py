@@ -7,7 +7,13 @@ from msgspec.structs import replace
 from nouns import stacked, step_memory
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
-from trainpace.forecast.memory import COMPILED_NEED_SD, NEED_SD, fit_probability, needed_gib, room_gib
+from trainpace.forecast.memory import (
+    COMPILED_NEED_SD,
+    NEED_SD,
+    fit_probability,
+    needed_gib,
+    room_gib,
+)
 from trainpace.hardware import Cluster, find_device
 
 FORM = stacked().forms["half"]
@@ -68,4 +74,6 @@ def test_states_that_find_no_room_come_over_pcie():
     free = room - float(needed_gib(none.memory))
     spilled = forecast(free + 4.0)
     assert spilled.fits
-    assert spilled.exposed_ms["offload"] == pytest.approx(2 * 4 * 2**30 / (15.76e9 * 0.8) * 1e3, rel=0.01)
+    assert spilled.exposed_ms["offload"] == pytest.approx(
+        2 * 4 * 2**30 / (15.76e9 * 0.8) * 1e3, rel=0.01
+    )

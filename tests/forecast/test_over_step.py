@@ -24,13 +24,20 @@ def model():
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_its_highest_moment_is_the_peak(model, batch, accumulation, devices):
-    e = Execution(micro_batch=batch, accumulation=accumulation, nproc_per_node=devices, optimizer=model.optimizer)
+    e = Execution(
+        micro_batch=batch,
+        accumulation=accumulation,
+        nproc_per_node=devices,
+        optimizer=model.optimizer,
+    )
     f = forecast(model, e, Cluster(device=T4, devices_per_node=devices))
     curve = memory_over_step(model.form("fp32"), e, f.step, f.memory)
     assert curve.total_gib.max() == pytest.approx(f.memory.allocated_gib, rel=0.02)
     assert (np.diff(curve.at_ms) >= -1e-9).all()
     assert curve.at_ms[0] >= 0
-    parts = f.step.forward_ms / accumulation + f.step.backward_ms / accumulation + f.step.optimizer_ms
+    parts = (
+        f.step.forward_ms / accumulation + f.step.backward_ms / accumulation + f.step.optimizer_ms
+    )
     assert curve.at_ms[-1] == pytest.approx(parts)
     assert curve.activations_gib[-1] < 0.5 * curve.activations_gib.max()
 

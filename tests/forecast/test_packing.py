@@ -32,14 +32,18 @@ def test_scores_are_those_of_the_documents_and_all_else_is_as_it_was():
     assert after.flops[attends] == pytest.approx(before.flops[attends] * share)
     assert np.array_equal(after.flops[~attends], before.flops[~attends])
     assert np.array_equal(after.read_bytes, before.read_bytes)
-    tokens = after.dims[attends][:, ATTENTION.batch, 1] * after.dims[attends][:, ATTENTION.queries, 0]
+    tokens = (
+        after.dims[attends][:, ATTENTION.batch, 1] * after.dims[attends][:, ATTENTION.queries, 0]
+    )
     assert tokens == pytest.approx(TOKENS)
     assert "4.0 a row" in found.notes[-1]
 
 
 def test_one_document_a_row_changes_nothing():
     whole = half_only()
-    found, expected = (w.forms["half"].operators for w in (packed(whole, row_of({TOKENS: 3})), whole))
+    found, expected = (
+        w.forms["half"].operators for w in (packed(whole, row_of({TOKENS: 3})), whole)
+    )
     assert np.array_equal(found.dims, expected.dims)
     assert np.array_equal(found.flops, expected.flops)
 

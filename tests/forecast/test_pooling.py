@@ -8,13 +8,20 @@ from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.hardware import find_device
 
 POOLED = Pooled(
-    names=("share",), shared=(math.log(0.5),), generations={"9.0": (math.log(1.2),)}, devices={"H100 SXM": (math.log(1.1),)}
-)  # fmt: skip
+    names=("share",),
+    shared=(math.log(0.5),),
+    generations={"9.0": (math.log(1.2),)},
+    devices={"H100 SXM": (math.log(1.1),)},
+)
 
 
 @pytest.mark.parametrize(
     ("card", "share", "familiarity"),
-    [("H100 SXM", 0.5 * 1.2 * 1.1, "card"), ("H200 SXM", 0.5 * 1.2, "generation"), ("A100 SXM 80GB", 0.5, "none")],
+    [
+        ("H100 SXM", 0.5 * 1.2 * 1.1, "card"),
+        ("H200 SXM", 0.5 * 1.2, "generation"),
+        ("A100 SXM 80GB", 0.5, "none"),
+    ],
 )
 def test_a_card_takes_the_nearest_that_is_known(card: str, share: float, familiarity: str) -> None:
     device = find_device(card)
@@ -23,7 +30,8 @@ def test_a_card_takes_the_nearest_that_is_known(card: str, share: float, familia
 
 
 @pytest.mark.parametrize(
-    ("card", "generation"), [("A100 SXM 80GB", "8.0"), ("A40", "8.6"), ("B200", "10"), ("MI250X", "gfx90a")]
+    ("card", "generation"),
+    [("A100 SXM 80GB", "8.0"), ("A40", "8.6"), ("B200", "10"), ("MI250X", "gfx90a")],
 )
 def test_generations(card: str, generation: str) -> None:
     assert generation_of(find_device(card)) == generation

@@ -11,23 +11,44 @@ from msgspec.structs import replace
 from nouns import measurement, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Grid, Measured, Posterior, Target, observe, observe_elsewhere
+from trainpace.forecast import (
+    Forecaster,
+    Grid,
+    Measured,
+    Posterior,
+    Target,
+    observe,
+    observe_elsewhere,
+)
 from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
 from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance
 from trainpace.hardware import Cluster, find_device
 
-V100, A100 = (Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100"))
+V100, A100 = (
+    Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100")
+)
 RUN = Execution(micro_batch=64)
 KIN = Relatedness(
-    user=0.1, device=0.2, model=0.1, user_near=0.1, device_near=0.1, model_near=0.05, run=0.25, run_elsewhere=0.1,
-    batch_scale=3.0, time_scale=1.0, shares_scale=0.3,
-)  # fmt: skip
+    user=0.1,
+    device=0.2,
+    model=0.1,
+    user_near=0.1,
+    device_near=0.1,
+    model_near=0.05,
+    run=0.25,
+    run_elsewhere=0.1,
+    batch_scale=3.0,
+    time_scale=1.0,
+    shares_scale=0.3,
+)
 
 
 def measured(factor, micro_batch=64):
     execution = replace(RUN, micro_batch=micro_batch)
     there = V100.forecast(execution).step.total_ms
-    return replace(measurement(), model=workload().model, execution=execution, median_ms=there * factor)
+    return replace(
+        measurement(), model=workload().model, execution=execution, median_ms=there * factor
+    )
 
 
 def width(f):
@@ -84,8 +105,13 @@ def test_a_run_that_was_measured_is_forecast_as_measured():
 
 def test_the_closer_kin_says_more():
     kin = [
-        {"model": "b", "device": "y"}, {"device": "y"}, {"model": "b"}, {"variant": "fp16"}, {"batch": 64}, {"batch": 8},
-    ]  # fmt: skip
+        {"model": "b", "device": "y"},
+        {"device": "y"},
+        {"model": "b"},
+        {"variant": "fp16"},
+        {"batch": 64},
+        {"batch": 8},
+    ]
     said = [posterior(run(), [observed(0.3, **of)], KIN) for of in kin]
     means, sds = [float(mean[0]) for mean, _ in said], [sd for _, sd in said]
     assert 0 < means[0] < means[1] < means[2] < means[3] < means[4] < means[5] < 0.3
@@ -94,14 +120,22 @@ def test_the_closer_kin_says_more():
 
 
 def test_steps_of_other_parts_say_little():
-    (alike, _), (unlike, _) = (posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3))
+    (alike, _), (unlike, _) = (
+        posterior(run(), [observed(0.3, model="b", part=part)], KIN) for part in (0, 3)
+    )
     assert 0 < unlike[0] < alike[0] / 2
 
 
 def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
     for card_sd, log_sd in ((0.0, 0.4), (0.38, 0.4), (0.0, 0.1)):
         asked = run()._replace(log_sd=log_sd, card_sd=card_sd)
-        for of in ({"model": "b", "device": "y"}, {"device": "y"}, {"model": "b"}, {"batch": 16}, {}):
+        for of in (
+            {"model": "b", "device": "y"},
+            {"device": "y"},
+            {"model": "b"},
+            {"batch": 16},
+            {},
+        ):
             moved = posterior(asked, [observed(0.3, **of)], KIN)[0][0]
             assert 0 < moved <= 0.3
 
@@ -109,7 +143,15 @@ def test_no_measurement_moves_a_forecast_by_more_than_its_own_error():
 def test_a_new_cards_own_error_is_told_by_runs_on_it_alone():
     new = run()._replace(log_sd=0.5, card_sd=0.45)
     on_it, elsewhere = (
-        posterior(new, [Observed(run(model="b", device=device)._replace(log_sd=0.5, card_sd=0.45), (0.3,) * 4)], KIN)
+        posterior(
+            new,
+            [
+                Observed(
+                    run(model="b", device=device)._replace(log_sd=0.5, card_sd=0.45), (0.3,) * 4
+                )
+            ],
+            KIN,
+        )
         for device in "xy"
     )
     assert on_it[0][0] > 0.7 * 0.3
@@ -125,17 +167,26 @@ def test_a_run_measured_far_from_a_narrow_forecast_is_believed():
 
 
 def test_many_models_on_a_device_tell_of_the_device():
-    few, many = (posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10))
+    few, many = (
+        posterior(run(), [observed(0.3, model=f"m{i}") for i in range(n)], KIN) for n in (1, 10)
+    )
     assert few[0][0] < many[0][0] < 0.3
     assert many[1] < few[1] < 0.2
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.sampled_from(("", "fp16")), st.integers(1, 512), st.integers(0, 7)),
-        min_size=1, max_size=12,
+        st.tuples(
+            st.sampled_from("ab"),
+            st.sampled_from("xy"),
+            st.sampled_from(("", "fp16")),
+            st.integers(1, 512),
+            st.integers(0, 7),
+        ),
+        min_size=1,
+        max_size=12,
     )
-)  # fmt: skip
+)
 def test_errors_are_covariant_and_measuring_never_widens(places):
     runs = [run(*place) for place in places]
     told = Posterior([Observed(one, (0.1,) * 4) for one in runs], KIN)
@@ -160,7 +211,9 @@ def test_phases_are_corrected_each_by_its_own():
     seen = observe(V100, RUN, longer.total_ms, longer)
     (again,) = corrected(V100, [RUN], [seen], "")
     assert again.step.total_ms == pytest.approx(longer.total_ms, rel=0.02)
-    assert again.step.optimizer_ms / step.optimizer_ms > 1.5 * again.step.forward_ms / step.forward_ms
+    assert (
+        again.step.optimizer_ms / step.optimizer_ms > 1.5 * again.step.forward_ms / step.forward_ms
+    )
 
 
 def test_a_measurement_of_something_else_is_refused():
@@ -172,7 +225,16 @@ def test_a_measurement_of_something_else_is_refused():
 
 def test_the_fitted_shares_add_up():
     r = fitted_spreads().relatedness
-    names = ("user", "device", "model", "user_near", "device_near", "model_near", "run", "run_elsewhere")
+    names = (
+        "user",
+        "device",
+        "model",
+        "user_near",
+        "device_near",
+        "model_near",
+        "run",
+        "run_elsewhere",
+    )
     shares = [getattr(r, name) for name in names]
     assert sum(shares) == pytest.approx(1.0)
     assert min(shares) > 0
@@ -190,7 +252,8 @@ def test_other_models_on_both_devices_tell_how_a_model_carries_over():
 
 def test_steps_that_take_about_as_long_tell_more():
     near, far = (
-        posterior(run(), [Observed(run(model="b")._replace(step_ms=ms), (0.3,) * 4)], KIN)[0][0] for ms in (2.0, 200.0)
+        posterior(run(), [Observed(run(model="b")._replace(step_ms=ms), (0.3,) * 4)], KIN)[0][0]
+        for ms in (2.0, 200.0)
     )
     assert 0 < far < near
 

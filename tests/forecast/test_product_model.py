@@ -27,7 +27,9 @@ def figures(name: str, precision: Precision = "bf16") -> ProductFigures:
     return rates.weights
 
 
-def seconds(name: str, m: float, n: float, k: float, b: float = 1, precision: Precision = "bf16") -> float:
+def seconds(
+    name: str, m: float, n: float, k: float, b: float = 1, precision: Precision = "bf16"
+) -> float:
     return float(product_times(*map(np.asarray, (b, m, n, k)), figures(name, precision)).seconds)
 
 
@@ -52,7 +54,11 @@ def test_large_products_reach_what_is_measured(card: str, low: float, high: floa
 
 
 def test_eight_bits_are_faster_than_sixteen_where_products_are_large() -> None:
-    assert 1.3 < tflops("H100 SXM", 8192, 8192, 8192, "fp8") / tflops("H100 SXM", 8192, 8192, 8192) < 2.0
+    assert (
+        1.3
+        < tflops("H100 SXM", 8192, 8192, 8192, "fp8") / tflops("H100 SXM", 8192, 8192, 8192)
+        < 2.0
+    )
 
 
 def test_rows_that_are_no_multiples_of_16_bytes_are_slow_on_hopper() -> None:
@@ -81,7 +87,9 @@ def test_a_card_without_measurements_takes_its_generation_s() -> None:
     assert parameters.familiarity(find_device("H100 SXM")) == "card"
     shared = dict(zip(parameters.names, parameters.shared, strict=True))
     own = dict(zip(parameters.names, parameters.generations["8.6"], strict=True))
-    assert parameters.of(a10)["prologue"] == pytest.approx(np.exp(shared["prologue"] + own["prologue"]))
+    assert parameters.of(a10)["prologue"] == pytest.approx(
+        np.exp(shared["prologue"] + own["prologue"])
+    )
 
 
 def test_cards_without_matrix_units_and_other_vendors_are_left_to_the_shared_constants() -> None:
@@ -107,4 +115,6 @@ def test_evaluating_a_network_by_hand() -> None:
     for layer in network.layers[:-1]:
         hidden = np.tanh(np.array(layer.weights) @ hidden + np.array(layer.biases))
     last = network.layers[-1]
-    assert at_means[0] == pytest.approx(float((np.array(last.weights) @ hidden + np.array(last.biases))[0]))
+    assert at_means[0] == pytest.approx(
+        float((np.array(last.weights) @ hidden + np.array(last.biases))[0])
+    )

@@ -23,26 +23,50 @@ def table(*rows: tuple[str, str, float]) -> Operators:
             flops[i, 1] = 2 * 2 * 2 * 4 * 4 * 8
     written = np.array([[0.0, size] for *_, size in rows])
     return Operators(
-        kind=tuple(kind for kind, *_ in rows), function=("f",) * n, phase=tuple(phase for _, phase, _ in rows), module=("m",) * n,
-        half=np.ones(n, bool), count=np.full(n, 4), launches=np.ones(n), flops=flops, read_bytes=written, written_bytes=written,
+        kind=tuple(kind for kind, *_ in rows),
+        function=("f",) * n,
+        phase=tuple(phase for _, phase, _ in rows),
+        module=("m",) * n,
+        half=np.ones(n, bool),
+        count=np.full(n, 4),
+        launches=np.ones(n),
+        flops=flops,
+        read_bytes=written,
+        written_bytes=written,
         dims=dims,
-    )  # fmt: skip
+    )
 
 
 def blocks(operators: Operators, attention_saved: float) -> Blocks:
     counts = np.array([4 if kind != "embedding" else 0 for kind in operators.kind])
     return Blocks(
-        module="Block", count=4, heads=2, key_value_heads=2, parameters=64, tensor_parameters=64, outside_parameters=0,
-        outside_tensor_parameters=0, tied_parameters=0, operator_counts=counts, roles=("",) * len(counts),
-        input_bytes=(0.0, 10.0), saved_bytes=(0.0, 400.0), sharded_saved_bytes=(0.0, 300.0),
-        attention_saved_bytes=(0.0, attention_saved), working_bytes=(0.0, 50.0), outside_saved_bytes=(0.0, 0.0),
-    )  # fmt: skip
+        module="Block",
+        count=4,
+        heads=2,
+        key_value_heads=2,
+        parameters=64,
+        tensor_parameters=64,
+        outside_parameters=0,
+        outside_tensor_parameters=0,
+        tied_parameters=0,
+        operator_counts=counts,
+        roles=("",) * len(counts),
+        input_bytes=(0.0, 10.0),
+        saved_bytes=(0.0, 400.0),
+        sharded_saved_bytes=(0.0, 300.0),
+        attention_saved_bytes=(0.0, attention_saved),
+        working_bytes=(0.0, 50.0),
+        outside_saved_bytes=(0.0, 0.0),
+    )
 
 
 FUSED = table(
-    ("embedding", "forward", 8), ("norm", "forward", 10), ("gemm", "forward", 60), ("attention", "forward", 20),
+    ("embedding", "forward", 8),
+    ("norm", "forward", 10),
+    ("gemm", "forward", 60),
+    ("attention", "forward", 20),
     ("gemm", "backward", 60),
-)  # fmt: skip
+)
 
 
 def test_with_fused_attention_every_second_product_and_all_cheap_operators_are_repeated():
@@ -55,7 +79,10 @@ def test_what_it_keeps_is_the_input_attention_and_half_of_the_products():
 
 def test_with_attention_in_pieces_they_alone_are_repeated():
     pieces = table(
-        ("norm", "forward", 10), ("gemm", "forward", 60), ("softmax", "forward", 20), ("softmax", "backward", 20)
+        ("norm", "forward", 10),
+        ("gemm", "forward", 60),
+        ("softmax", "forward", 20),
+        ("softmax", "backward", 20),
     )
     assert repeated_share(pieces, blocks(pieces, 100.0)).tolist() == [0, 0, 1, 0]
 

@@ -60,8 +60,9 @@ def test_all_layers_and_both_passes_of_a_role_are_one():
 
 def test_the_longest_is_first_and_what_takes_no_time_is_left_out():
     assert [share.role for share in shares(("fc", "h.1.mlp.fc1", ""), (0.001, 0.002, 0.0))] == [
-        "MLP up projections", "output head"
-    ]  # fmt: skip
+        "MLP up projections",
+        "output head",
+    ]
 
 
 def test_numbers_that_are_the_only_names_are_no_layers():

@@ -18,16 +18,24 @@ WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
 def on(memory_gib, nodes=4, devices=8):
     h100 = find_device("H100")
     device = replace(h100, memory_gib=replace(h100.memory_gib, value=memory_gib))
-    return Cluster(device=device, devices_per_node=devices, nodes=nodes, network_gb_per_s_per_device=25.0)
+    return Cluster(
+        device=device, devices_per_node=devices, nodes=nodes, network_gb_per_s_per_device=25.0
+    )
 
 
 def run(nodes=4, devices=8, **changes):
-    return Execution(nnodes=nodes, nproc_per_node=devices, precision="bf16", **{"micro_batch": 4, **changes})
+    return Execution(
+        nnodes=nodes, nproc_per_node=devices, precision="bf16", **{"micro_batch": 4, **changes}
+    )
 
 
 def card_for(execution):
     """GiB of the smallest card on which this fits."""
-    return float(needed_gib(step_memory(WORKLOAD.forms["half"], execution, True))) / room_gib(1.0) * (1 + 1e-9)
+    return (
+        float(needed_gib(step_memory(WORKLOAD.forms["half"], execution, True)))
+        / room_gib(1.0)
+        * (1 + 1e-9)
+    )
 
 
 def each(f):
@@ -35,7 +43,10 @@ def each(f):
 
 
 def test_one_device_that_holds_the_model_is_the_reference():
-    found, alone = forecast(WORKLOAD, run(), on(80.0)), forecast(WORKLOAD, run(1, 1), on(80.0, 1, 1))
+    found, alone = (
+        forecast(WORKLOAD, run(), on(80.0)),
+        forecast(WORKLOAD, run(1, 1), on(80.0, 1, 1)),
+    )
     assert found.scaling_reference_devices == 1
     assert found.scaling_efficiency == pytest.approx(each(found) / each(alone))
     assert alone.scaling_efficiency is alone.scaling_reference_devices is None
@@ -50,14 +61,18 @@ def test_the_fewest_devices_that_hold_the_model_are_the_reference(nodes, devices
     small = forecast(WORKLOAD, fewest, on(size, nodes, devices))
     assert found.scaling_reference_devices == nodes * devices
     assert found.scaling_efficiency == pytest.approx(each(found) / each(small))
-    assert found.scaling_efficiency <= 1.05  # what is left above 1 is that of shards of the optimizer's states
+    assert (
+        found.scaling_efficiency <= 1.05
+    )  # what is left above 1 is that of shards of the optimizer's states
 
 
 def test_where_no_fewer_devices_hold_it_there_is_none():
     found = forecast(WORKLOAD, run(zero_stage=3), on(card_for(run(zero_stage=3))))
     assert found.fits
     assert found.scaling_efficiency is found.scaling_reference_devices is None
-    assert forecast(WORKLOAD, run(), on(0.5)).scaling_efficiency is None  # nor where it does not fit itself
+    assert (
+        forecast(WORKLOAD, run(), on(0.5)).scaling_efficiency is None
+    )  # nor where it does not fit itself
 
 
 @given(st.floats(8.0, 200.0), st.sampled_from([0, 1, 3]), st.sampled_from([None, 8]))
@@ -72,9 +87,14 @@ def test_the_reference_is_smaller_and_fits(gib, stage, shard):
 def test_the_reference_is_shown(capsys):
     size = card_for(run(1, 4, zero_stage=3))
     for cluster, execution, words in (
-        (on(80.0), run(), "per device, relative to one device alone."), (on(size), run(zero_stage=3), "relative to 4 devices, the fewest that fit."),
-        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "not known, because fewer devices cannot hold this model."),
-    ):  # fmt: skip
+        (on(80.0), run(), "per device, relative to one device alone."),
+        (on(size), run(zero_stage=3), "relative to 4 devices, the fewest that fit."),
+        (
+            on(card_for(run(zero_stage=3))),
+            run(zero_stage=3),
+            "not known, because fewer devices cannot hold this model.",
+        ),
+    ):
         found = forecast(WORKLOAD, execution, cluster)
         assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices
         print_forecasts(WORKLOAD, [found])

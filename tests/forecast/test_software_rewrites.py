@@ -16,11 +16,24 @@ from trainpace.trace.trace import trace
 from trainpace.workload import Variant
 
 A100 = Cluster(device=find_device("A100"))
-GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 6, "vocab_size": 4096, "n_positions": 512}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 256,
+    "n_head": 4,
+    "n_layer": 6,
+    "vocab_size": 4096,
+    "n_positions": 512,
+}
 LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 6,
-    "num_key_value_heads": 2, "vocab_size": 4096, "max_position_embeddings": 512,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +51,9 @@ def traced(tmp_path_factory):
 
 
 def forecast(workload, software=TODAY, **changes):
-    e = Execution(**{"micro_batch": 8, "precision": "bf16", "optimizer": workload.optimizer, **changes})
+    e = Execution(
+        **{"micro_batch": 8, "precision": "bf16", "optimizer": workload.optimizer, **changes}
+    )
     return Forecaster(workload, Target(A100, software=software)).forecast(e)
 
 
@@ -52,19 +67,26 @@ def counts(workload, form):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(("form", "precision"), [("half", "bf16"), ("amp", "amp_bf16")])
-def test_eager_attention_is_what_a_trace_without_fused_attention_holds(traced, name, form, precision):
+def test_eager_attention_is_what_a_trace_without_fused_attention_holds(
+    traced, name, form, precision
+):
     fused, unfused = traced[name, False], traced[name, True]
     rewritten = as_run(fused, Rewrites(eager_attention=True))
     ours, theirs = counts(rewritten, form), counts(unfused, form)
     for kind in (("gemm", "bmm"), ("softmax", "_softmax"), ("softmax", "_softmax_backward_data")):
         assert ours[kind] == theirs[kind]
     assert not any(kind.startswith("attention") for kind, _ in ours)
-    a, b = forecast(fused, Software(attention="eager"), precision=precision), forecast(unfused, precision=precision)
+    a, b = (
+        forecast(fused, Software(attention="eager"), precision=precision),
+        forecast(unfused, precision=precision),
+    )
     for part in ("forward_ms", "backward_ms"):
         assert getattr(a.step, part) == pytest.approx(getattr(b.step, part), rel=0.06)
     assert a.memory.activations_gib == pytest.approx(b.memory.activations_gib, rel=0.05)
     blocks = [w.forms[form].blocks for w in (rewritten, unfused)]
-    assert blocks[0].attention_saved_bytes == pytest.approx(blocks[1].attention_saved_bytes, rel=0.02)
+    assert blocks[0].attention_saved_bytes == pytest.approx(
+        blocks[1].attention_saved_bytes, rel=0.02
+    )
     assert a.step.total_ms > forecast(fused, precision=precision).step.total_ms
 
 
@@ -77,9 +99,15 @@ def test_the_models_own_flops_do_not_depend_on_its_software(traced):
 def test_eager_attention_under_parallelism_and_recomputation():
     plain, eager = stacked(), Software(attention="eager")
     for changes in ({"tp": 2, "nproc_per_node": 2}, {"activation_checkpointing": "full"}):
-        cluster = Cluster(device=find_device("A100"), devices_per_node=changes.get("nproc_per_node", 1))
-        e = Execution(**{"micro_batch": 4, "precision": "bf16", "optimizer": plain.optimizer, **changes})
-        then, now = (Forecaster(plain, Target(cluster, software=s)).forecast(e) for s in (eager, TODAY))
+        cluster = Cluster(
+            device=find_device("A100"), devices_per_node=changes.get("nproc_per_node", 1)
+        )
+        e = Execution(
+            **{"micro_batch": 4, "precision": "bf16", "optimizer": plain.optimizer, **changes}
+        )
+        then, now = (
+            Forecaster(plain, Target(cluster, software=s)).forecast(e) for s in (eager, TODAY)
+        )
         assert then.step.total_ms > now.step.total_ms
         assert then.memory.allocated_gib >= now.memory.allocated_gib
 
@@ -91,7 +119,9 @@ def launches(workload, form="amp"):
 
 def test_an_update_tensor_by_tensor_launches_as_a_trace_of_it_does(traced):
     now, then = traced["gpt2", False], traced["gpt2", True]
-    assert launches(as_run(now, Rewrites(optimizer="for_loop"))) == pytest.approx(launches(then), rel=0.05)
+    assert launches(as_run(now, Rewrites(optimizer="for_loop"))) == pytest.approx(
+        launches(then), rel=0.05
+    )
     a, b = forecast(now, Software(optimizer="for_loop")), forecast(then)
     assert a.step.optimizer_ms == pytest.approx(b.step.optimizer_ms, rel=0.15)
 
@@ -99,9 +129,9 @@ def test_an_update_tensor_by_tensor_launches_as_a_trace_of_it_does(traced):
 def test_a_fused_update_is_one_kernel_and_2_to_4_times_as_fast(traced):
     now = traced["gpt2", False]
     fused = as_run(now, Rewrites(optimizer="fused"))
-    assert [f for f in fused.forms["amp"].operators.function if f.startswith("_f") and "rms" not in f] == [
-        "_fused_adamw_"
-    ]
+    assert [
+        f for f in fused.forms["amp"].operators.function if f.startswith("_f") and "rms" not in f
+    ] == ["_fused_adamw_"]
     assert launches(fused) < launches(now) / 3
     # and back again: an update that is traced fused
     again = as_run(fused, Rewrites(optimizer="foreach"))
@@ -133,7 +163,12 @@ def test_old_torch_and_keras_launch_slower(traced):
     small = {"micro_batch": 1}
     host = [
         forecast(now, software, **small).step.host_overhead_ms
-        for software in (TODAY, parse_software("keras"), parse_software("torch1.9"), parse_software("torch1.13"))
+        for software in (
+            TODAY,
+            parse_software("keras"),
+            parse_software("torch1.9"),
+            parse_software("torch1.13"),
+        )
     ]
     assert host[1] > 2 * host[0]
     assert host[2] > 2 * host[3]
@@ -147,26 +182,44 @@ def test_other_cross_entropies_keep_no_logits(traced, name, precision):
         forecast(now, Software(cross_entropy=kind), precision=precision)
         for kind in ("plain", "fused", "fused_fp32", "chunked")
     )
-    assert plain == forecast(now, precision=precision) or plain.step == forecast(now, precision=precision).step
+    assert (
+        plain == forecast(now, precision=precision)
+        or plain.step == forecast(now, precision=precision).step
+    )
     assert fused.step.total_ms < plain.step.total_ms
     # the gradient of the head's weight is alive beside a chunk, and autocast's copy of the weight
     weight = {"bf16": 2, "amp_bf16": 4 + 2}[precision] * 4096 * 256 / 2**30
-    assert chunked.memory.activations_gib - weight <= fused.memory.activations_gib < plain.memory.activations_gib
+    assert (
+        chunked.memory.activations_gib - weight
+        <= fused.memory.activations_gib
+        < plain.memory.activations_gib
+    )
     # 4,096 words of 8 x 512 tokens: a log-softmax and two gradients in fp32 are gone
     logits_gib = 4096 * 8 * 512 * 4 / 2**30
     assert plain.memory.activations_gib - fused.memory.activations_gib <= 3.01 * logits_gib
     # one tensor in fp32 is left of three, and in the backward pass what its gradient is cast to
-    assert 0.8 * logits_gib < wide.memory.activations_gib - fused.memory.activations_gib < 1.01 * logits_gib
-    assert 1.4 * logits_gib < plain.memory.activations_gib - wide.memory.activations_gib < 1.6 * logits_gib
+    assert (
+        0.8 * logits_gib
+        < wide.memory.activations_gib - fused.memory.activations_gib
+        < 1.01 * logits_gib
+    )
+    assert (
+        1.4 * logits_gib
+        < plain.memory.activations_gib - wide.memory.activations_gib
+        < 1.6 * logits_gib
+    )
     assert fused.step.total_ms < wide.step.total_ms < plain.step.total_ms
 
 
 def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
     now, outside = traced["gpt2", False], Software(cross_entropy="uncompiled")
-    eager = [forecast(now, software, precision="amp_bf16").step.total_ms for software in (TODAY, outside)]
+    eager = [
+        forecast(now, software, precision="amp_bf16").step.total_ms for software in (TODAY, outside)
+    ]
     assert eager[0] == eager[1]
     inside, apart = (
-        forecast(now, software, precision="amp_bf16", compile=True).step.total_ms for software in (TODAY, outside)
+        forecast(now, software, precision="amp_bf16", compile=True).step.total_ms
+        for software in (TODAY, outside)
     )
     assert inside < apart < eager[0]
     table = as_run(now, Rewrites(cross_entropy="uncompiled")).forms["amp"].operators
@@ -179,7 +232,10 @@ def test_a_loss_outside_of_a_compiled_model_is_left_as_it_is(traced):
 def test_an_older_inductor_leaves_more(traced):
     now = traced["gpt2", False]
     old, new = (
-        {on: forecast(now, Software(version=(2, minor), attention="flash2"), compile=on).step for on in (False, True)}
+        {
+            on: forecast(now, Software(version=(2, minor), attention="flash2"), compile=on).step
+            for on in (False, True)
+        }
         for minor in (1, 3)
     )
     assert old[False] == new[False]
@@ -190,7 +246,10 @@ def test_an_older_inductor_leaves_more(traced):
 def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
     now, chunked = (
         w.forms["half"].operators
-        for w in (traced["llama", False], as_run(traced["llama", False], Rewrites(cross_entropy="chunked")))
+        for w in (
+            traced["llama", False],
+            as_run(traced["llama", False], Rewrites(cross_entropy="chunked")),
+        )
     )
     head = [
         [
@@ -206,7 +265,11 @@ def test_a_chunked_loss_makes_the_heads_products_over_few_tokens(traced):
 
 def head_flops(workload, form="half"):
     table = workload.forms[form].operators
-    rows = [i for i in range(len(table)) if table.kind[i] == "gemm" and 4096 in table.dims[i, :4].sum(axis=1)]
+    rows = [
+        i
+        for i in range(len(table))
+        if table.kind[i] == "gemm" and 4096 in table.dims[i, :4].sum(axis=1)
+    ]
     return float(sum((table.flops[i] * table.count[i]).sum() for i in rows))
 
 
@@ -221,7 +284,9 @@ def test_a_cut_loss_never_writes_the_logits_and_makes_them_again(traced):
         4 * 512 * 4096 - 4 * 512
     )  # a number a token in the place of the log-softmax
     fused = as_run(plain, Rewrites(cross_entropy="fused"))
-    assert cut.forms["half"].memory.peaks[:, 2].max() <= fused.forms["half"].memory.peaks[:, 2].max()
+    assert (
+        cut.forms["half"].memory.peaks[:, 2].max() <= fused.forms["half"].memory.peaks[:, 2].max()
+    )
 
 
 def test_a_cut_loss_takes_16_bits(traced):
@@ -236,22 +301,39 @@ def test_a_vocabulary_parallel_loss_works_in_place(traced):
     parallel = as_run(plain, Rewrites(cross_entropy="vocab_parallel"))
     assert head_flops(parallel) == head_flops(plain)
     before, after = (w.forms["half"].blocks for w in (plain, parallel))
-    assert after.after_saved_bytes == before.after_saved_bytes  # its softmax in fp32, as the log-softmax was
-    assert before.after_working_bytes[1] - after.after_working_bytes[1] == pytest.approx((8 - 2) * 512 * 4096)
+    assert (
+        after.after_saved_bytes == before.after_saved_bytes
+    )  # its softmax in fp32, as the log-softmax was
+    assert before.after_working_bytes[1] - after.after_working_bytes[1] == pytest.approx(
+        (8 - 2) * 512 * 4096
+    )
     # ranks divide the loss as they divide the logits
     table, blocks = parallel.forms["half"].operators, parallel.forms["half"].blocks
-    made = [i for i in range(len(table)) if table.function[i] in ("sub_", "exp", "div_", "mul_")][-4:]
+    made = [i for i in range(len(table)) if table.function[i] in ("sub_", "exp", "div_", "mul_")][
+        -4:
+    ]
     assert {blocks.roles[i] for i in made} == {"sharded"}
 
 
 def test_a_chunked_loss_holds_the_heads_gradients_beside_one_chunk(traced):
     plain = traced["llama", False]
-    half, amp = (as_run(plain, Rewrites(cross_entropy="chunked")).forms[form].blocks for form in ("half", "amp"))
+    half, amp = (
+        as_run(plain, Rewrites(cross_entropy="chunked")).forms[form].blocks
+        for form in ("half", "amp")
+    )
     before = plain.forms["half"].blocks
     weight, tokens = 4096 * 256, 512
-    saved = before.after_saved_bytes[0] + 2 * weight, before.after_saved_bytes[1] - 4 * tokens * 4096 + 2 * tokens * 256
+    saved = (
+        before.after_saved_bytes[0] + 2 * weight,
+        before.after_saved_bytes[1] - 4 * tokens * 4096 + 2 * tokens * 256,
+    )
     assert half.after_saved_bytes == pytest.approx(saved)
-    assert half.after_working_bytes[1] <= before.after_working_bytes[1] - (8 - 2 / 16) * tokens * 4096 + 1
+    assert (
+        half.after_working_bytes[1]
+        <= before.after_working_bytes[1] - (8 - 2 / 16) * tokens * 4096 + 1
+    )
     # under autocast the weight's gradient is in fp32, and the weight is cast for each chunk
-    assert amp.after_saved_bytes[0] - plain.forms["amp"].blocks.after_saved_bytes[0] == pytest.approx(4 * weight)
+    assert amp.after_saved_bytes[0] - plain.forms["amp"].blocks.after_saved_bytes[
+        0
+    ] == pytest.approx(4 * weight)
     assert amp.after_working_bytes[0] >= 2 * weight

@@ -16,7 +16,9 @@ D = 8
 
 def bytes_a_parameter(precision="bf16", **changes):
     """(weights, gradients, states, what the update adds) with Adam, before anything is divided, of a half form's trace."""
-    execution = Execution(micro_batch=1, precision=precision, nproc_per_node=D * changes.get("tp", 1), **changes)
+    execution = Execution(
+        micro_batch=1, precision=precision, nproc_per_node=D * changes.get("tp", 1), **changes
+    )
     w = widths(Grid.of([execution]), half=True, trains=True)
     shards, gradients, states, masters, update = (
         float(a[0, 0]) for a in (w.shards, w.gradients, w.states, w.masters, w.update)
@@ -41,14 +43,22 @@ def test_engines_keep_what_they_say(changes, stated):
 
 def test_the_update_is_the_peak_where_nothing_shares_it():
     """DeepSpeed's ZeRO 1 on one data-parallel rank: 2 + 2 + 12 + 6 bytes a parameter, without activations."""
-    run = Execution(micro_batch=1, nproc_per_node=1, precision="fp16", zero_stage=1, activation_checkpointing="full")
+    run = Execution(
+        micro_batch=1,
+        nproc_per_node=1,
+        precision="fp16",
+        zero_stage=1,
+        activation_checkpointing="full",
+    )
     memory = step_memory(WORKLOAD.forms["half"], run, True)
     assert memory.allocated_gib * BYTES_PER_GIB == pytest.approx(22 * WORKLOAD.parameters, rel=0.02)
 
 
 def test_forms_of_full_width_are_not_widened():
     for stage in range(3):
-        w = widths(Grid.of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True)
+        w = widths(
+            Grid.of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True
+        )
         assert all(np.all(factor == 1) for factor in (w.shards, w.gathered, w.states, w.gradients))
         assert not w.masters.any()
         assert not w.update.any()

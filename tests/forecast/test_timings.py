@@ -26,7 +26,11 @@ from trainpace.records import from_json, to_json
 def test_a_slowdown_that_is_everywhere_is_found_where_nothing_was_timed():
     known = timed_products(slowdown=1.5)
     other = timed_products(slowdown=1.5, noise=0.0, seed=9)
-    process = Process(np.log(known.dims[:, :4]), np.log(known.seconds / FORM.seconds(known.kind, known.flops, known.bytes)), known.fits["gemm"])  # fmt: skip
+    process = Process(
+        np.log(known.dims[:, :4]),
+        np.log(known.seconds / FORM.seconds(known.kind, known.flops, known.bytes)),
+        known.fits["gemm"],
+    )
     mean, sd = process.at(np.log(other.dims[:, :4]))
     assert np.abs(mean - np.log(1.5)).max() < 0.05
     assert (sd < 0.3).all()
@@ -59,8 +63,9 @@ def test_more_samples_never_take_less_time(a, b):
     run = Execution(micro_batch=min(a, b))
     model, w = machine_model(), workload(m=64, n=256, k=256)
     first, second = (
-        forecast(w, replace(run, micro_batch=n), Cluster(device=cpu()), model=model).step.total_ms for n in sorted((a, b))
-    )  # fmt: skip
+        forecast(w, replace(run, micro_batch=n), Cluster(device=cpu()), model=model).step.total_ms
+        for n in sorted((a, b))
+    )
     assert second >= first * 0.97  # between micro-benchmarks the ratio may sag a little
 
 

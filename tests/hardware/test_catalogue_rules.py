@@ -63,32 +63,49 @@ LINKED = ("8.0", "9.0", "10.0", "10.3", "gfx908", "gfx90a", "gfx942", "gfx950", 
 ALLOWED = {
     "fp16_tensor_tflops": [
         Allowed(of(*NO_MATRIX_UNITS), "has no matrix units"),
-        Allowed(of("gaudi2", "gaudi3"), "Intel publishes bf16 and FP8 alone; a forecast in fp16 is refused"),
+        Allowed(
+            of("gaudi2", "gaudi3"),
+            "Intel publishes bf16 and FP8 alone; a forecast in fp16 is refused",
+        ),
     ],
     "bf16_tensor_tflops": [Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5"), "computes no bf16")],
     "tf32_tensor_tflops": [
         Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "gfx908", "gfx90a", "gfx950"), "has no TF32"),
-        Allowed(of("gaudi2", "gaudi3"), "Intel publishes no rate; a forecast in fp32 or TF32 is refused"),
+        Allowed(
+            of("gaudi2", "gaudi3"), "Intel publishes no rate; a forecast in fp32 or TF32 is refused"
+        ),
     ],
     "fp8_tensor_tflops": [
-        Allowed(of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a", "xe2"), "has no FP8")
+        Allowed(
+            of(*NO_MATRIX_UNITS, "7.0", "7.5", "8.0", "8.6", "gfx908", "gfx90a", "xe2"),
+            "has no FP8",
+        )
     ],
     "boost_clock_mhz": [
         Allowed(
-            of("gaudi2", "gaudi3"), "matrix engines of their own, which the cores do not feed: the rule is not theirs"
+            of("gaudi2", "gaudi3"),
+            "matrix engines of their own, which the cores do not feed: the rule is not theirs",
         )
     ],
     "link_gb_per_s": [
         Allowed(
-            lambda device: device.form_factor in ("PCIe", "mobile") and device.compute_capability not in LINKED,
+            lambda device: (
+                device.form_factor in ("PCIe", "mobile") and device.compute_capability not in LINKED
+            ),
             "a board without a connector",
         )
     ],
     "nvlink_generation": [
-        Allowed(lambda device: device.link_gb_per_s is None or device.vendor != "NVIDIA", "has no NVLink")
+        Allowed(
+            lambda device: device.link_gb_per_s is None or device.vendor != "NVIDIA",
+            "has no NVLink",
+        )
     ],
     "nvlink_domain": [
-        Allowed(lambda device: device.name not in ("GB200", "GB300"), "does not pass on NVLink beyond the node")
+        Allowed(
+            lambda device: device.name not in ("GB200", "GB300"),
+            "does not pass on NVLink beyond the node",
+        )
     ],
 }
 
@@ -99,7 +116,8 @@ def holes(devices: Iterable[Device]) -> list[str]:
         f"{device.name} has no {name}: {without}"
         for device in devices
         for name, without in RULES.items()
-        if getattr(device, name) is None and not any(allowed.cards(device) for allowed in ALLOWED.get(name, []))
+        if getattr(device, name) is None
+        and not any(allowed.cards(device) for allowed in ALLOWED.get(name, []))
     ]
 
 
@@ -124,7 +142,9 @@ def test_no_card_lacks_a_figure_that_a_rule_reads() -> None:
     assert holes(catalogue()) == []
 
 
-@pytest.mark.parametrize("name", ["boost_clock_mhz", "l2_mib", "tdp_w", "sms", "process_nm", "link_gb_per_s"])
+@pytest.mark.parametrize(
+    "name", ["boost_clock_mhz", "l2_mib", "tdp_w", "sms", "process_nm", "link_gb_per_s"]
+)
 def test_a_new_hole_is_found(name: str) -> None:
     device = msgspec.structs.replace(find_device("GB300"), **{name: None})
     assert holes([device]) == [f"GB300 has no {name}: {RULES[name]}"]
@@ -134,7 +154,9 @@ def test_every_exception_is_still_needed() -> None:
     for name, exceptions in ALLOWED.items():
         lacking = [device for device in catalogue() if getattr(device, name) is None]
         for allowed in exceptions:
-            assert any(allowed.cards(device) for device in lacking), f"{name}: nothing {allowed.reason}"
+            assert any(allowed.cards(device) for device in lacking), (
+                f"{name}: nothing {allowed.reason}"
+            )
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -144,7 +166,10 @@ def test_every_card_has_the_texts_that_rules_read(name: str) -> None:
 
 def test_sisters_with_one_architecture_are_judged_by_the_same_rules() -> None:
     """GB300 and GB200 have the same matrix rate, and so nearly the same sustained one."""
-    rates = [sustained_rates(find_device(name), "bf16", True, True, KernelConstants()) for name in ("GB200", "GB300")]
+    rates = [
+        sustained_rates(find_device(name), "bf16", True, True, KernelConstants())
+        for name in ("GB200", "GB300")
+    ]
     slow, fast = (float(rate.half) for rate in rates if isinstance(rate, Rates))
     assert 1 <= fast / slow < 1.15
 
@@ -152,10 +177,15 @@ def test_sisters_with_one_architecture_are_judged_by_the_same_rules() -> None:
 def test_desktop_geforce_and_titan_cards_alone_are_boosted() -> None:
     for device in catalogue():
         professional = (
-            device.vendor != "NVIDIA" or "Quadro" in device.name or " Ada" in device.name or "RTX PRO" in device.name
+            device.vendor != "NVIDIA"
+            or "Quadro" in device.name
+            or " Ada" in device.name
+            or "RTX PRO" in device.name
         )
         geforce = (
-            device.name.startswith(("GTX", "RTX", "Titan")) and not professional and not device.name.startswith("RTX A")
+            device.name.startswith(("GTX", "RTX", "Titan"))
+            and not professional
+            and not device.name.startswith("RTX A")
         )
         assert device.is_consumer == (geforce and device.form_factor != "mobile"), device.name
 
@@ -172,12 +202,20 @@ def test_a_card_is_rated_in_a_precision_or_says_why_not(precision: Precision) ->
 
 
 @pytest.mark.parametrize(
-    ("precision", "named"), [("fp32", "fp32"), ("tf32", "tf32"), ("fp16", "fp16"), ("amp_fp16", "fp16")]
+    ("precision", "named"),
+    [("fp32", "fp32"), ("tf32", "tf32"), ("fp16", "fp16"), ("amp_fp16", "fp16")],
 )
-def test_products_on_gaudi_are_never_taken_for_its_vectors(precision: Precision, named: str) -> None:
+def test_products_on_gaudi_are_never_taken_for_its_vectors(
+    precision: Precision, named: str
+) -> None:
     in_16_bits = named == "fp16"
-    refused = sustained_rates(find_device("Gaudi 3"), precision, not in_16_bits, in_16_bits, KernelConstants())
-    assert refused == f"Gaudi 3 has no {named} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
+    refused = sustained_rates(
+        find_device("Gaudi 3"), precision, not in_16_bits, in_16_bits, KernelConstants()
+    )
+    assert (
+        refused
+        == f"Gaudi 3 has no {named} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16", "fp8"])

@@ -89,8 +89,16 @@ PRINTED = {
 }
 
 # a bare family name is a decision, written down in the data
-BARE = {"V100": "V100 SXM2 16GB", "P100": "P100 SXM2", "A100": "A100 SXM 40GB", "H100": "H100 SXM", "H200": "H200 SXM",
-        "GH200": "GH200 96GB", "A800": "A800 SXM 80GB", "Titan X": "Titan X Pascal"}  # fmt: skip
+BARE = {
+    "V100": "V100 SXM2 16GB",
+    "P100": "P100 SXM2",
+    "A100": "A100 SXM 40GB",
+    "H100": "H100 SXM",
+    "H200": "H200 SXM",
+    "GH200": "GH200 96GB",
+    "A800": "A800 SXM 80GB",
+    "Titan X": "Titan X Pascal",
+}
 
 OWN = """
 [[gpu]]
@@ -108,7 +116,8 @@ def names_of(device: Device) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", [name.strip() for line in REQUIRED.split("\n") for name in line.split(";") if name.strip()]
+    "name",
+    [name.strip() for line in REQUIRED.split("\n") for name in line.split(";") if name.strip()],
 )
 def test_every_required_gpu_is_there(name: str) -> None:
     device = find_device(name)
@@ -130,20 +139,35 @@ def test_the_packaged_files_read_as_toml_of_their_own_would() -> None:
 
 
 def test_no_name_stands_for_two_entries() -> None:
-    owners = Counter(key for device in catalogue() for key in {normalised(name) for name in names_of(device)})
+    owners = Counter(
+        key for device in catalogue() for key in {normalised(name) for name in names_of(device)}
+    )
     assert [key for key, count in owners.items() if count > 1 or not key] == []
 
 
-@given(st.sampled_from([(d, name) for d in catalogue() for name in names_of(d)]), st.randoms(use_true_random=False))
-def test_case_separators_and_the_makers_name_do_not_count(known: tuple[Device, str], random: object) -> None:
+@given(
+    st.sampled_from([(d, name) for d in catalogue() for name in names_of(d)]),
+    st.randoms(use_true_random=False),
+)
+def test_case_separators_and_the_makers_name_do_not_count(
+    known: tuple[Device, str], random: object
+) -> None:
     device, name = known
     choice = random.choice  # type: ignore[attr-defined]
-    loose = "".join(choice(["-", "_", " ", ""]) if c in " -_" else choice([c.upper(), c.lower()]) for c in name)
+    loose = "".join(
+        choice(["-", "_", " ", ""]) if c in " -_" else choice([c.upper(), c.lower()]) for c in name
+    )
     assert find_device(choice(["", f"{device.vendor} "]) + loose) == device
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("H1000", "H100"), ("RTX 9090", "RTX 3090"), ("A100 SXM 60GB", "A100 SXM 40GB"), ("L40X", "L40")]
+    ("name", "near"),
+    [
+        ("H1000", "H100"),
+        ("RTX 9090", "RTX 3090"),
+        ("A100 SXM 60GB", "A100 SXM 40GB"),
+        ("L40X", "L40"),
+    ],
 )
 def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UnknownName, match="unknown GPU") as caught:
@@ -154,9 +178,23 @@ def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "NVIDIA", "GeForce", "RTX 3080 Max", "RTX 4090 Ti", "GTX 1660 Ti", "GeForce GTX TITAN Z", "A100 (PCIe)",
-     "H100 64GB", "NVIDIA A100X", "MI300C", "TPU v4", "RTX", "100"],
-)  # fmt: skip
+    [
+        "",
+        "NVIDIA",
+        "GeForce",
+        "RTX 3080 Max",
+        "RTX 4090 Ti",
+        "GTX 1660 Ti",
+        "GeForce GTX TITAN Z",
+        "A100 (PCIe)",
+        "H100 64GB",
+        "NVIDIA A100X",
+        "MI300C",
+        "TPU v4",
+        "RTX",
+        "100",
+    ],
+)
 def test_a_relative_is_never_taken_for_the_device(name: str) -> None:
     with pytest.raises(UnknownName):
         find_device(name)
@@ -230,17 +268,38 @@ MISTAKES = {
     "negative": ('[[gpu]]\nname = "X"\nsms = -3\n', ["X", "sms", "-3"]),
     "not a number": ('[[gpu]]\nname = "X"\nsms = nan\n', ["X", "sms", "nan"]),
     "infinite": ('[[gpu]]\nname = "X"\nsms = inf\n', ["X", "sms", "inf"]),
-    "the same name twice": ('[[gpu]]\nname = "X 1"\n[[gpu]]\nname = "x-1"\n', ["x-1", "both X 1 and x-1"]),
-    "an alias that is a name": ('[[gpu]]\nname = "X"\n[[gpu]]\nname = "Y"\naliases = ["X"]\n', ["'X'", "X and Y"]),
-    "source not described": (SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = "p" }\n', ["X", "sms", "'p'"]),
-    "default source missing": ('[sources]\np = 3\n[[gpu]]\nname = "X"\nsms = 3\n', ["X", "sms", "'sheet'"]),
-    "source is a list": (SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = [1] }\n', ["X", "sms", "[1]"]),
-    "kind of no kind": ('[[gpu]]\nname = "X"\nsms = { value = 3, kind = "rumour" }\n', ["X", "sms", "rumour"]),
+    "the same name twice": (
+        '[[gpu]]\nname = "X 1"\n[[gpu]]\nname = "x-1"\n',
+        ["x-1", "both X 1 and x-1"],
+    ),
+    "an alias that is a name": (
+        '[[gpu]]\nname = "X"\n[[gpu]]\nname = "Y"\naliases = ["X"]\n',
+        ["'X'", "X and Y"],
+    ),
+    "source not described": (
+        SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = "p" }\n',
+        ["X", "sms", "'p'"],
+    ),
+    "default source missing": (
+        '[sources]\np = 3\n[[gpu]]\nname = "X"\nsms = 3\n',
+        ["X", "sms", "'sheet'"],
+    ),
+    "source is a list": (
+        SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = [1] }\n',
+        ["X", "sms", "[1]"],
+    ),
+    "kind of no kind": (
+        '[[gpu]]\nname = "X"\nsms = { value = 3, kind = "rumour" }\n',
+        ["X", "sms", "rumour"],
+    ),
     "figure without value": (
         '[[gpu]]\nname = "X"\nsms = { source = "p" }\n',
         ["X", "sms", "missing required field `value`"],
     ),
-    "figure with a stray key": ('[[gpu]]\nname = "X"\nsms = { value = 3, unit = "SM" }\n', ["X", "sms", "unit"]),
+    "figure with a stray key": (
+        '[[gpu]]\nname = "X"\nsms = { value = 3, unit = "SM" }\n',
+        ["X", "sms", "unit"],
+    ),
 }
 
 

@@ -19,15 +19,34 @@ def having(*names: str) -> pytest.MarkDecorator:
 
 
 GEFORCE = re.compile(r"RTX [2-5]0[5-9]0\b")
-HALF_RATE_SHEETS = {"A10G", "L40", "L20"}  # data-centre cards whose makers print half of what the chip could do
+HALF_RATE_SHEETS = {
+    "A10G",
+    "L40",
+    "L20",
+}  # data-centre cards whose makers print half of what the chip could do
 CUT = {"H20": 0.234}  # a quarter of the chip's matrix units, at less than boost
-LOWER_TENSOR_CLOCK = {"Hopper", "Blackwell"}  # the data-centre parts print matrix rates at less than boost
+LOWER_TENSOR_CLOCK = {
+    "Hopper",
+    "Blackwell",
+}  # the data-centre parts print matrix rates at less than boost
 
 # FLOP per SM and clock of 16-bit products with fp32 accumulation, at the chip's full rate, by compute capability
 TENSOR_FLOP_PER_SM_CLOCK = {
-    "7.0": 1024, "7.5": 1024, "8.0": 2048, "8.6": 1024, "8.9": 1024, "9.0": 4096, "10.0": 8192, "10.3": 8192,
-    "12.0": 1024, "gfx908": 1024, "gfx90a": 1024, "gfx942": 2048, "gfx950": 4096, "xe2": 2048,
-}  # fmt: skip
+    "7.0": 1024,
+    "7.5": 1024,
+    "8.0": 2048,
+    "8.6": 1024,
+    "8.9": 1024,
+    "9.0": 4096,
+    "10.0": 8192,
+    "10.3": 8192,
+    "12.0": 1024,
+    "gfx908": 1024,
+    "gfx90a": 1024,
+    "gfx942": 2048,
+    "gfx950": 4096,
+    "xe2": 2048,
+}
 FP16_PER_FP32 = {
     "6.0": 2,
     "6.1": 1 / 64,
@@ -42,41 +61,138 @@ FP16_PER_FP32 = {
 }
 FP4_PER_FP8 = {"10.0": 2, "10.3": 3, "12.0": 2, "gfx950": 2}
 LANES = {
-    "3.7": 192, "5.2": 128, "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128,
-    "10.0": 128, "10.3": 128, "12.0": 128, "gfx908": 64, "gfx90a": 64, "gfx942": 128, "gfx950": 128, "gaudi2": 64, "gaudi3": 64,
+    "3.7": 192,
+    "5.2": 128,
+    "6.0": 64,
+    "6.1": 128,
+    "7.0": 64,
+    "7.5": 64,
+    "8.0": 64,
+    "8.6": 128,
+    "8.9": 128,
+    "9.0": 128,
+    "10.0": 128,
+    "10.3": 128,
+    "12.0": 128,
+    "gfx908": 64,
+    "gfx90a": 64,
+    "gfx942": 128,
+    "gfx950": 128,
+    "gaudi2": 64,
+    "gaudi3": 64,
     "xe2": 128,
-}  # fmt: skip
+}
 SHARED_KIB = {  # Intel says nothing of the kind about Gaudi, and splits one memory of Arc between this and L1
-    "3.7": 112, "5.2": 96, "6.0": 64, "6.1": 96, "7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100, "8.9": 100, "9.0": 228,
-    "10.0": 228, "10.3": 228, "12.0": 100, "gfx908": 64, "gfx90a": 64, "gfx942": 64, "gfx950": 160,
-}  # fmt: skip
+    "3.7": 112,
+    "5.2": 96,
+    "6.0": 64,
+    "6.1": 96,
+    "7.0": 96,
+    "7.5": 64,
+    "8.0": 164,
+    "8.6": 100,
+    "8.9": 100,
+    "9.0": 228,
+    "10.0": 228,
+    "10.3": 228,
+    "12.0": 100,
+    "gfx908": 64,
+    "gfx90a": 64,
+    "gfx942": 64,
+    "gfx950": 160,
+}
 NVLINK = {"Pascal": 1, "Volta": 2, "Turing": 2, "Ampere": 3, "Hopper": 4, "Blackwell": 5}
 PCIE = {
-    "Kepler": {3}, "Maxwell": {3}, "Pascal": {3}, "Volta": {3}, "Turing": {3}, "Ampere": {4}, "Ada": {4}, "Hopper": {5},
-    "Blackwell": {5, 6}, "CDNA": {4, 5}, "Gaudi": {4, 5}, "Battlemage": {5},
-}  # fmt: skip
+    "Kepler": {3},
+    "Maxwell": {3},
+    "Pascal": {3},
+    "Volta": {3},
+    "Turing": {3},
+    "Ampere": {4},
+    "Ada": {4},
+    "Hopper": {5},
+    "Blackwell": {5, 6},
+    "CDNA": {4, 5},
+    "Gaudi": {4, 5},
+    "Battlemage": {5},
+}
 HAVE = {
     "fp16_tensor_tflops": TENSOR_FLOP_PER_SM_CLOCK.keys(),
     "tf32_tensor_tflops": {"8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "gfx942", "xe2"},
     "bf16_tensor_tflops": TENSOR_FLOP_PER_SM_CLOCK.keys() - {"7.0", "7.5"} | {"gaudi2", "gaudi3"},
-    "fp8_tensor_tflops": {"8.9", "9.0", "10.0", "10.3", "12.0", "gfx942", "gfx950", "gaudi2", "gaudi3"},
+    "fp8_tensor_tflops": {
+        "8.9",
+        "9.0",
+        "10.0",
+        "10.3",
+        "12.0",
+        "gfx942",
+        "gfx950",
+        "gaudi2",
+        "gaudi3",
+    },
     "fp4_tensor_tflops": {"10.0", "10.3", "12.0", "gfx950"},
 }
 PROCESS_NM = {
-    "3.7": 28, "5.2": 28, "6.0": 16, "6.1": 16, "7.0": 12, "7.5": 12, "8.0": 7, "8.6": 8, "8.9": 5, "9.0": 5, "10.0": 5,
-    "10.3": 5, "12.0": 5, "gfx908": 7, "gfx90a": 6, "gfx942": 5, "gfx950": 3, "gaudi2": 7, "gaudi3": 5, "xe2": 5,
-}  # fmt: skip
+    "3.7": 28,
+    "5.2": 28,
+    "6.0": 16,
+    "6.1": 16,
+    "7.0": 12,
+    "7.5": 12,
+    "8.0": 7,
+    "8.6": 8,
+    "8.9": 5,
+    "9.0": 5,
+    "10.0": 5,
+    "10.3": 5,
+    "12.0": 5,
+    "gfx908": 7,
+    "gfx90a": 6,
+    "gfx942": 5,
+    "gfx950": 3,
+    "gaudi2": 7,
+    "gaudi3": 5,
+    "xe2": 5,
+}
 L2_MIB = {  # smallest and largest of the chips with this compute capability
-    "3.7": (1.5, 1.5), "5.2": (2, 3), "6.0": (4, 4), "6.1": (2, 3), "7.0": (4.5, 6), "7.5": (3, 6), "8.0": (24, 40),
-    "8.6": (2, 6), "8.9": (12, 96), "9.0": (50, 60), "10.0": (126, 126), "10.3": (126, 126), "12.0": (32, 128),
-    "gfx908": (8, 8), "gfx90a": (8, 8), "gfx942": (24, 32), "gfx950": (32, 32),
-    "gaudi2": (48, 48), "gaudi3": (96, 96), "xe2": (18, 18),
-}  # fmt: skip
+    "3.7": (1.5, 1.5),
+    "5.2": (2, 3),
+    "6.0": (4, 4),
+    "6.1": (2, 3),
+    "7.0": (4.5, 6),
+    "7.5": (3, 6),
+    "8.0": (24, 40),
+    "8.6": (2, 6),
+    "8.9": (12, 96),
+    "9.0": (50, 60),
+    "10.0": (126, 126),
+    "10.3": (126, 126),
+    "12.0": (32, 128),
+    "gfx908": (8, 8),
+    "gfx90a": (8, 8),
+    "gfx942": (24, 32),
+    "gfx950": (32, 32),
+    "gaudi2": (48, 48),
+    "gaudi3": (96, 96),
+    "xe2": (18, 18),
+}
 LINK_GB_PER_S: dict[str, set[float]] = {  # both directions, all links of one device
-    "6.0": {160}, "7.0": {300}, "7.5": {50, 100}, "8.0": {200, 400, 600}, "8.6": {112.5}, "9.0": {400, 600, 900},
-    "10.0": {1800}, "10.3": {1800}, "gfx908": {276}, "gfx90a": {300, 400}, "gfx942": {768, 896}, "gfx950": {1075},
-    "gaudi2": {525}, "gaudi3": {1050},
-}  # fmt: skip
+    "6.0": {160},
+    "7.0": {300},
+    "7.5": {50, 100},
+    "8.0": {200, 400, 600},
+    "8.6": {112.5},
+    "9.0": {400, 600, 900},
+    "10.0": {1800},
+    "10.3": {1800},
+    "gfx908": {276},
+    "gfx90a": {300, 400},
+    "gfx942": {768, 896},
+    "gfx950": {1075},
+    "gaudi2": {525},
+    "gaudi3": {1050},
+}
 RIDGE = {  # FLOP per byte at which a kernel stops being limited by memory
     "fp32_tflops": (5, 130),
     "tf32_tensor_tflops": (30, 230),
@@ -110,7 +226,14 @@ def test_every_figure_says_where_it_comes_from(device: Device) -> None:
 
 @having()
 def test_the_figures_that_a_forecast_needs_are_there(device: Device) -> None:
-    needed = {"sms", "fp32_lanes_per_sm", "fp32_tflops", "memory_gib", "memory_bandwidth_gb_per_s", "tdp_w"}
+    needed = {
+        "sms",
+        "fp32_lanes_per_sm",
+        "fp32_tflops",
+        "memory_gib",
+        "memory_bandwidth_gb_per_s",
+        "tdp_w",
+    }
     assert needed | {"pcie_generation", "pcie_lanes"} <= figures(device).keys()
     assert device.vendor in {"NVIDIA", "AMD", "Intel"}
     assert device.form_factor
@@ -118,7 +241,14 @@ def test_the_figures_that_a_forecast_needs_are_there(device: Device) -> None:
 
 @having()
 def test_counts_are_whole_and_sizes_plausible(device: Device) -> None:
-    for name in ("sms", "fp32_lanes_per_sm", "memory_bus_bits", "nvlink_generation", "pcie_generation", "pcie_lanes"):
+    for name in (
+        "sms",
+        "fp32_lanes_per_sm",
+        "memory_bus_bits",
+        "nvlink_generation",
+        "pcie_generation",
+        "pcie_lanes",
+    ):
         figure = getattr(device, name)
         assert figure is None or float(figure.value).is_integer(), name
     assert 4 <= value(device, "memory_gib") <= 300
@@ -129,7 +259,13 @@ def test_counts_are_whole_and_sizes_plausible(device: Device) -> None:
 
 @having("boost_clock_mhz")
 def test_fp32_is_lanes_times_boost_clock(device: Device) -> None:
-    flops = value(device, "sms") * value(device, "fp32_lanes_per_sm") * value(device, "boost_clock_mhz") * 1e6 * 2
+    flops = (
+        value(device, "sms")
+        * value(device, "fp32_lanes_per_sm")
+        * value(device, "boost_clock_mhz")
+        * 1e6
+        * 2
+    )
     assert value(device, "fp32_tflops") * 1e12 == pytest.approx(flops, rel=0.03)
 
 
@@ -140,7 +276,9 @@ def test_boost_is_not_below_base(device: Device) -> None:
 
 @having("memory_bus_bits", "memory_rate_gbit_per_s_per_pin")
 def test_bandwidth_is_bus_times_rate(device: Device) -> None:
-    bandwidth = value(device, "memory_bus_bits") / 8 * value(device, "memory_rate_gbit_per_s_per_pin")
+    bandwidth = (
+        value(device, "memory_bus_bits") / 8 * value(device, "memory_rate_gbit_per_s_per_pin")
+    )
     assert value(device, "memory_bandwidth_gb_per_s") == pytest.approx(bandwidth, rel=0.02)
 
 
@@ -167,7 +305,9 @@ def test_the_compute_capability_decides_what_a_multiprocessor_is(device: Device)
 @having()
 def test_only_architectures_with_a_precision_have_its_rate(device: Device) -> None:
     for name, capabilities in HAVE.items():
-        assert (getattr(device, name) is not None) == (device.compute_capability in capabilities), name
+        assert (getattr(device, name) is not None) == (device.compute_capability in capabilities), (
+            name
+        )
 
 
 @having()
@@ -176,7 +316,9 @@ def test_fp16_outside_the_matrix_units(device: Device) -> None:
     if multiple is None:
         assert device.fp16_tflops is None
     else:
-        assert value(device, "fp16_tflops") == pytest.approx(multiple * value(device, "fp32_tflops"), rel=0.02)
+        assert value(device, "fp16_tflops") == pytest.approx(
+            multiple * value(device, "fp32_tflops"), rel=0.02
+        )
 
 
 @having("fp16_tensor_tflops")
@@ -189,7 +331,9 @@ def test_matrix_rates_by_precision(device: Device) -> None:
     if device.fp8_tensor_tflops is not None:
         assert value(device, "fp8_tensor_tflops") == pytest.approx(fp16 * 2, rel=0.015)
     if device.fp4_tensor_tflops is not None:
-        multiple = FP4_PER_FP8[device.compute_capability] * (2 if is_geforce(device) else 1)  # FP4 is not halved there
+        multiple = FP4_PER_FP8[device.compute_capability] * (
+            2 if is_geforce(device) else 1
+        )  # FP4 is not halved there
         fp8 = value(device, "fp8_tensor_tflops")
         assert value(device, "fp4_tensor_tflops") == pytest.approx(multiple * fp8, rel=0.015)
 
@@ -214,7 +358,9 @@ def test_matrix_rate_is_what_the_units_can_do_with_fp32_accumulation(device: Dev
 @having()
 def test_ridge_points_are_plausible(device: Device) -> None:
     if device.architecture == "Gaudi" or device.name in CUT:
-        pytest.skip("Gaudi's matrix engines are eight times as large as its vectors; a cut card is bound by its cut")
+        pytest.skip(
+            "Gaudi's matrix engines are eight times as large as its vectors; a cut card is bound by its cut"
+        )
     bandwidth = value(device, "memory_bandwidth_gb_per_s") * 1e9
     for name in RIDGE.keys() & figures(device).keys():
         low, high = RIDGE[name]
@@ -224,7 +370,10 @@ def test_ridge_points_are_plausible(device: Device) -> None:
 @having()
 def test_memory_is_what_the_name_says(device: Device) -> None:
     for said in re.findall(r"\b(\d+) ?GB?\b", " ".join([device.name, *device.aliases])):
-        if int(said) not in {480, 95}:  # GH200 480GB counts the CPU's memory; 95 is somebody's rounding of 96
+        if int(said) not in {
+            480,
+            95,
+        }:  # GH200 480GB counts the CPU's memory; 95 is somebody's rounding of 96
             assert value(device, "memory_gib") == pytest.approx(int(said), rel=0.01)
 
 

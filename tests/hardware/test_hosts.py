@@ -18,25 +18,39 @@ RAW = tomllib.loads(FILE.read_text("utf-8"))
     ("name", "found"),
     [
         ("Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz", "Xeon Platinum 8275CL"),
-        ("AMD EPYC 7742 64-Core Processor", "EPYC 7742"), ("epyc-7742", "EPYC 7742"), ("EPYC 7713P", "EPYC 7713"),
-        ("12th Gen Intel(R) Core(TM) i9-12900K", "Core i9-12900K"), ("13900k", "Core i9-13900K"),
-        ("AMD Ryzen Threadripper PRO 3975WX 32-Cores", "Threadripper PRO 3975WX"), ("5950X", "Ryzen 9 5950X"),
-        ("Xeon 8480+", "Xeon Platinum 8480+"), ("8480C", "Xeon Platinum 8480+"), ("E5-2686 v4", "Xeon E5-2686 v4"),
-        ("NVIDIA Grace", "Grace"), ("i9-7900X", "Core i9-7900X"), ("Ryzen 9 7900X", "Ryzen 9 7900X"),
+        ("AMD EPYC 7742 64-Core Processor", "EPYC 7742"),
+        ("epyc-7742", "EPYC 7742"),
+        ("EPYC 7713P", "EPYC 7713"),
+        ("12th Gen Intel(R) Core(TM) i9-12900K", "Core i9-12900K"),
+        ("13900k", "Core i9-13900K"),
+        ("AMD Ryzen Threadripper PRO 3975WX 32-Cores", "Threadripper PRO 3975WX"),
+        ("5950X", "Ryzen 9 5950X"),
+        ("Xeon 8480+", "Xeon Platinum 8480+"),
+        ("8480C", "Xeon Platinum 8480+"),
+        ("E5-2686 v4", "Xeon E5-2686 v4"),
+        ("NVIDIA Grace", "Grace"),
+        ("i9-7900X", "Core i9-7900X"),
+        ("Ryzen 9 7900X", "Ryzen 9 7900X"),
     ],
-)  # fmt: skip
+)
 def test_a_cpu_is_found_by_its_names(name, found):
     assert find_host(name).name == found
 
 
 def test_every_name_and_alias_finds_its_cpu():
     for cpu in host_catalogue():
-        for name in (cpu.name, *cpu.aliases, f"{cpu.vendor} {cpu.name} 32-Core Processor @ 2.10GHz"):
+        for name in (
+            cpu.name,
+            *cpu.aliases,
+            f"{cpu.vendor} {cpu.name} 32-Core Processor @ 2.10GHz",
+        ):
             assert find_host(name) is cpu
 
 
 def test_unknown_and_ambiguous_names_are_refused_with_the_nearest():
-    with pytest.raises(UnknownName, match=r"unknown host CPU 'EPYC 7743'\. Nearest: .*EPYC 7742") as refused:
+    with pytest.raises(
+        UnknownName, match=r"unknown host CPU 'EPYC 7743'\. Nearest: .*EPYC 7742"
+    ) as refused:
         find_host("EPYC 7743")
     assert "leave the host out" in refused.value.hint
     with pytest.raises(UnknownName, match="7900X"):
@@ -73,7 +87,9 @@ def test_a_cpu_without_a_measured_core_is_rough():
 
 def test_the_packaged_typical_hosts_are_those_of_the_catalogue():
     packaged = FILE.with_name("typical_hosts.json").read_text("utf-8")
-    assert json.loads(packaged) == json.loads(to_json(typical_hosts())), "python tools/typical_hosts.py"
+    assert json.loads(packaged) == json.loads(to_json(typical_hosts())), (
+        "python tools/typical_hosts.py"
+    )
 
 
 def test_every_card_has_a_typical_host_of_its_kind_of_machine():
@@ -83,7 +99,12 @@ def test_every_card_has_a_typical_host_of_its_kind_of_machine():
         assert typical.points == pytest.approx(find_host(typical.name).single_thread.value, abs=1)
         assert 0.03 < typical.log_sd < 0.35
     assert {d.architecture for d in catalogue()} <= set(SOLD)
-    for name, kind in {"A100": "server", "T4": "server", "RTX 4090": "desktop", "RTX 2080 Max-Q": "laptop"}.items():
+    for name, kind in {
+        "A100": "server",
+        "T4": "server",
+        "RTX 4090": "desktop",
+        "RTX 2080 Max-Q": "laptop",
+    }.items():
         assert kinds[typical_host(find_device(name)).name] == kind
     assert typical_host(find_device("GH200")).name == "Grace"
     assert typical_host(find_device("GB200")).name == "Grace"

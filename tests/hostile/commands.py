@@ -55,7 +55,12 @@ def attempt(run: Callable[[Path], None], file: Path) -> Ended:
     said = io.StringIO()
     problem = None
     try:
-        with _clock(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        with (
+            _clock(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("error")
             run(file)
     except Hung:

@@ -47,12 +47,26 @@ resnet50,A100,8,amp_fp16,64,1,,224,sgd,ddp,train,98.25,,,somewhere,
 gpt2,V100,1,fp16,8,2,1024,,adamw,,train,,31.5,,elsewhere,
 """
 TRAINER_STATE = {
-    "global_step": 20, "epoch": 1.0, "max_steps": 20, "train_batch_size": 8, "num_train_epochs": 1,
-    "log_history": [{"loss": 1.5, "step": 10}, {"train_runtime": 12.5, "train_samples_per_second": 64.0, "train_steps_per_second": 1.6, "step": 20}],
-}  # fmt: skip
+    "global_step": 20,
+    "epoch": 1.0,
+    "max_steps": 20,
+    "train_batch_size": 8,
+    "num_train_epochs": 1,
+    "log_history": [
+        {"loss": 1.5, "step": 10},
+        {
+            "train_runtime": 12.5,
+            "train_samples_per_second": 64.0,
+            "train_steps_per_second": 1.6,
+            "step": 20,
+        },
+    ],
+}
 LAUNCH = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\n#SBATCH --time=2-00:00:00\nsrun torchrun --nproc-per-node 4 --nnodes 2 train.py --batch-size 32 --epochs 3\n"
 CODE = 'from transformers import TrainingArguments\nargs = TrainingArguments(output_dir="o", per_device_train_batch_size=8, gradient_accumulation_steps=4, bf16=True)\n'
-MACHINES = '[[machine]]\nname = "lab"\ndevice = "A100"\ncount = 4\nprice = 3.2\nnetwork_gb_per_s = 12.5\n'
+MACHINES = (
+    '[[machine]]\nname = "lab"\ndevice = "A100"\ncount = 4\nprice = 3.2\nnetwork_gb_per_s = 12.5\n'
+)
 PROJECT = 'gpu = ["T4", "A100"]\nbatch = 8\nprecision = "amp_fp16"\nsamples = "50k"\nepochs = 3\njournal = "team.db"\n\n[forecast]\nprice = 1.2\n'
 GPU = """[sources]
 sheet = { kind = "datasheet", title = "a test" }
@@ -101,7 +115,9 @@ def reading(read: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def read_lengths(file: Path) -> None:
-    assert documents_of(ForecastRequest(model="gpt2", lengths=str(file), packed=True, sequence_length=1024))
+    assert documents_of(
+        ForecastRequest(model="gpt2", lengths=str(file), packed=True, sequence_length=1024)
+    )
 
 
 def _folder_of(command_: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -129,12 +145,21 @@ def file_types() -> dict[str, FileType]:
             journal.add_many(everything)
             export(place / "runs.json", everything)
             export(place / "runs.csv", everything)
-        sqlite3.connect(place / "journal.db").execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
+        sqlite3.connect(place / "journal.db").execute(
+            "PRAGMA wal_checkpoint(TRUNCATE)"
+        ).connection.close()
         simple_run(
-            place, world_size=1, cpus=2, threads=2, torch="2.13.0", parts={i: [1] * len(PARTS) for i in range(20)}
+            place,
+            world_size=1,
+            cpus=2,
+            threads=2,
+            torch="2.13.0",
+            parts={i: [1] * len(PARTS) for i in range(20)},
         )
         trail = next(place.glob("process-*.trail"))
-        pyarrow.parquet.write_table(pyarrow.csv.read_csv(pyarrow.py_buffer(TABLE.encode())), place / "table.parquet")
+        pyarrow.parquet.write_table(
+            pyarrow.csv.read_csv(pyarrow.py_buffer(TABLE.encode())), place / "table.parquet"
+        )
         shards = write_folder(place / "shards", [{"x": float(i)} for i in range(6)], 3, 2)
         kept = {f.name: f.read_bytes() for f in shards.iterdir()}
         read = {f.name: f.read_bytes() for f in place.iterdir() if f.is_file()}
@@ -142,49 +167,180 @@ def file_types() -> dict[str, FileType]:
         foreign = sqlite3.connect(place / "journal.db")
         foreign.execute("PRAGMA journal_mode=DELETE").connection.close()
         read["foreign.db"] = (place / "journal.db").read_bytes()
-    about = json.dumps({"command": ["python", "train.py"], "seconds": 1.0, "exit_code": 0, "trials": None}).encode()
+    about = json.dumps(
+        {"command": ["python", "train.py"], "seconds": 1.0, "exit_code": 0, "trials": None}
+    ).encode()
     configs = {
-        "deepspeed.json": ("json", b'{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}'),
-        "arguments.json": ("json", b'{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 3, "bf16": true, "deepspeed": "ds.json"}'),
-        "arguments.yaml": ("yaml", b"per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\nnum_train_epochs: 3\nbf16: true\n"),
-        "accelerate.yaml": ("yaml", b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 8\n"),
-        "lightning.yaml": ("yaml", b"trainer:\n  max_epochs: 3\n  devices: 4\n  num_nodes: 2\n  precision: bf16-mixed\n  accumulate_grad_batches: 2\n  strategy: ddp\ndata:\n  batch_size: 32\n"),
-        "launch.sh": ("", LAUNCH.encode()), "job.sbatch": ("", LAUNCH.encode()), "code.py": ("", CODE.encode()),
-    }  # fmt: skip
+        "deepspeed.json": (
+            "json",
+            b'{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}',
+        ),
+        "arguments.json": (
+            "json",
+            b'{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 3, "bf16": true, "deepspeed": "ds.json"}',
+        ),
+        "arguments.yaml": (
+            "yaml",
+            b"per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\nnum_train_epochs: 3\nbf16: true\n",
+        ),
+        "accelerate.yaml": (
+            "yaml",
+            b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 8\n",
+        ),
+        "lightning.yaml": (
+            "yaml",
+            b"trainer:\n  max_epochs: 3\n  devices: 4\n  num_nodes: 2\n  precision: bf16-mixed\n  accumulate_grad_batches: 2\n  strategy: ddp\ndata:\n  batch_size: 32\n",
+        ),
+        "launch.sh": ("", LAUNCH.encode()),
+        "job.sbatch": ("", LAUNCH.encode()),
+        "code.py": ("", CODE.encode()),
+    }
     measured = to_json(measurement())
     types = [
-        FileType("workload.json", "json", to_json(stacked()).encode(), command("forecast", "FILE", *FORECAST)),
-        FileType("profile.json", "json", to_json(machine_profile()).encode(),
-                 command("forecast", "resnet18", "--batch", "8", "--calibrated", "FILE")),
-        FileType("machines.toml", "toml", MACHINES.encode(), command("offers", "--machines", "FILE")),
-        FileType("devices.toml", "toml", GPU.encode(), command("forecast", "resnet18", "--gpu", "Mine", "--batch", "8", "--hardware", "FILE")),
-        FileType("fleet.toml", "toml", b'gpu = "A100"\nnum_gpus = 4\nnodes = 2\nnetwork_gb_per_s = 12.5\nprice = 1.5\n',
-                 command("plan", "resnet18", "--batch", "32", "--cluster", "FILE", "--samples", "50000", "--epochs", "1")),
-        FileType("trainpace.toml", "toml", PROJECT.encode(), _started_beside(command("forecast", "resnet18"))),
-        FileType("noise.json", "json", json.dumps([msgspec.json.decode(measured) | {"noise_scale": {"scale": {"samples": 300.0}}}]).encode(),
-                 command("plan", "resnet18", "--batch", "32", "--gpu", "T4", "--samples", "50000", "--epochs", "1", "--allow-global-batch",
-                         "--noise-scale", "FILE")),
+        FileType(
+            "workload.json",
+            "json",
+            to_json(stacked()).encode(),
+            command("forecast", "FILE", *FORECAST),
+        ),
+        FileType(
+            "profile.json",
+            "json",
+            to_json(machine_profile()).encode(),
+            command("forecast", "resnet18", "--batch", "8", "--calibrated", "FILE"),
+        ),
+        FileType(
+            "machines.toml", "toml", MACHINES.encode(), command("offers", "--machines", "FILE")
+        ),
+        FileType(
+            "devices.toml",
+            "toml",
+            GPU.encode(),
+            command("forecast", "resnet18", "--gpu", "Mine", "--batch", "8", "--hardware", "FILE"),
+        ),
+        FileType(
+            "fleet.toml",
+            "toml",
+            b'gpu = "A100"\nnum_gpus = 4\nnodes = 2\nnetwork_gb_per_s = 12.5\nprice = 1.5\n',
+            command(
+                "plan",
+                "resnet18",
+                "--batch",
+                "32",
+                "--cluster",
+                "FILE",
+                "--samples",
+                "50000",
+                "--epochs",
+                "1",
+            ),
+        ),
+        FileType(
+            "trainpace.toml",
+            "toml",
+            PROJECT.encode(),
+            _started_beside(command("forecast", "resnet18")),
+        ),
+        FileType(
+            "noise.json",
+            "json",
+            json.dumps(
+                [msgspec.json.decode(measured) | {"noise_scale": {"scale": {"samples": 300.0}}}]
+            ).encode(),
+            command(
+                "plan",
+                "resnet18",
+                "--batch",
+                "32",
+                "--gpu",
+                "T4",
+                "--samples",
+                "50000",
+                "--epochs",
+                "1",
+                "--allow-global-batch",
+                "--noise-scale",
+                "FILE",
+            ),
+        ),
         FileType("lengths.txt", "", b"100\n512\n1024\n77\n" * 5, reading(read_lengths)),
         FileType("lengths.csv", "csv", b"length\n100\n512\n1024\n77\n", reading(read_lengths)),
         FileType("table.csv", "csv", TABLE.encode(), command("validate", "FILE")),
         FileType("table.parquet", "", read["table.parquet"], command("validate", "FILE")),
-        *(FileType(f"import.{name}", form, data, command("journal", "import", "FILE", "--journal", "journal.db", *more), {})
-          for name, form, data, more in (
-              ("csv", "csv", read["runs.csv"], ()), ("json", "json", read["runs.json"], ()), ("table.csv", "csv", TABLE.encode(), ()),
-              ("trainer_state.json", "json", state, ("--device", "T4", "--precision", "fp32")), ("mlflow.db", "", read["foreign.db"], ("--format", "mlflow")),
-              ("shared.json", "json", (EXAMPLES / "shared_runs.json").read_bytes(), ()),
-              ("measured.json", "json", b"[" + measured.encode() + b"]", ()))),
-        FileType("journal.db", "", read["journal.db"], command("journal", "list", "--journal", "FILE")),
-        FileType("command.json", "json", about, _folder_of(command("watch", "--from", "FILE", "--timeline")), {trail.name: read[trail.name]}),
-        FileType(trail.name, "", read[trail.name], _folder_of(command("diagnose", "FILE")), {"command.json": about}),
-        FileType("trace.json", "json", json.dumps(trace_of(events_of(EXCHANGING, 3), 0, 2)).encode(), command("diagnose", "FILE")),
+        *(
+            FileType(
+                f"import.{name}",
+                form,
+                data,
+                command("journal", "import", "FILE", "--journal", "journal.db", *more),
+                {},
+            )
+            for name, form, data, more in (
+                ("csv", "csv", read["runs.csv"], ()),
+                ("json", "json", read["runs.json"], ()),
+                ("table.csv", "csv", TABLE.encode(), ()),
+                ("trainer_state.json", "json", state, ("--device", "T4", "--precision", "fp32")),
+                ("mlflow.db", "", read["foreign.db"], ("--format", "mlflow")),
+                ("shared.json", "json", (EXAMPLES / "shared_runs.json").read_bytes(), ()),
+                ("measured.json", "json", b"[" + measured.encode() + b"]", ()),
+            )
+        ),
+        FileType(
+            "journal.db", "", read["journal.db"], command("journal", "list", "--journal", "FILE")
+        ),
+        FileType(
+            "command.json",
+            "json",
+            about,
+            _folder_of(command("watch", "--from", "FILE", "--timeline")),
+            {trail.name: read[trail.name]},
+        ),
+        FileType(
+            trail.name,
+            "",
+            read[trail.name],
+            _folder_of(command("diagnose", "FILE")),
+            {"command.json": about},
+        ),
+        FileType(
+            "trace.json",
+            "json",
+            json.dumps(trace_of(events_of(EXCHANGING, 3), 0, 2)).encode(),
+            command("diagnose", "FILE"),
+        ),
         FileType("report.sqlite", "", report, command("diagnose", "FILE")),
-        *(FileType(name, form, data, command(*SCHEDULE, *MORE.get(name, ()))) for name, (form, data) in configs.items()),
-        *(FileType(name, "json" if name.endswith(".json") else "", kept[name], _folder_of(command("precompute", "--verify", "--out", "FILE")),
-                   {other: content for other, content in kept.items() if other != name})
-          for name in sorted(kept) if name in ("plan.json", "manifest.json", "shard-000001.json", "shard-000001.parquet")),
-        FileType("ladder.toml", "toml", (EXAMPLES / "ladder" / "ladder.toml").read_bytes(), reading(lambda f: read_ladder(f))),
-        FileType("ladder.plan.json", "json", to_json(plan).encode(), reading(lambda f: read_ladder(f, "train.py:task"))),
-        FileType("suite.toml", "toml", b'[[task]]\nmodel = "resnet18"\nbatch = [1, 2, 4]\n', reading(lambda f: suite(str(f)))),
-    ]  # fmt: skip
+        *(
+            FileType(name, form, data, command(*SCHEDULE, *MORE.get(name, ())))
+            for name, (form, data) in configs.items()
+        ),
+        *(
+            FileType(
+                name,
+                "json" if name.endswith(".json") else "",
+                kept[name],
+                _folder_of(command("precompute", "--verify", "--out", "FILE")),
+                {other: content for other, content in kept.items() if other != name},
+            )
+            for name in sorted(kept)
+            if name in ("plan.json", "manifest.json", "shard-000001.json", "shard-000001.parquet")
+        ),
+        FileType(
+            "ladder.toml",
+            "toml",
+            (EXAMPLES / "ladder" / "ladder.toml").read_bytes(),
+            reading(lambda f: read_ladder(f)),
+        ),
+        FileType(
+            "ladder.plan.json",
+            "json",
+            to_json(plan).encode(),
+            reading(lambda f: read_ladder(f, "train.py:task")),
+        ),
+        FileType(
+            "suite.toml",
+            "toml",
+            b'[[task]]\nmodel = "resnet18"\nbatch = [1, 2, 4]\n',
+            reading(lambda f: suite(str(f))),
+        ),
+    ]
     return {t.name: t for t in types}

@@ -58,6 +58,8 @@ def test_a_wrong_file_is_one_sentence(name, folder):
         assert ended.problem is None, (case, ended.problem, content[:2000])
 
 
-@pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize(
+    "path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
 def test_what_broke_once(path, folder):
     assert tried(file_types()[path.parent.name], path.read_bytes(), folder).problem is None

@@ -16,9 +16,16 @@ from trainpace.job.ask import (
     step_time_for_deadline,
 )
 from trainpace.outcome import JOB_PARTS
-from trainpace.schedule import Schedule, SpeedUp, accumulation_for_global_batch, learning_rate_advice
+from trainpace.schedule import (
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    learning_rate_advice,
+)
 
-schedules = st.builds(Schedule, samples=st.integers(100, 10**6), epochs=st.integers(1, 50).map(float))
+schedules = st.builds(
+    Schedule, samples=st.integers(100, 10**6), epochs=st.integers(1, 50).map(float)
+)
 conditions = st.builds(
     lambda **fields: replace(ONLY_STEPS, **fields),
     startup_s=st.floats(0, 600),
@@ -35,12 +42,18 @@ step_times = st.floats(1e-3, 10)
 def test_the_thesis():
     """32 models x 50 epochs x 10.7 h are 713 days; 2153 % leaves 4.65 % of them, 33 days."""
     result = answer(
-        Question(schedule=Schedule(epochs=50), conditions=replace(ONLY_STEPS, repeats=32), epoch_time_s=10.7 * 3600)
+        Question(
+            schedule=Schedule(epochs=50),
+            conditions=replace(ONLY_STEPS, repeats=32),
+            epoch_time_s=10.7 * 3600,
+        )
     )
     assert result.time.total_s / 86400 == pytest.approx(713.3, abs=0.05)
     shares = [SpeedUp(ratio=p / 100).share_of_old_time for p in (363, 1329, 2153)]
     assert shares == pytest.approx([0.2755, 0.0752, 0.0465], abs=1e-4)
-    assert SpeedUp(ratio=21.53).new_time_s(result.time.total_s) / 86400 == pytest.approx(33.1, abs=0.05)
+    assert SpeedUp(ratio=21.53).new_time_s(result.time.total_s) / 86400 == pytest.approx(
+        33.1, abs=0.05
+    )
     assert SpeedUp(ratio=21.53).percent_of_old_speed == pytest.approx(2153)
 
 
@@ -100,7 +113,12 @@ def test_the_batch_for_a_deadline_is_the_smallest(schedule, execution, c, step, 
 
 @given(schedules, executions, conditions, step_times, st.integers(1, 64), st.booleans())
 @example(
-    Schedule(samples=100, epochs=1.0), Execution(micro_batch=1, accumulation=3), ONLY_STEPS, 5.734904471006503, 1, False
+    Schedule(samples=100, epochs=1.0),
+    Execution(micro_batch=1, accumulation=3),
+    ONLY_STEPS,
+    5.734904471006503,
+    1,
+    False,
 )
 def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, c, step, ranks, keep):
     def total_s(count):
@@ -141,7 +159,12 @@ def test_evaluation_checkpoints_and_start_up():
         device_mtbf_h=None,
     )
     time = training_of(Schedule(max_steps=100), Execution(), c).time(1.0)
-    assert (time.stepping_s, time.startup_s, time.evaluation_s, time.checkpoint_s) == (100, 30, 20, 10)
+    assert (time.stepping_s, time.startup_s, time.evaluation_s, time.checkpoint_s) == (
+        100,
+        30,
+        20,
+        10,
+    )
     assert (time.checkpoints, time.failures_s) == (2, 0.0)
 
 
@@ -163,14 +186,26 @@ RUN = Schedule(samples=1281167, epochs=90)
 @pytest.mark.parametrize(
     ("question", "clash"),
     [
-        ({"micro_batch": 8, "accumulation": 2, "global_batch": 32}, "32 is not micro-batch 8 x accumulation 2"),
+        (
+            {"micro_batch": 8, "accumulation": 2, "global_batch": 32},
+            "32 is not micro-batch 8 x accumulation 2",
+        ),
         ({"global_batch": 30, "accumulation": 4}, "cannot be split"),
         ({"micro_batch": 8, "step_time_s": 0.1, "throughput_samples_per_s": 10.0}, "disagree"),
         (
-            {"micro_batch": 8, "deadline_s": 60.0, "step_time_s": 0.1, "solve_gpus": True, "keep_global_batch": True},
+            {
+                "micro_batch": 8,
+                "deadline_s": 60.0,
+                "step_time_s": 0.1,
+                "solve_gpus": True,
+                "keep_global_batch": True,
+            },
             "constant",
         ),
-        ({"micro_batch": 8, "deadline_s": 1e-3, "step_time_s": 1.0, "solve_gpus": True}, "no number of GPUs"),
+        (
+            {"micro_batch": 8, "deadline_s": 1e-3, "step_time_s": 1.0, "solve_gpus": True},
+            "no number of GPUs",
+        ),
     ],
 )
 def test_contradictions_say_which_numbers_clash(question, clash):
@@ -180,7 +215,12 @@ def test_contradictions_say_which_numbers_clash(question, clash):
 
 @pytest.mark.parametrize(
     "question",
-    [{}, {"micro_batch": 8, "budget_usd": 5.0}, {"micro_batch": -1}, {"micro_batch": 8, "step_time_s": float("nan")}],
+    [
+        {},
+        {"micro_batch": 8, "budget_usd": 5.0},
+        {"micro_batch": -1},
+        {"micro_batch": 8, "step_time_s": float("nan")},
+    ],
 )
 def test_questions_that_lack_something(question):
     with pytest.raises(TrainpaceError):
@@ -211,12 +251,20 @@ def test_whichever_number_of_the_formula_is_missing_is_solved_for():
     run = {"global_batch": 256, "step_time_s": 0.21, "deadline_s": 90 * 5005 * 0.21}
     known = Schedule(samples=1_281_167, epochs=90)
     assert answer(Question(schedule=replace(known, epochs=None), **run)).schedule.epochs == 90
-    assert answer(Question(schedule=replace(known, samples=None), **run)).schedule.samples == 5005 * 256
-    assert answer(Question(schedule=known, **{**run, "global_batch": None})).execution.global_batch == 256
-    assert answer(Question(schedule=known, **{**run, "step_time_s": None})).step_time_s == pytest.approx(0.21)
-    assert answer(Question(schedule=known, **{**run, "deadline_s": None})).time.total_s == pytest.approx(
-        run["deadline_s"]
+    assert (
+        answer(Question(schedule=replace(known, samples=None), **run)).schedule.samples
+        == 5005 * 256
     )
+    assert (
+        answer(Question(schedule=known, **{**run, "global_batch": None})).execution.global_batch
+        == 256
+    )
+    assert answer(
+        Question(schedule=known, **{**run, "step_time_s": None})
+    ).step_time_s == pytest.approx(0.21)
+    assert answer(
+        Question(schedule=known, **{**run, "deadline_s": None})
+    ).time.total_s == pytest.approx(run["deadline_s"])
 
 
 @pytest.mark.parametrize(
@@ -232,7 +280,8 @@ def test_a_deadline_that_nothing_meets(schedule, sizes, clash):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "more"), [(Schedule(samples=1000, max_steps=1000), {}), (RUN, {"solve_gpus": True})]
+    ("schedule", "more"),
+    [(Schedule(samples=1000, max_steps=1000), {}), (RUN, {"solve_gpus": True})],
 )
 def test_a_batch_is_only_solved_for_where_it_decides(schedule, more):
     with pytest.raises(TrainpaceError, match="batch size is not known"):
@@ -255,7 +304,14 @@ def test_budget_gives_epochs():
 
 def test_growing_batch_is_said_with_learning_rates():
     result = answer(
-        Question(schedule=RUN, micro_batch=32, step_time_s=0.21, deadline_s=86400.0, solve_gpus=True, learning_rate=0.1)
+        Question(
+            schedule=RUN,
+            micro_batch=32,
+            step_time_s=0.21,
+            deadline_s=86400.0,
+            solve_gpus=True,
+            learning_rate=0.1,
+        )
     )
     assert result.execution.global_batch > 32
     assert any("global batch changes from 32" in note for note in result.notes)

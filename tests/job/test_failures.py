@@ -11,7 +11,14 @@ from failing_runs import mean_simulated_s
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job import ONLY_STEPS, training_of
-from trainpace.job.failures import Interruption, best_interval_s, best_segments, expected_s, failure_rate, segment_s
+from trainpace.job.failures import (
+    Interruption,
+    best_interval_s,
+    best_segments,
+    expected_s,
+    failure_rate,
+    segment_s,
+)
 from trainpace.schedule import Schedule
 
 CASES = [
@@ -38,7 +45,11 @@ def test_the_closed_form_is_within_2_percent_of_a_simulation(case):
 
 def test_checkpoints_every_so_many_steps_are_the_same_form():
     conditions = replace(
-        ONLY_STEPS, checkpoint_every_steps=1000, checkpoint_s=60.0, mean_time_between_failures_s=3600.0, restart_s=600.0
+        ONLY_STEPS,
+        checkpoint_every_steps=1000,
+        checkpoint_s=60.0,
+        mean_time_between_failures_s=3600.0,
+        restart_s=600.0,
     )
     simulated = mean_simulated_s(1500, 3, 40_000.0, 40, 60.0, ((3600.0, 600.0),))
     time = training_of(Schedule(max_steps=40_000), Execution(), conditions).time(1.0)
@@ -63,7 +74,9 @@ def test_no_other_interval_is_better_than_the_best(checkpoint, mean, restart):
 
 
 def test_a_short_checkpoint_is_written_as_often_as_young_says():
-    assert best_interval_s(5.0, of(((1e6, 0.0),))) == pytest.approx(math.sqrt(2 * 5.0 * 1e6), rel=0.01)
+    assert best_interval_s(5.0, of(((1e6, 0.0),))) == pytest.approx(
+        math.sqrt(2 * 5.0 * 1e6), rel=0.01
+    )
 
 
 @given(st.floats(1, 1e6), st.integers(1, 100), st.floats(10, 1e9), st.floats(0, 1e4))

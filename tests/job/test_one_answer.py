@@ -23,10 +23,14 @@ from trainpace.schedule import Schedule
 MODEL = workload()
 IN_STEPS = st.fixed_dictionaries(
     {}, optional={"evaluate_every_steps": st.integers(1, 500), "evaluation_s": st.floats(0, 100)}
-).filter(lambda evaluations: "evaluation_s" not in evaluations or "evaluate_every_steps" in evaluations)
+).filter(
+    lambda evaluations: "evaluation_s" not in evaluations or "evaluate_every_steps" in evaluations
+)
 CHECKPOINTS = st.one_of(
     st.just({}),
-    st.fixed_dictionaries({"checkpoint_every_steps": st.integers(1, 5000), "checkpoint_s": st.floats(0, 60)}),
+    st.fixed_dictionaries(
+        {"checkpoint_every_steps": st.integers(1, 5000), "checkpoint_s": st.floats(0, 60)}
+    ),
     st.fixed_dictionaries({"checkpoint_every_s": st.floats(60, 1e5)}),
     st.just({"checkpoints": False}),
 )
@@ -47,13 +51,24 @@ COUNTS = st.sampled_from([1, 2, 4, 8])
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(
-    CONDITIONS, COUNTS, st.integers(100, 10**7), st.floats(0.1, 100), st.floats(0.1, 50), st.sampled_from([32, 64, 256])
+    CONDITIONS,
+    COUNTS,
+    st.integers(100, 10**7),
+    st.floats(0.1, 100),
+    st.floats(0.1, 50),
+    st.sampled_from([32, 64, 256]),
 )
-def test_forecast_match_plan_run_and_schedule_agree(conditions, gpus, samples, epochs, price, global_batch):
+def test_forecast_match_plan_run_and_schedule_agree(
+    conditions, gpus, samples, epochs, price, global_batch
+):
     schedule = Schedule(samples=samples, epochs=epochs)
-    offer = Offer(provider="p", instance_type="i", device="A100", count=gpus, price_usd_per_hour=price * gpus)
+    offer = Offer(
+        provider="p", instance_type="i", device="A100", count=gpus, price_usd_per_hour=price * gpus
+    )
     device = find_device("A100")
-    job = Job(schedule=schedule, global_batch=global_batch, precisions=("fp32",), conditions=conditions)
+    job = Job(
+        schedule=schedule, global_batch=global_batch, precisions=("fp32",), conditions=conditions
+    )
     match = rank(MODEL, [offer], {"A100": device}, job)
     match = (match.matches or match.missed)[0]
     e = match.forecast.execution
@@ -70,33 +85,60 @@ def test_forecast_match_plan_run_and_schedule_agree(conditions, gpus, samples, e
     assert evaluation.step_ms[0] == pytest.approx(step_ms, rel=1e-12)
     assert step_ms == match.forecast.step.total_ms == outlook.step_ms
     told = replace(conditions, price_usd_per_device_hour=per_device)
-    if conditions.checkpoint_s is None:  # `schedule` knows no model, so that it is told what writing a checkpoint takes
-        told = replace(told, checkpoint_s=state / (conditions.storage_gb_per_s * 1e9), checkpoints=True)
+    if (
+        conditions.checkpoint_s is None
+    ):  # `schedule` knows no model, so that it is told what writing a checkpoint takes
+        told = replace(
+            told, checkpoint_s=state / (conditions.storage_gb_per_s * 1e9), checkpoints=True
+        )
         if not conditions.checkpoints:
             told = replace(told, checkpoint_s=None, checkpoints=False)
     asked = Question(
-        schedule=schedule, conditions=told, micro_batch=e.micro_batch, accumulation=e.accumulation, nnodes=e.nnodes,
-        nproc_per_node=e.nproc_per_node, step_time_s=step_ms / 1e3,
-    )  # fmt: skip
+        schedule=schedule,
+        conditions=told,
+        micro_batch=e.micro_batch,
+        accumulation=e.accumulation,
+        nnodes=e.nnodes,
+        nproc_per_node=e.nproc_per_node,
+        step_time_s=step_ms / 1e3,
+    )
     said = answer(asked)
     setup = Setup(task="t", execution=e)
     ladder = Ladder(
-        start=setup, rungs=(), job=schedule, conditions=conditions, price_usd_per_hour=offer.price_usd_per_hour
+        start=setup,
+        rungs=(),
+        job=schedule,
+        conditions=conditions,
+        price_usd_per_hour=offer.price_usd_per_hour,
     )
     run = job_time(ladder, Attempt(setup=setup, foreseen=StepForecast(state_bytes=state)), step_ms)
 
-    hours = {f.training_time.hours, match.mean_hours, said.time.hours, run.hours, outlook.job_s / 3600, ranked / 3600}
+    hours = {
+        f.training_time.hours,
+        match.mean_hours,
+        said.time.hours,
+        run.hours,
+        outlook.job_s / 3600,
+        ranked / 3600,
+    }
     dollars = {f.cost_usd, match.mean_usd, said.cost_usd, run.usd, outlook.cost_usd}
     assert len(hours) == len(dollars) == 1
-    assert (f.training_time_interval_s.low / 3600, f.cost_interval_usd) == (match.hours.low, match.usd)
+    assert (f.training_time_interval_s.low / 3600, f.cost_interval_usd) == (
+        match.hours.low,
+        match.usd,
+    )
 
 
 @settings(max_examples=200, derandomize=True)
-@given(CONDITIONS, st.integers(1, 10**6), st.integers(1, 10**6), st.floats(1e-3, 10), st.floats(1, 1.5))
+@given(
+    CONDITIONS, st.integers(1, 10**6), st.integers(1, 10**6), st.floats(1e-3, 10), st.floats(1, 1.5)
+)
 def test_more_work_never_takes_less_time(conditions, steps, more, step_s, slower):
     def total_s(count, seconds):
         return (
-            training_of(Schedule(max_steps=count), Execution(nproc_per_node=8), conditions, 1e10).time(seconds).total_s
+            training_of(Schedule(max_steps=count), Execution(nproc_per_node=8), conditions, 1e10)
+            .time(seconds)
+            .total_s
         )
 
     before = total_s(steps, step_s)

@@ -20,9 +20,16 @@ USUAL = JobConditions()
 
 def training(conditions=USUAL, nodes=4, vcpus=None, steps=10_000):
     return Training(
-        steps=steps, epochs=10.0, samples_per_step=256, nodes=nodes, devices=8 * nodes, compiles=False, conditions=conditions,
-        state_bytes=1e10, vcpus=vcpus,
-    )  # fmt: skip
+        steps=steps,
+        epochs=10.0,
+        samples_per_step=256,
+        nodes=nodes,
+        devices=8 * nodes,
+        compiles=False,
+        conditions=conditions,
+        state_bytes=1e10,
+        vcpus=vcpus,
+    )
 
 
 def job(conditions=USUAL, nodes=4, vcpus=None):
@@ -32,23 +39,33 @@ def job(conditions=USUAL, nodes=4, vcpus=None):
 def test_nothing_but_steps():
     quiet = JobConditions(startup_s=0.0, device_mtbf_h=None)
     assert job(quiet).stepping_s == pytest.approx(1000.0)
-    assert job(quiet).total_s == pytest.approx(1000.0 + 10.0)  # the model itself is written once, 10 GB at 1 GB/s
+    assert job(quiet).total_s == pytest.approx(
+        1000.0 + 10.0
+    )  # the model itself is written once, 10 GB at 1 GB/s
     assert job(quiet).goodput == pytest.approx(1000 / 1010)
 
 
 def test_loading_slower_than_the_steps_shows_as_data_wait():
-    assert job(JobConditions(sample_bytes=1e5)).data_wait_s == 0.0  # 25.6 MB a step at 1 GB/s: 26 ms of 100
+    assert (
+        job(JobConditions(sample_bytes=1e5)).data_wait_s == 0.0
+    )  # 25.6 MB a step at 1 GB/s: 26 ms of 100
     assert job(JobConditions(sample_bytes=1e6)).data_wait_s == pytest.approx(10_000 * (0.256 - 0.1))
     assert job(JobConditions(samples_per_cpu_s=80.0), vcpus=8).data_wait_s == 0.0
-    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(10_000 * (1.0 - 0.1))
+    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(
+        10_000 * (1.0 - 0.1)
+    )
     assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=None).data_wait_s == 0.0
 
 
 def test_the_interval_of_a_training_that_waits_for_data_is_that_of_its_cores():
     waits = training(
-        JobConditions(samples_per_cpu_s=8.0, startup_s=0.0, checkpoints=False, device_mtbf_h=None), nodes=1, vcpus=8
+        JobConditions(samples_per_cpu_s=8.0, startup_s=0.0, checkpoints=False, device_mtbf_h=None),
+        nodes=1,
+        vcpus=8,
     )
-    sure = Interval(low=STEP.total_ms, high=STEP.total_ms, coverage=0.9, basis="a step that is known exactly")
+    sure = Interval(
+        low=STEP.total_ms, high=STEP.total_ms, coverage=0.9, basis="a step that is known exactly"
+    )
     (ranged,) = job_ranges([(waits, STEP, sure)])
     loading_s = 10_000 * 256 / (8 * 8.0)
     assert ranged.time.total_s == pytest.approx(loading_s)
@@ -60,7 +77,9 @@ def test_the_interval_of_a_training_that_waits_for_data_is_that_of_its_cores():
 def test_evaluation_is_the_forward_part():
     time = job(JobConditions(evaluation_samples=2560))
     assert time.evaluation_s == pytest.approx(10 * 10 * 0.030)
-    launching = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0, host_overhead_ms=50.0)
+    launching = StepTime(
+        forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0, host_overhead_ms=50.0
+    )
     assert launching.evaluating_ms == pytest.approx(45.0)
 
 
@@ -71,7 +90,9 @@ def test_the_data_are_waited_for():
 def test_spot_servers_cost_time_the_more_of_them_there_are():
     conditions = JobConditions(preemption_mean_h=1.0)
     spot = replace(conditions, spot=True)
-    assert job(conditions).failures_s < job(spot, nodes=1).failures_s < job(spot, nodes=8).failures_s
+    assert (
+        job(conditions).failures_s < job(spot, nodes=1).failures_s < job(spot, nodes=8).failures_s
+    )
 
 
 def test_the_slowest_of_several_nodes():
@@ -82,15 +103,24 @@ def test_the_slowest_of_several_nodes():
 
 
 @given(
-    st.integers(1, 64), st.floats(0, 1e7), st.floats(0.01, 100), st.floats(100, 1e7), st.floats(0, 0.2), st.booleans()
+    st.integers(1, 64),
+    st.floats(0, 1e7),
+    st.floats(0.01, 100),
+    st.floats(100, 1e7),
+    st.floats(0, 0.2),
+    st.booleans(),
 )
 def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_h, variation, spot):
     time = job(
         JobConditions(
-            sample_bytes=sample_bytes, storage_gb_per_s=storage, device_mtbf_h=mtbf_h, step_variation=variation, spot=spot
+            sample_bytes=sample_bytes,
+            storage_gb_per_s=storage,
+            device_mtbf_h=mtbf_h,
+            step_variation=variation,
+            spot=spot,
         ),
         nodes,
-    )  # fmt: skip
+    )
     parts = [getattr(time, name) for name in JOB_PARTS]
     assert min(parts) >= 0
     assert time.total_s == pytest.approx(sum(parts))
@@ -100,7 +130,10 @@ def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_
 def test_the_checkpoint_interval_of_its_own_choice_is_not_beaten():
     own = job(JobConditions(device_mtbf_h=1000.0))
     for every_s in (own.checkpoint_interval_s / 3, own.checkpoint_interval_s * 3):
-        assert own.total_s <= job(JobConditions(device_mtbf_h=1000.0, checkpoint_every_s=every_s)).total_s
+        assert (
+            own.total_s
+            <= job(JobConditions(device_mtbf_h=1000.0, checkpoint_every_s=every_s)).total_s
+        )
 
 
 def test_power_lies_between_idle_and_tdp():
@@ -109,7 +142,9 @@ def test_power_lies_between_idle_and_tdp():
     assert 0 < power_w(a100, 8, StepTime(idle_ms=1.0)) < 0.2 * 8 * 400
 
 
-@pytest.mark.parametrize("field", ["storage_gb_per_s", "device_mtbf_h", "download_gb_per_s", "sample_bytes"])
+@pytest.mark.parametrize(
+    "field", ["storage_gb_per_s", "device_mtbf_h", "download_gb_per_s", "sample_bytes"]
+)
 def test_conditions_that_cannot_be_say_which(field):
     with pytest.raises(TrainpaceError, match=field):
         JobConditions(**{field: -1.0})
@@ -117,10 +152,17 @@ def test_conditions_that_cannot_be_say_which(field):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"startup_s": -1.0}, {"repeats": 0}, {"evaluation_s": 5.0}, {"checkpoint_s": float("inf")},
-     {"mean_time_between_failures_s": 0.0}, {"checkpoint_every_steps": 5, "checkpoint_every_s": 60.0},
-     {"checkpoints": False, "checkpoint_s": 5.0}, {"evaluate_every_steps": 5, "evaluation_samples": 100}],
-)  # fmt: skip
+    [
+        {"startup_s": -1.0},
+        {"repeats": 0},
+        {"evaluation_s": 5.0},
+        {"checkpoint_s": float("inf")},
+        {"mean_time_between_failures_s": 0.0},
+        {"checkpoint_every_steps": 5, "checkpoint_every_s": 60.0},
+        {"checkpoints": False, "checkpoint_s": 5.0},
+        {"evaluate_every_steps": 5, "evaluation_samples": 100},
+    ],
+)
 def test_conditions_that_contradict_themselves(wrong):
     with pytest.raises(TrainpaceError):
         JobConditions(**wrong)

@@ -10,7 +10,9 @@ COUNTER = itertools.count()
 @pytest.fixture(scope="session")
 def postgres_server():
     if postgres.binary("initdb") is None:
-        pytest.skip("PostgreSQL is not installed: no initdb on PATH or in /usr/lib/postgresql/*/bin")
+        pytest.skip(
+            "PostgreSQL is not installed: no initdb on PATH or in /usr/lib/postgresql/*/bin"
+        )
     with postgres.server() as url_of:
         yield url_of
 
@@ -20,7 +22,9 @@ def place(request, tmp_path):
     """Where a new journal may be: every test that takes it runs on both databases."""
     if request.param == "sqlite":
         return str(tmp_path / "journal.db")
-    return postgres.create_database(request.getfixturevalue("postgres_server"), f"test{next(COUNTER)}")
+    return postgres.create_database(
+        request.getfixturevalue("postgres_server"), f"test{next(COUNTER)}"
+    )
 
 
 @pytest.fixture

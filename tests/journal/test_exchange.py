@@ -15,7 +15,10 @@ ENDINGS = ["json", "parquet", "csv"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(strategies.entries(), max_size=4))
 def test_any_entry_comes_back(tmp_path, ending, several):
     path = tmp_path / f"journal.{ending}"
@@ -51,7 +54,12 @@ def test_validate_reads_an_export(tmp_path, ending):
     one = whole_entry(model="timm:resnet50", image_size=224)
     export(tmp_path / f"x.{ending}", [one])
     (run,) = read_runs(tmp_path / f"x.{ending}")
-    assert (run.model_spec, run.gpu, run.batch_per_gpu, run.precision) == ("timm:resnet50", "Tesla T4", 8, "fp32")
+    assert (run.model_spec, run.gpu, run.batch_per_gpu, run.precision) == (
+        "timm:resnet50",
+        "Tesla T4",
+        8,
+        "fp32",
+    )
     assert (run.step_time_ms, run.img_size, run.optimizer) == (10.0, 224, "sgd_momentum")
 
 
@@ -81,7 +89,11 @@ def test_nothing_is_imported_of_a_damaged_export(tmp_path, ending):
     data = path.read_bytes()
     wrong = [data[: len(data) // 2]]
     if ending == "json":
-        wrong += [data[:-3], data + b"x", data.replace(b'"step_time_ms":10.0', b'"step_time_ms":-1.0')]
+        wrong += [
+            data[:-3],
+            data + b"x",
+            data.replace(b'"step_time_ms":10.0', b'"step_time_ms":-1.0'),
+        ]
     if ending == "csv":
         wrong += [
             data.replace(b'""step_time_ms"":10.0', b'""step_time_ms"":-1.0'),

@@ -13,7 +13,14 @@ from entries import entry, whole_entry
 from nouns import measurement
 from trainpace.execution import Execution
 from trainpace.journal import Given, Journal
-from trainpace.journal.trackers import numbers_of, read_mlflow, series_of, settings_of, start_ms, words_of
+from trainpace.journal.trackers import (
+    numbers_of,
+    read_mlflow,
+    series_of,
+    settings_of,
+    start_ms,
+    words_of,
+)
 
 ROOT = Path(__file__).parents[2]
 TRACKERS = os.environ.get("TRAINPACE_TRACKERS", str(ROOT / ".trackers"))
@@ -27,23 +34,37 @@ def needs(module):
 def run(tmp_path, *words, **more):
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", ""), TRACKERS])
     environment = {
-        **os.environ, "PYTHONPATH": path, "TRAINPACE_JOURNAL": str(tmp_path / "journal.db"), "HOME": str(tmp_path),
-        "MLFLOW_ALLOW_FILE_STORE": "true", **more,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": path,
+        "TRAINPACE_JOURNAL": str(tmp_path / "journal.db"),
+        "HOME": str(tmp_path),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        **more,
+    }
     code = "import sys; sys.argv[0] = 'trainpace'; from trainpace.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *words], capture_output=True, text=True, env=environment, cwd=tmp_path,
+        [sys.executable, "-W", "ignore", "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
         check=False,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
 def journal(tmp_path):
     kept = [
-        whole_entry(step_time_ms=measurement().median_ms, notes="a remark", commit="abc", sequence_length=128, execution=Execution(micro_batch=8, accumulation=4)),
+        whole_entry(
+            step_time_ms=measurement().median_ms,
+            notes="a remark",
+            commit="abc",
+            sequence_length=128,
+            execution=Execution(micro_batch=8, accumulation=4),
+        ),
         entry(model="vgg16", step_time_ms=12.5, seed=3),
         entry(model="big", step_time_ms=None, outcome="out_of_memory", reason="not enough memory"),
-    ]  # fmt: skip
+    ]
     with Journal.open(str(tmp_path / "journal.db")) as opened:
         opened.add_many(kept)
     return kept
@@ -92,7 +113,17 @@ def test_mlflow_and_back(tmp_path, journal):
 @needs("wandb")
 @pytest.mark.slow
 def test_wandb_offline(tmp_path, journal):
-    done = run(tmp_path, "journal", "export", "--to", "wandb", "trials", "--model", "resnet50", WANDB_MODE="offline")
+    done = run(
+        tmp_path,
+        "journal",
+        "export",
+        "--to",
+        "wandb",
+        "trials",
+        "--model",
+        "resnet50",
+        WANDB_MODE="offline",
+    )
     assert done.returncode == 0, done.stderr
     assert "1 runs added to wandb's trials" in done.stdout
     (kept,) = (tmp_path / "wandb").glob("offline-run-*")
@@ -105,7 +136,13 @@ def test_wandb_offline(tmp_path, journal):
 def test_without_the_library(tmp_path, journal, tracker):
     (tmp_path / f"{tracker}.py").write_text("raise ImportError\n")
     done = run(
-        tmp_path, "journal", "export", "--to", tracker, "there", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT / 'src'}"
+        tmp_path,
+        "journal",
+        "export",
+        "--to",
+        tracker,
+        "there",
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT / 'src'}",
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

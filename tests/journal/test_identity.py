@@ -43,8 +43,14 @@ SECRETS = [
         (r"C:\Users\alice\projects\model.py", "model.py"),
         (r"\\gpu07\srv\model.py", "model.py"),
         ("transformers:/srv/secret_lab/config.json", "transformers:config.json"),
-        ("python /srv/projects/x.py --data=/srv/alice/imagenet --lr 3e-4", "python x.py --data=imagenet --lr 3e-4"),
-        ("--data \"/srv/alice/imagenet\" --out '/srv/alice/out'", "--data \"imagenet\" --out 'out'"),
+        (
+            "python /srv/projects/x.py --data=/srv/alice/imagenet --lr 3e-4",
+            "python x.py --data=imagenet --lr 3e-4",
+        ),
+        (
+            "--data \"/srv/alice/imagenet\" --out '/srv/alice/out'",
+            "--data \"imagenet\" --out 'out'",
+        ),
         ("PYTHONPATH=/srv/alice:/srv/projects/lib", "PYTHONPATH=user:lib"),
         ("postgresql://alice:hunter2@gpu07.corp.example:5432/journal", "postgresql:journal"),
         ("file:///home/alice", "file"),
@@ -77,11 +83,22 @@ def test_identity_goes(text, kept):
 @pytest.mark.parametrize(
     "text",
     [
-        "resnet50", "timm:resnet50.a1_in1k", "facebook/opt-125m", "transformers:gpt2.json", "torch 2.13.0+cpu, CUDA 12.8, cuDNN 8.9.2.26",
-        "trainpace measure resnet50 --batch 1,2,4 --seconds 4", "1,200 tokens/s, 3/4 of the steps", "RTX 3090", "NVIDIA A100 SXM 80GB",
-        "learning rate 3e-4; loss 0.5 -> 0.4", "malice and chalice", "", "~", "driver 535.104.05",
+        "resnet50",
+        "timm:resnet50.a1_in1k",
+        "facebook/opt-125m",
+        "transformers:gpt2.json",
+        "torch 2.13.0+cpu, CUDA 12.8, cuDNN 8.9.2.26",
+        "trainpace measure resnet50 --batch 1,2,4 --seconds 4",
+        "1,200 tokens/s, 3/4 of the steps",
+        "RTX 3090",
+        "NVIDIA A100 SXM 80GB",
+        "learning rate 3e-4; loss 0.5 -> 0.4",
+        "malice and chalice",
+        "",
+        "~",
+        "driver 535.104.05",
     ],
-)  # fmt: skip
+)
 def test_what_names_nobody_stays(text):
     assert anonymous(text, NAMES) == text
 
@@ -90,7 +107,18 @@ def test_what_names_nobody_stays(text):
     st.text()
     | st.lists(
         st.sampled_from(
-            [*"/\\~:.@ ='\"", "home", "Users", "alice", "x.py", "C:", "https://", "token", "a b", "10.0.0.1"]
+            [
+                *"/\\~:.@ ='\"",
+                "home",
+                "Users",
+                "alice",
+                "x.py",
+                "C:",
+                "https://",
+                "token",
+                "a b",
+                "10.0.0.1",
+            ]
         ),
         max_size=12,
     ).map("".join)
@@ -101,7 +129,9 @@ def test_twice_is_once(text):
 
 
 @given(
-    st.lists(st.sampled_from(["alice", "projects", "gpu07", "x_y", "b-c", "été"]), min_size=2, max_size=6),
+    st.lists(
+        st.sampled_from(["alice", "projects", "gpu07", "x_y", "b-c", "été"]), min_size=2, max_size=6
+    ),
     st.sampled_from(["/", "\\"]),
 )
 def test_no_path_keeps_its_folders(parts, separator):
@@ -134,11 +164,24 @@ def test_long_text_takes_no_longer_than_its_length_asks():
 
 def test_whole_entries():
     one = entry(
-        model="/home/alice/m.py:task", device="gpu07 CPU", command="trainpace measure ~/m.py --journal postgresql://alice:hunter2@db/x",
-        notes="by alice", source="/srv/projects/runs.csv", reason="/home/alice/m.py failed",
-        environment={"hostname": "gpu07", "HOST": "x", "user": "alice", "cwd": "/srv", "gpu_uuid": "1", "torch": "2.13", "data": "/srv/projects/d"},
-        step_time_ms=None, loss="alice_loss",
-    )  # fmt: skip
+        model="/home/alice/m.py:task",
+        device="gpu07 CPU",
+        command="trainpace measure ~/m.py --journal postgresql://alice:hunter2@db/x",
+        notes="by alice",
+        source="/srv/projects/runs.csv",
+        reason="/home/alice/m.py failed",
+        environment={
+            "hostname": "gpu07",
+            "HOST": "x",
+            "user": "alice",
+            "cwd": "/srv",
+            "gpu_uuid": "1",
+            "torch": "2.13",
+            "data": "/srv/projects/d",
+        },
+        step_time_ms=None,
+        loss="alice_loss",
+    )
     found = anonymous_entry(one, NAMES)
     assert found.model == "m.py:task"
     assert found.environment == {"torch": "2.13", "data": "d"}
@@ -153,10 +196,18 @@ def test_own_runs_are_anonymous_unless_asked(monkeypatch):
     monkeypatch.setenv("USER", "alice")
     this_machines_names.cache_clear()
     try:
-        m = replace(measurement(), model="/home/alice/m.py:task", environment={"note": "alice's", "hostname": "gpu07"})
+        m = replace(
+            measurement(),
+            model="/home/alice/m.py:task",
+            environment={"note": "alice's", "hostname": "gpu07"},
+        )
         assert "alice" not in repr(entry_of(m, command="python /home/alice/x.py"))
         kept = entry_of(m, keep_identity=True, command="python /home/alice/x.py")
-        assert (kept.model, kept.command, kept.environment) == (m.model, "python /home/alice/x.py", m.environment)
+        assert (kept.model, kept.command, kept.environment) == (
+            m.model,
+            "python /home/alice/x.py",
+            m.environment,
+        )
     finally:
         this_machines_names.cache_clear()
 

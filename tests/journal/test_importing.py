@@ -43,12 +43,19 @@ def written(tmp_path, name, content):
 def test_published_runs(tmp_path):
     done, found = bring(written(tmp_path, "runs.csv", RUNS), tmp_path)
     assert (done.format, done.new, sum(done.skipped.values())) == ("runs", 4, 2)
-    assert set(done.skipped) == {"the run states no precision.", "the run states no step time or throughput."}
+    assert set(done.skipped) == {
+        "the run states no precision.",
+        "the run states no step time or throughput.",
+    }
     resnet = [e for e in found if e.model == "timm:resnet50"]
     assert len(resnet) == 2  # measured twice is not the same as imported twice
     e = resnet[0]
     assert e.execution == Execution(
-        micro_batch=32, precision="amp_fp16", optimizer="sgd_momentum", channels_last=True, compile=True
+        micro_batch=32,
+        precision="amp_fp16",
+        optimizer="sgd_momentum",
+        channels_last=True,
+        compile=True,
     )
     assert (e.step_time_ms, e.peak_memory_gib, e.image_size, e.device) == (200.5, 7.5, 224, "T4")
     (other,) = [e for e in found if e.model == "Some Net"]
@@ -93,9 +100,15 @@ def test_our_own_measurements(tmp_path):
         reason="10 min",
         environment={},
     )
-    path = written(tmp_path, "cnn.json", [to_jsonable(measurement()), to_jsonable(probe), {"record": "Plan"}])
+    path = written(
+        tmp_path, "cnn.json", [to_jsonable(measurement()), to_jsonable(probe), {"record": "Plan"}]
+    )
     done, found = bring(path, tmp_path)
-    assert (done.format, done.new, done.skipped) == ("trainpace", 2, {"a record of the kind 'Plan' is not a run": 1})
+    assert (done.format, done.new, done.skipped) == (
+        "trainpace",
+        2,
+        {"a record of the kind 'Plan' is not a run": 1},
+    )
     by = {e.outcome: e for e in found}
     assert by["ok"].step == measurement().step
     assert by["timeout"].reason == "10 min"
@@ -104,15 +117,22 @@ def test_our_own_measurements(tmp_path):
 
 
 def test_timm(tmp_path):
-    done, found = bring(written(tmp_path, "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", TIMM), tmp_path)
+    done, found = bring(
+        written(tmp_path, "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv", TIMM), tmp_path
+    )
     assert (done.format, done.new, done.skipped) == ("timm", 2, {"the model has no time": 1})
     e = next(e for e in found if e.model == "timm:resnet50")
     assert (e.step_time_ms, e.device, e.image_size, e.mode) == (512.25, "RTX 3090", 224, "train")
-    assert e.execution == Execution(micro_batch=256, precision="amp_fp16", optimizer="sgd_momentum", channels_last=True)
+    assert e.execution == Execution(
+        micro_batch=256, precision="amp_fp16", optimizer="sgd_momentum", channels_last=True
+    )
     assert e.environment == {"framework": "timm benchmark.py", "torch": "1.12", "cuda": "11.3"}
     assert next(e for e in found if e.model == "timm:vit").step_time_ms == 640.0
     infer = TIMM.replace("train_", "infer_")
-    done, found = bring(written(tmp_path, "benchmark-infer-bf16-nchw-pt240-cu124-rtx4090-dynamo.csv", infer), tmp_path)
+    done, found = bring(
+        written(tmp_path, "benchmark-infer-bf16-nchw-pt240-cu124-rtx4090-dynamo.csv", infer),
+        tmp_path,
+    )
     e = found[0]
     assert (e.mode, e.execution.compile, e.execution.optimizer, e.execution.precision) == (
         "inference",
@@ -141,10 +161,18 @@ def test_huggingface(tmp_path):
     done, _ = bring(path, tmp_path)
     assert (done.format, done.new) == ("hf", 0)
     assert "precision" in next(iter(done.skipped))
-    written(tmp_path, "config.json", {"_name_or_path": "/home/alice/checkpoints/bert", "architectures": ["BertModel"]})
+    written(
+        tmp_path,
+        "config.json",
+        {"_name_or_path": "/home/alice/checkpoints/bert", "architectures": ["BertModel"]},
+    )
     done, found = bring(path, tmp_path, precision="amp_bf16", device="A100-SXM4-80GB")
     assert done.new == 1
-    assert (found[0].step_time_ms, found[0].execution.micro_batch, found[0].model) == (500.0, 32, "bert")
+    assert (found[0].step_time_ms, found[0].execution.micro_batch, found[0].model) == (
+        500.0,
+        32,
+        "bert",
+    )
     assert found[0].execution.optimizer == "unknown"
     history = [
         {"loss": 2.0, "step": 1},
@@ -156,20 +184,35 @@ def test_huggingface(tmp_path):
     e = next(e for e in found if e.source == "trainer_state.json")
     assert e.step_time_ms == 50_000.0  # 100 s over 2 steps, since 0.021 is rounded
     assert (e.execution.micro_batch, e.execution.accumulation, e.losses) == (8, 4, (2.0, None))
-    done, _ = bring(written(tmp_path, "unfinished.json", {**state, "log_history": []}), tmp_path, precision="fp32")
+    done, _ = bring(
+        written(tmp_path, "unfinished.json", {**state, "log_history": []}),
+        tmp_path,
+        precision="fp32",
+    )
     assert "did not end" in next(iter(done.skipped))
 
 
 PARAMS = {
-    "model_name": "facebook/opt-125m", "per_device_train_batch_size": "16", "gradient_accumulation_steps": "2", "bf16": "True",
-    "fp16": "False", "optim": "adamw_torch", "seed": "42", "max_seq_length": "512", "output_dir": "/home/alice/out",
-}  # fmt: skip
+    "model_name": "facebook/opt-125m",
+    "per_device_train_batch_size": "16",
+    "gradient_accumulation_steps": "2",
+    "bf16": "True",
+    "fp16": "False",
+    "optim": "adamw_torch",
+    "seed": "42",
+    "max_seq_length": "512",
+    "output_dir": "/home/alice/out",
+}
 
 
 def mlruns(folder, runs):
     for i, (params, metrics, stage) in enumerate(runs):
         run = folder / "0" / f"{i:032x}"
-        for kind, values in (("params", params), ("metrics", metrics), ("tags", {"mlflow.user": "alice"})):
+        for kind, values in (
+            ("params", params),
+            ("metrics", metrics),
+            ("tags", {"mlflow.user": "alice"}),
+        ):
             for key, value in values.items():
                 file = run / kind / key
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,18 +220,34 @@ def mlruns(folder, runs):
         (run / "meta.yaml").write_text(
             f"run_id: {run.name}\nlifecycle_stage: {stage}\nstart_time: 1700000000000\nuser_id: alice\nartifact_uri: file:///home/alice/x\n"
         )
-    (folder / "0" / "meta.yaml").write_text("name: Default\nexperiment_id: '0'\nlifecycle_stage: active\n")
+    (folder / "0" / "meta.yaml").write_text(
+        "name: Default\nexperiment_id: '0'\nlifecycle_stage: active\n"
+    )
     return folder
 
 
 STORE = [
-    (PARAMS, {"train/train_steps_per_second": "1700000000000 4.0 10\n1700000001000 nan 11\n1700000002000 4.0 12\n"}, "active"),
-    ({"model": "resnet50", "batch_size": "64", "precision": "16-mixed"}, {"samples_per_second": "1 640 0\n"}, "active"),
+    (
+        PARAMS,
+        {
+            "train/train_steps_per_second": "1700000000000 4.0 10\n1700000001000 nan 11\n1700000002000 4.0 12\n"
+        },
+        "active",
+    ),
+    (
+        {"model": "resnet50", "batch_size": "64", "precision": "16-mixed"},
+        {"samples_per_second": "1 640 0\n"},
+        "active",
+    ),
     ({"model": "resnet50", "precision": "32"}, {"step_time_ms": "1 5 0\n"}, "active"),
     ({"model": "resnet50", "batch_size": "8", "precision": "32"}, {"loss": "1 5 0\n"}, "active"),
     ({"model": "resnet50", "batch_size": "8"}, {"step_time_ms": "1 5 0\n"}, "active"),
-    ({"model": "resnet50", "batch_size": "8", "precision": "32"}, {"step_time_ms": "1 5 0\n"}, "deleted"),
-]  # fmt: skip
+    (
+        {"model": "resnet50", "batch_size": "8", "precision": "32"},
+        {"step_time_ms": "1 5 0\n"},
+        "deleted",
+    ),
+]
 
 
 def database(path):
@@ -201,7 +260,9 @@ def database(path):
     for i, (params, metrics, stage) in enumerate(STORE):
         id_ = f"{i:032x}"
         connection.execute("INSERT INTO runs VALUES (?, 1700000000000, ?, 'alice')", (id_, stage))
-        connection.executemany("INSERT INTO params VALUES (?, ?, ?)", [(k, v, id_) for k, v in params.items()])
+        connection.executemany(
+            "INSERT INTO params VALUES (?, ?, ?)", [(k, v, id_) for k, v in params.items()]
+        )
         lines = [(k, line.split()) for k, text in metrics.items() for line in text.splitlines()]
         connection.executemany(
             "INSERT INTO metrics VALUES (?, ?, 1, ?, 0, 0)",
@@ -253,13 +314,22 @@ def test_links_do_not_lead_out_of_mlruns(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("x.csv", ""), ("x.csv", "a,b\n1,2\n"), ("x.json", "[1, 2]"), ("x.json", "{"), ("x.json", "nonsense"), ("x.json", '{"a": 1}'),
-        ("x.json", '[{"record": "Entry", "schema_version": 1}]'), ("x.json", '[{"record": "Entry", "schema_version": 99}]'),
-        ("x.json", "[" * 100_000), ("x.parquet", "PAR1 and so on"), ("x.bin", "\0\1\2"),
-        ("x.json", '[\n{"record":"Entry"},\n'), ("x.json", '{"record": "Measurement", "schema_version": 1, "model": 5}'),
+        ("x.csv", ""),
+        ("x.csv", "a,b\n1,2\n"),
+        ("x.json", "[1, 2]"),
+        ("x.json", "{"),
+        ("x.json", "nonsense"),
+        ("x.json", '{"a": 1}'),
+        ("x.json", '[{"record": "Entry", "schema_version": 1}]'),
+        ("x.json", '[{"record": "Entry", "schema_version": 99}]'),
+        ("x.json", "[" * 100_000),
+        ("x.parquet", "PAR1 and so on"),
+        ("x.bin", "\0\1\2"),
+        ("x.json", '[\n{"record":"Entry"},\n'),
+        ("x.json", '{"record": "Measurement", "schema_version": 1, "model": 5}'),
         ("x.json", '{"train_runtime": {}, "train_steps_per_second": "fast"}' * 2),
     ],
-)  # fmt: skip
+)
 def test_wrong_files_are_one_sentence(tmp_path, name, content):
     path = written(tmp_path, name, content)
     with Journal.open(str(tmp_path / "journal.db")) as journal:
@@ -287,5 +357,8 @@ def test_what_is_no_file(tmp_path):
 
 def test_an_error_names_the_file_and_not_the_journal(tmp_path):
     with pytest.raises(UnreadableInput) as error:
-        bring(written(tmp_path, "runs.csv", RUNS + "a,x,,pytorch,T4,,1,fp32,,,many,,,5,,,,\n"), tmp_path)
+        bring(
+            written(tmp_path, "runs.csv", RUNS + "a,x,,pytorch,T4,,1,fp32,,,many,,,5,,,,\n"),
+            tmp_path,
+        )
     assert "journal.db" not in str(error.value)

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 from msgspec.structs import replace
 
 from entries import entry, sweep
@@ -27,10 +35,15 @@ MODELS, DEVICES = ("resnet18", "resnet50", "gpt2"), ("Tesla T4", "NVIDIA A100-SX
 ids = st.builds("{:x}{:031x}".format, st.integers(0, 3), st.integers(0, 2**124 - 1))
 times = st.integers(0, 20).map(lambda second: f"2026-11-24T00:00:{second:02d}.000000Z")
 made = st.builds(
-    entry, model=st.sampled_from(MODELS), device=st.sampled_from(DEVICES), id=ids, created_at=times,
-    step_time_ms=st.sampled_from([None, 10.0, 12.5]), kind=st.sampled_from(["measure", "run", "import"]),
+    entry,
+    model=st.sampled_from(MODELS),
+    device=st.sampled_from(DEVICES),
+    id=ids,
+    created_at=times,
+    step_time_ms=st.sampled_from([None, 10.0, 12.5]),
+    kind=st.sampled_from(["measure", "run", "import"]),
     notes=st.text("ab%_' ", max_size=5),
-)  # fmt: skip
+)
 
 
 class OnlyPartly(Exception):
@@ -69,7 +82,10 @@ class TheJournal(RuleBasedStateMachine):
     @rule(target=known, some=st.lists(made, max_size=3 * CHUNK), again=st.data())
     def add_many(self, some, again):
         if self.runs:
-            some = [*some, again.draw(st.sampled_from(sorted(self.runs.values(), key=lambda one: one.id)))]
+            some = [
+                *some,
+                again.draw(st.sampled_from(sorted(self.runs.values(), key=lambda one: one.id))),
+            ]
         new = {one.id for one in some} - self.runs.keys()
         assert self.journal.add_many(some) == len(new)
         self.expect(some)
@@ -88,7 +104,11 @@ class TheJournal(RuleBasedStateMachine):
     def add_to_a_disk_that_runs_full(self, some, room):
         some = [replace(one, reason="long " * 2000) for one in some]
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        sizes = [path.stat().st_size for path in self.folder.glob("journal.db*") if not path.name.endswith("-shm")]
+        sizes = [
+            path.stat().st_size
+            for path in self.folder.glob("journal.db*")
+            if not path.name.endswith("-shm")
+        ]
         resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) + room, before[1]))
         try:
             self.journal.add_many(some)
@@ -180,7 +200,11 @@ class TheJournal(RuleBasedStateMachine):
     @rule()
     def share_them(self):
         shared = share(self.journal.every()).runs
-        own = [one for one in self.runs.values() if one.kind != "import" and one.step_time_ms is not None]
+        own = [
+            one
+            for one in self.runs.values()
+            if one.kind != "import" and one.step_time_ms is not None
+        ]
         assert len(shared.runs) == len(own)
         assert from_json(to_json(shared), SharedRuns) == shared
 
@@ -196,13 +220,22 @@ class TheJournal(RuleBasedStateMachine):
                     journal.add(entry())
         self.journal = Journal.open(self.place)
 
-    @rule(model=st.sampled_from(["", "resnet", "gpt2"]), kind=st.sampled_from(["", "run"]), limit=st.integers(1, 5), offset=st.integers(0, 3),
-          newest_first=st.booleans())  # fmt: skip
+    @rule(
+        model=st.sampled_from(["", "resnet", "gpt2"]),
+        kind=st.sampled_from(["", "run"]),
+        limit=st.integers(1, 5),
+        offset=st.integers(0, 3),
+        newest_first=st.booleans(),
+    )
     def find(self, model, kind, limit, offset, newest_first):
-        wanted = [one for one in self.runs.values() if model in one.model and kind in ("", one.kind)]
+        wanted = [
+            one for one in self.runs.values() if model in one.model and kind in ("", one.kind)
+        ]
         wanted.sort(key=lambda one: (one.created_at, one.id), reverse=newest_first)
         query = Query(model=model, kind=kind)
-        assert self.journal.find(query, limit, offset, newest_first) == wanted[offset : offset + limit]
+        assert (
+            self.journal.find(query, limit, offset, newest_first) == wanted[offset : offset + limit]
+        )
         assert self.journal.count(query) == len(wanted)
 
     @rule(id_=known, digits=st.integers(1, 32))
@@ -219,7 +252,9 @@ class TheJournal(RuleBasedStateMachine):
         with Journal.open(self.place) as another:  # as another process sees it
             assert {one.id: one for one in another.every()} == self.runs
             assert {one.id: one for one in another.sweeps()} == self.sweeps
-            unfinished = [one for one in self.sweeps.values() if one.key == "k" and one.finished_at is None]
+            unfinished = [
+                one for one in self.sweeps.values() if one.key == "k" and one.finished_at is None
+            ]
             newest = max(unfinished, key=lambda one: (one.created_at, one.id), default=None)
             assert another.open_sweep("k") == newest
 
@@ -232,7 +267,9 @@ def small_chunks(monkeypatch):
 def run_machine(examples, steps):
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(TheJournal, settings=settings(max_examples=examples, stateful_step_count=steps))
+    run_state_machine_as_test(
+        TheJournal, settings=settings(max_examples=examples, stateful_step_count=steps)
+    )
 
 
 def test_any_order():

@@ -34,7 +34,9 @@ def test_kill_at_any_moment(place, tmp_path):
     for _ in range(8):
         with (tmp_path / "said").open("w+") as said:
             command = [sys.executable, "-c", WRITER, place]
-            writer = subprocess.Popen(command, stdout=said, stderr=subprocess.PIPE, cwd=Path(__file__).parents[1])
+            writer = subprocess.Popen(
+                command, stdout=said, stderr=subprocess.PIPE, cwd=Path(__file__).parents[1]
+            )
             while not (tmp_path / "said").stat().st_size and writer.poll() is None:
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.3))
@@ -51,7 +53,9 @@ def test_kill_at_any_moment(place, tmp_path):
         groups = {}
         for e in found:
             groups.setdefault(e.notes, []).append(e)
-        assert {len(group) for notes, group in groups.items() if notes} <= {20}  # many at once: all or none
+        assert {len(group) for notes, group in groups.items() if notes} <= {
+            20
+        }  # many at once: all or none
         if not place.startswith("postgresql"):
             connection = sqlite3.connect(place)
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

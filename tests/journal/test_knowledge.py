@@ -26,7 +26,9 @@ SLOWER = 1.4
 
 
 def on(device, count=1):
-    return Forecaster(workload(), Target(Cluster(device=find_device(device), devices_per_node=count)))
+    return Forecaster(
+        workload(), Target(Cluster(device=find_device(device), devices_per_node=count))
+    )
 
 
 @pytest.fixture
@@ -36,12 +38,20 @@ def journal(tmp_path):
         for batch in (16, 32, 64):
             e = Execution(micro_batch=batch, optimizer=workload().optimizer)
             ms = SLOWER * on("T4").forecast(e).step.total_ms
-            run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
+            run = {
+                "kind": "measure",
+                "outcome": "ok",
+                "model": workload().model,
+                "device": "T4",
+                "execution": e,
+            }
             runs.add(Entry(id=new_id(), created_at=now_utc(), step_time_ms=ms, **run))
         yield runs
 
 
-@pytest.mark.parametrize(("device", "count", "least"), [("T4", 1, 1.3), ("T4", 2, 1.05), ("A100", 1, 1.02)])
+@pytest.mark.parametrize(
+    ("device", "count", "least"), [("T4", 1, 1.3), ("T4", 2, 1.05), ("A100", 1, 1.02)]
+)
 def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
     """All of it on the same card, less on two of them, least on another; what was measured narrows the interval."""
     there = on(device, count)
@@ -49,10 +59,14 @@ def test_forecast_and_match_are_corrected_alike(journal, device, count, least):
     plain = there.at([e]).brief(0)
     knowledge = Knowledge(journal, workload())
     corrected = there.knowing(knowledge).forecast(e)
-    from_elsewhere = on("A100").knowing(knowledge).on(there.target).forecast(e)  # as match and plan come to it
+    from_elsewhere = (
+        on("A100").knowing(knowledge).on(there.target).forecast(e)
+    )  # as match and plan come to it
     assert corrected.step == from_elsewhere.step
     assert least < corrected.step.total_ms / plain.step.total_ms < 1.45
-    widths = [f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (corrected, plain)]
+    widths = [
+        f.step_time_interval_ms.high / f.step_time_interval_ms.low for f in (corrected, plain)
+    ]
     assert widths[0] < widths[1]
 
 
@@ -61,22 +75,42 @@ def test_steps_of_whole_rows_do_not_correct_packed_ones(tmp_path):
     place = str(tmp_path / "runs.db")
     with Journal.open(place) as runs:
         e = Execution(micro_batch=8, optimizer=model.optimizer, precision="bf16")
-        run = {"kind": "measure", "outcome": "ok", "model": model.model, "device": "H100 SXM", "execution": e}
+        run = {
+            "kind": "measure",
+            "outcome": "ok",
+            "model": model.model,
+            "device": "H100 SXM",
+            "execution": e,
+        }
         runs.add(
-            Entry(id=new_id(), created_at=now_utc(), step_time_ms=1e3, sequence_length=TOKENS, **run)
-        )  # fmt: skip
+            Entry(
+                id=new_id(), created_at=now_utc(), step_time_ms=1e3, sequence_length=TOKENS, **run
+            )
+        )
     asked = ForecastRequest(
-        model=model, gpu=("H100 SXM",), precision="bf16", batch=(8,), sequence_length=(TOKENS,), journal=place
-    )  # fmt: skip
+        model=model,
+        gpu=("H100 SXM",),
+        precision="bf16",
+        batch=(8,),
+        sequence_length=(TOKENS,),
+        journal=place,
+    )
     packed = replace(asked, packed=True, mean_length=100.0)
-    found, plain = (forecast(request, Silent()) for request in (packed, replace(packed, no_journal=True)))
+    found, plain = (
+        forecast(request, Silent()) for request in (packed, replace(packed, no_journal=True))
+    )
     assert found.rows[0].step == plain.rows[0].step
     assert "Measurements in the journal are left out: they are not of packed rows." in found.notes
-    assert forecast(asked, Silent()).rows[0].step != forecast(replace(asked, no_journal=True), Silent()).rows[0].step
+    assert (
+        forecast(asked, Silent()).rows[0].step
+        != forecast(replace(asked, no_journal=True), Silent()).rows[0].step
+    )
 
 
 def test_a_journal_of_other_workloads_changes_nothing(journal):
-    other = Forecaster(replace(workload(), model="another"), Target(Cluster(device=find_device("A100"))))
+    other = Forecaster(
+        replace(workload(), model="another"), Target(Cluster(device=find_device("A100")))
+    )
     plain = other.at([Execution(micro_batch=32)]).brief(0)
     knowledge = Knowledge(journal, other.workload)
     assert other.knowing(knowledge).at([Execution(micro_batch=32)]).brief(0) == plain
@@ -86,9 +120,17 @@ def test_a_journal_of_other_workloads_changes_nothing(journal):
 def test_of_many_runs_alike_the_newest_counts(journal):
     """A thousand runs of three sizes are three measurements, or every server would solve for a thousand."""
     e = Execution(micro_batch=16, optimizer=workload().optimizer)
-    run = {"kind": "measure", "outcome": "ok", "model": workload().model, "device": "T4", "execution": e}
+    run = {
+        "kind": "measure",
+        "outcome": "ok",
+        "model": workload().model,
+        "device": "T4",
+        "execution": e,
+    }
     old, ms = "2020-01-01T00:00:00.000000Z", on("T4").forecast(e).step.total_ms
-    journal.add_many([Entry(id=new_id(), created_at=old, step_time_ms=ms, **run) for _ in range(1000)])
+    journal.add_many(
+        [Entry(id=new_id(), created_at=old, step_time_ms=ms, **run) for _ in range(1000)]
+    )
     there = on("A100")
     known = Knowledge(journal, there.workload).posterior(there).known
     assert sorted(seen.run.batch for seen in known) == [16, 32, 64]
@@ -101,21 +143,43 @@ def test_runs_of_another_image_size_say_nothing(tmp_path):
     there = Forecaster(images, Target(Cluster(device=find_device("T4"))))
     e = Execution(micro_batch=32, optimizer=images.optimizer)
     plain = there.at([e]).brief(0)
-    run = {"kind": "import", "outcome": "ok", "device": "T4", "execution": e, "step_time_ms": plain.step.total_ms / 3.8}
+    run = {
+        "kind": "import",
+        "outcome": "ok",
+        "device": "T4",
+        "execution": e,
+        "step_time_ms": plain.step.total_ms / 3.8,
+    }
     run |= {"model": "torchvision:resnet50"}
     with Journal.open(str(tmp_path / "sizes.db")) as runs:
         runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=112, **run))
         assert there.knowing(Knowledge(runs, images)).at([e]).brief(0) == plain
         runs.add(Entry(id=new_id(), created_at=now_utc(), image_size=224, **run))
-        assert there.knowing(Knowledge(runs, images)).forecast(e).step.total_ms < 0.5 * plain.step.total_ms
+        assert (
+            there.knowing(Knowledge(runs, images)).forecast(e).step.total_ms
+            < 0.5 * plain.step.total_ms
+        )
 
 
 def test_match_says_that_it_used_the_journal(journal, tmp_path):
     save(workload(), tmp_path / "model.json")
     ask = [
-        sys.executable, "-m", "trainpace", "match", str(tmp_path / "model.json"), "--samples", "1M", "--epochs", "1", "--gpu", "T4",
-        "--precision", "fp32", "--provider", "gcp",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "trainpace",
+        "match",
+        str(tmp_path / "model.json"),
+        "--samples",
+        "1M",
+        "--epochs",
+        "1",
+        "--gpu",
+        "T4",
+        "--precision",
+        "fp32",
+        "--provider",
+        "gcp",
+    ]
 
     def answer(*more):
         done = subprocess.run([*ask, *more], capture_output=True, text=True, timeout=120)
@@ -125,21 +189,27 @@ def test_match_says_that_it_used_the_journal(journal, tmp_path):
     said = ("--journal", str(tmp_path / "runs.db"))
     assert "Corrected by the journal" in answer(*said)
     assert "Corrected by the journal" not in answer("--no-journal")
-    corrected, plain = (json.loads(answer(*way, "--json"))["rows"][0] for way in (said, ("--no-journal",)))
+    corrected, plain = (
+        json.loads(answer(*way, "--json"))["rows"][0] for way in (said, ("--no-journal",))
+    )
     assert (corrected["provenance"], plain["provenance"]) == ("transferred", "fitted")
     assert corrected["usd"] > plain["usd"]
 
 
 def test_a_plan_is_of_the_corrected_forecasts(journal):
     setting = Setting(
-        workload(), Cluster(device=find_device("T4"), devices_per_node=2), Schedule(samples=1000, epochs=1.0)
+        workload(),
+        Cluster(device=find_device("T4"), devices_per_node=2),
+        Schedule(samples=1000, epochs=1.0),
     )
     knowing = setting._replace(knowledge=Knowledge(journal, workload())).with_forecaster()
     e = Execution(micro_batch=8, optimizer=workload().optimizer)
     grid = Grid.vary(e, micro_batch=[8, 16, 32, 64], nproc_per_node=[1, 1, 2, 2])
     found, plain = (evaluate(s, grid).step_ms for s in (knowing, setting))
     for i in range(len(grid)):
-        assert found[i] == pytest.approx(forecast_of(knowing, grid.execution(i)).step.total_ms, rel=1e-9)
+        assert found[i] == pytest.approx(
+            forecast_of(knowing, grid.execution(i)).step.total_ms, rel=1e-9
+        )
     assert (found / plain > 1.05).all()
 
 
@@ -169,10 +239,20 @@ def test_whole_sweeps_of_other_models_count_wherever_the_model_was_measured(jour
                 "forecast_high_ms": 20.0,
             }
             created = f"2026-01-01T00:00:{second:02}.000000Z"
-            journal.add(Entry(id=new_id(), created_at=created, forecast_shares=shares, sweep=f"{second}" * 32, **run))
+            journal.add(
+                Entry(
+                    id=new_id(),
+                    created_at=created,
+                    forecast_shares=shares,
+                    sweep=f"{second}" * 32,
+                    **run,
+                )
+            )
     there = on("A100")
     known = Knowledge(journal, workload()).posterior(there).known
-    others = sorted({(o.run.model, o.run.device, o.run.batch) for o in known if o.run.model != workload().model})
+    others = sorted(
+        {(o.run.model, o.run.device, o.run.batch) for o in known if o.run.model != workload().model}
+    )
     sizes, a100 = (1, 4, 7, 10), there.target.cluster.device.name
     assert others == [(m, d, b) for m, d in (("b", a100), ("b", "T4"), ("c", a100)) for b in sizes]
     newest = [o.log_ratios[0] for o in known if o.run.model == "c"]
@@ -182,9 +262,22 @@ def test_whole_sweeps_of_other_models_count_wherever_the_model_was_measured(jour
 def test_plan_says_that_it_used_the_journal(journal, tmp_path):
     save(workload(), tmp_path / "model.json")
     ask = [
-        sys.executable, "-m", "trainpace", "plan", str(tmp_path / "model.json"), "--gpu", "T4", "--batch", "32", "--samples", "1M",
-        "--epochs", "1", "--journal", str(tmp_path / "runs.db"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "trainpace",
+        "plan",
+        str(tmp_path / "model.json"),
+        "--gpu",
+        "T4",
+        "--batch",
+        "32",
+        "--samples",
+        "1M",
+        "--epochs",
+        "1",
+        "--journal",
+        str(tmp_path / "runs.db"),
+    ]
 
     def answer(*more):
         done = subprocess.run([*ask, *more], capture_output=True, text=True, timeout=120)
@@ -193,7 +286,9 @@ def test_plan_says_that_it_used_the_journal(journal, tmp_path):
 
     assert "corrected by the journal" in answer().lower()
     assert "corrected by the journal" not in answer("--no-journal").lower()
-    with_it, without = (json.loads(answer("--json", *more))["now"]["step_ms"] for more in ((), ("--no-journal",)))
+    with_it, without = (
+        json.loads(answer("--json", *more))["now"]["step_ms"] for more in ((), ("--no-journal",))
+    )
     assert with_it / without == pytest.approx(SLOWER, rel=0.05)
 
 

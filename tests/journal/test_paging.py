@@ -28,12 +28,18 @@ FILTERS = [
 
 def some(count=60):
     for i in range(count):
-        execution = Execution(micro_batch=1 + i % 3, precision=("fp32", "amp_bf16")[i % 2], optimizer="sgd_momentum")
+        execution = Execution(
+            micro_batch=1 + i % 3, precision=("fp32", "amp_bf16")[i % 2], optimizer="sgd_momentum"
+        )
         yield entry(
-            model=MODELS[i * 7 % 4], device=("Tesla T4", "NVIDIA A100")[i // 2 % 2], execution=execution, notes=f"noted {i}",
-            step_time_ms=None if i % 5 == 0 else float(i * 37 % 11), forecast_ms=1.0 + i if i % 4 == 0 else None,
+            model=MODELS[i * 7 % 4],
+            device=("Tesla T4", "NVIDIA A100")[i // 2 % 2],
+            execution=execution,
+            notes=f"noted {i}",
+            step_time_ms=None if i % 5 == 0 else float(i * 37 % 11),
+            forecast_ms=1.0 + i if i % 4 == 0 else None,
             created_at=f"2026-11-21T00:00:{i * 17 % 60:02d}.000000Z",
-        )  # fmt: skip
+        )
 
 
 def all_pages(journal, query, order, descending, size):
@@ -51,7 +57,9 @@ def all_pages(journal, query, order, descending, size):
 
 def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
     journal.add_many(list(some()))
-    for query, (order, columns), descending in itertools.product(FILTERS, ORDERS.items(), (True, False)):
+    for query, (order, columns), descending in itertools.product(
+        FILTERS, ORDERS.items(), (True, False)
+    ):
         wanted = list(journal.every(query))
         if order == "step":
             wanted = [e for e in wanted if e.step_time_ms is not None]
@@ -75,7 +83,18 @@ def test_names_in_order(journal):
 
 @pytest.mark.parametrize(
     "after",
-    ["x", "bnVsbA", "W10", "WzEsMl0", "W1tbXV0", "WyIyMDI2XHUwMDAwIiwiYSJd", "é", "W" * 400, "WyJhIiwx", "WyJhIiwxXQ"],
+    [
+        "x",
+        "bnVsbA",
+        "W10",
+        "WzEsMl0",
+        "W1tbXV0",
+        "WyIyMDI2XHUwMDAwIiwiYSJd",
+        "é",
+        "W" * 400,
+        "WyJhIiwx",
+        "WyJhIiwxXQ",
+    ],
 )
 def test_a_position_that_no_page_gave_is_refused(journal, after):
     with pytest.raises(TrainpaceError):
@@ -117,7 +136,10 @@ def test_a_filter_reads_the_index_and_not_the_records(tmp_path):
         page(journal, Query(precision="fp8", text="x"), "step")
         chosen = [(sql, values) for sql, values in seen if "ORDER BY" in sql]
         plans = journal.read(
-            lambda c: [c.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values).all() for sql, values in chosen]
+            lambda c: [
+                c.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values).all()
+                for sql, values in chosen
+            ]
         )
         assert len(plans) == 1
         assert "COVERING INDEX runs_list" in plans[0][0][-1]

@@ -28,32 +28,55 @@ def made(monkeypatch):
 @pytest.mark.parametrize(
     ("filters", "found"),
     [
-        ({}, [0, 1, 2, 3, 4]), ({"model": "RESNET"}, [0, 1, 2, 4]), ({"device": "3090"}, [2]), ({"device": "3090", "exact": True}, []),
-        ({"device": "rtx 3090", "exact": True}, [2]), ({"micro_batch": 16}, [1]), ({"precision": "bf16"}, [3]),
-        ({"mode": "inference"}, [4]), ({"source": "other lab"}, [3]), ({"kind": "transformers"}, [3]), ({"optimizer": "adamw"}, [3]),
-        ({"text": "table 3"}, [3]), ({"model": "resnet", "device": "T4", "mode": "train"}, [0, 1]), ({"model": "%"}, []),
-        ({"model": "Res_Net-50"}, [0, 1, 2, 4]), ({"model": "gpt2_124m", "exact": True}, [3]), ({"model": "-"}, []),
-        ({"optimizer": "SGD"}, [0, 1, 2]), ({"optimizer": "sgd-momentum"}, [0, 1, 2]), ({"optimizer": "sgd", "exact": True}, []),
-        ({"optimizer": "SGD Momentum", "exact": True}, [0, 1, 2]), ({"optimizer": "adam"}, []), ({"optimizer": "_"}, []),
+        ({}, [0, 1, 2, 3, 4]),
+        ({"model": "RESNET"}, [0, 1, 2, 4]),
+        ({"device": "3090"}, [2]),
+        ({"device": "3090", "exact": True}, []),
+        ({"device": "rtx 3090", "exact": True}, [2]),
+        ({"micro_batch": 16}, [1]),
+        ({"precision": "bf16"}, [3]),
+        ({"mode": "inference"}, [4]),
+        ({"source": "other lab"}, [3]),
+        ({"kind": "transformers"}, [3]),
+        ({"optimizer": "adamw"}, [3]),
+        ({"text": "table 3"}, [3]),
+        ({"model": "resnet", "device": "T4", "mode": "train"}, [0, 1]),
+        ({"model": "%"}, []),
+        ({"model": "Res_Net-50"}, [0, 1, 2, 4]),
+        ({"model": "gpt2_124m", "exact": True}, [3]),
+        ({"model": "-"}, []),
+        ({"optimizer": "SGD"}, [0, 1, 2]),
+        ({"optimizer": "sgd-momentum"}, [0, 1, 2]),
+        ({"optimizer": "sgd", "exact": True}, []),
+        ({"optimizer": "SGD Momentum", "exact": True}, [0, 1, 2]),
+        ({"optimizer": "adam"}, []),
+        ({"optimizer": "_"}, []),
     ],
-)  # fmt: skip
+)
 def test_filters(made, filters, found):
     assert [made.index(run) for run in matching(PublicQuery(**filters))] == found
 
 
 def test_filters_of_own_runs_hold_for_public_ones_or_say_that_they_cannot():
     query = Query(
-        model="x", device="y", exact=True, micro_batch=3, mode="train", source="s", precision="fp32", text="t"
+        model="x",
+        device="y",
+        exact=True,
+        micro_batch=3,
+        mode="train",
+        source="s",
+        precision="fp32",
+        text="t",
     )
     asked = public_query(query)
-    assert (asked.model, asked.device, asked.exact, asked.micro_batch, asked.source, asked.mode) == (
-        "x",
-        "y",
-        True,
-        3,
-        "s",
-        "train",
-    )
+    assert (
+        asked.model,
+        asked.device,
+        asked.exact,
+        asked.micro_batch,
+        asked.source,
+        asked.mode,
+    ) == ("x", "y", True, 3, "s", "train")
     with pytest.raises(TrainpaceError, match="`outcome`"):
         public_query(Query(outcome="ok"))
 
@@ -82,7 +105,9 @@ def test_mine_is_the_newest_own_run_that_is_most_like_it(made, journal):
     times = iter(range(10, 60))
 
     def run(**fields):
-        return whole_entry(created_at=f"2026-11-21T08:{next(times)}:00.000000Z", **{"device": "Tesla T4", **fields})
+        return whole_entry(
+            created_at=f"2026-11-21T08:{next(times)}:00.000000Z", **{"device": "Tesla T4", **fields}
+        )
 
     old, like, other_batch, other_card = run(), run(), run(batch=16), run(device="RTX 3090")
     journal.add_many(
@@ -113,14 +138,20 @@ def test_spellings_of_the_sources_make_no_difference():
     assert "ResNet-50" in {run.model for run in matching(PublicQuery(model="resnet50"))}
     spelt = {run.optimizer for run in matching(PublicQuery(optimizer="sgd"))}
     assert {"SGD", "sgd momentum", "SGD momentum"} <= spelt
-    assert found(optimizer="sgd_momentum") == found(optimizer="SGD momentum") < found(optimizer="sgd")
+    assert (
+        found(optimizer="sgd_momentum") == found(optimizer="SGD momentum") < found(optimizer="sgd")
+    )
 
 
 def test_mine_has_samples_of_the_same_size_first(made, journal):
     small, usual = whole_entry(image_size=64), whole_entry(device="RTX 3090")
     journal.add_many([small, usual])
     assert compared(journal, "public:0a1b", "mine").b == (usual.id,)
-    journal.add(same := whole_entry(device="RTX 3090", image_size=224, created_at="2020-01-01T00:00:00.000000Z"))
+    journal.add(
+        same := whole_entry(
+            device="RTX 3090", image_size=224, created_at="2020-01-01T00:00:00.000000Z"
+        )
+    )
     assert compared(journal, "public:0a1b", "mine").b == (same.id,)
 
 
@@ -149,9 +180,12 @@ def test_every_packaged_run_can_be_compared():
 
 def test_accuracy_by_hand():
     runs = [
-        public(ms=100.0, forecast_ms=110.0), public(ms=100.0, forecast_ms=70.0), public(ms=100.0, forecast_ms=105.0, in_fit=True),
-        public(forecast_ms=None), public(device="A100 SXM 80GB", ms=100.0, forecast_ms=200.0),
-    ]  # fmt: skip
+        public(ms=100.0, forecast_ms=110.0),
+        public(ms=100.0, forecast_ms=70.0),
+        public(ms=100.0, forecast_ms=105.0, in_fit=True),
+        public(forecast_ms=None),
+        public(device="A100 SXM 80GB", ms=100.0, forecast_ms=200.0),
+    ]
     line = accuracy("all", runs)
     assert (line.not_in_fit.n, line.in_fit.n) == (3, 1)
     assert line.not_in_fit.mean_pct == pytest.approx((10 + 30 + 100) / 3)

@@ -9,7 +9,16 @@ from trainpace.errors import UnreadableInput
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Given, Journal, Knowledge, format_of, import_file, receive, share, text_of
+from trainpace.journal import (
+    Given,
+    Journal,
+    Knowledge,
+    format_of,
+    import_file,
+    receive,
+    share,
+    text_of,
+)
 from trainpace.journal.receiving import MOST_REASONS
 from trainpace.outcome import Interval, StepTime
 from trainpace.trace import load_workload
@@ -22,10 +31,12 @@ FORECAST_MS = 79.65
 def run_of(ms=80.0, batch=8, **fields):
     """A measured run whose parts and interval go with its step."""
     usual = {
-        "model": "resnet50", "step": StepTime(forward_ms=ms), "peak_memory_gib": 2.0,
+        "model": "resnet50",
+        "step": StepTime(forward_ms=ms),
+        "peak_memory_gib": 2.0,
         "interval_ms": Interval(low=0.9 * ms, high=1.1 * ms, coverage=0.9, basis="x"),
         "execution": Execution(micro_batch=batch, optimizer="sgd_momentum"),
-    }  # fmt: skip
+    }
     return whole_entry(step_time_ms=ms, **{**usual, **fields})
 
 
@@ -70,8 +81,14 @@ def test_a_shared_run_comes_back_with_what_it_had(shared, other):
     ):
         assert getattr(kept, name) == getattr(one, name)
     assert (kept.kind, kept.device) == ("import", "T4")
-    assert (kept.interval_ms.low, kept.interval_ms.high) == (one.interval_ms.low, one.interval_ms.high)
-    assert (kept.created_at[:10], kept.created_at[10:]) == (one.created_at[:10], "T00:00:00.000000Z")
+    assert (kept.interval_ms.low, kept.interval_ms.high) == (
+        one.interval_ms.low,
+        one.interval_ms.high,
+    )
+    assert (kept.created_at[:10], kept.created_at[10:]) == (
+        one.created_at[:10],
+        "T00:00:00.000000Z",
+    )
 
 
 def test_it_is_forecast_anew_so_that_forecasts_of_other_models_learn_from_it(shared, other):
@@ -92,11 +109,16 @@ def test_it_is_forecast_anew_so_that_forecasts_of_other_models_learn_from_it(sha
 
 
 def test_the_lessons_are_by_model_and_card(shared, other):
-    runs = [run_of(), run_of(160.0, 16), run_of(60.0, device="RTX 3090"), run_of(50.0, model="mine.py:f")]
+    runs = [
+        run_of(),
+        run_of(160.0, 16),
+        run_of(60.0, device="RTX 3090"),
+        run_of(50.0, model="mine.py:f"),
+    ]
     lessons = import_file(other, shared(*runs)).lessons
-    assert [(one.device, one.new, one.batches) for one in lessons.by if one.model == "resnet50"] == [
-        ("RTX 3090", 1, (8,)), ("T4", 2, (8, 16)),
-    ]  # fmt: skip
+    assert [
+        (one.device, one.new, one.batches) for one in lessons.by if one.model == "resnet50"
+    ] == [("RTX 3090", 1, (8,)), ("T4", 2, (8, 16))]
     assert lessons.unchecked == 1
 
 
@@ -111,14 +133,28 @@ def test_own_models_of_different_files_are_different_models(shared, tmp_path, ot
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"step_time_ms": -1.0}, "form"), ({"step_time_ms": 0}, "form"), ({"step_time_ms": 1e308}, "form"),
-        ({"step_time_ms": float("nan")}, "form"), ({"step_time_ms": float("inf")}, "form"), ({"step_time_ms": "80"}, "form"),
-        ({"peak_memory_gib": -1.0}, "form"), ({"note": "hello"}, "form"), ({"model": "x\x1b[2J"}, "form"),
-        ({"model": "/home/jdoe/x.py"}, "form"), ({"device": "Warp Drive"}, "form"), ({"date": "2026-99-99T"}, "form"), ({"date": "2026-13-31"}, "form"),
-        ({"outcome": "crashed"}, "form"), ({"outcome": "out_of_memory"}, "form"), ({"software": {"torch": "$(rm)"}}, "form"),
-        ({"software": {"kernel": "6.1"}}, "form"), ({"execution": {"micro_batch": 0}}, "form"),
-        ({"execution": {"micro_batch": 10**12}}, "form"), ({"execution": {"optimizer": "<b>"}}, "form"),
-        ({"execution": {"nproc_per_node": 10**9}}, "form"), ({"low_ms": 90.0, "high_ms": 70.0}, "form"),
+        ({"step_time_ms": -1.0}, "form"),
+        ({"step_time_ms": 0}, "form"),
+        ({"step_time_ms": 1e308}, "form"),
+        ({"step_time_ms": float("nan")}, "form"),
+        ({"step_time_ms": float("inf")}, "form"),
+        ({"step_time_ms": "80"}, "form"),
+        ({"peak_memory_gib": -1.0}, "form"),
+        ({"note": "hello"}, "form"),
+        ({"model": "x\x1b[2J"}, "form"),
+        ({"model": "/home/jdoe/x.py"}, "form"),
+        ({"device": "Warp Drive"}, "form"),
+        ({"date": "2026-99-99T"}, "form"),
+        ({"date": "2026-13-31"}, "form"),
+        ({"outcome": "crashed"}, "form"),
+        ({"outcome": "out_of_memory"}, "form"),
+        ({"software": {"torch": "$(rm)"}}, "form"),
+        ({"software": {"kernel": "6.1"}}, "form"),
+        ({"execution": {"micro_batch": 0}}, "form"),
+        ({"execution": {"micro_batch": 10**12}}, "form"),
+        ({"execution": {"optimizer": "<b>"}}, "form"),
+        ({"execution": {"nproc_per_node": 10**9}}, "form"),
+        ({"low_ms": 90.0, "high_ms": 70.0}, "form"),
         ({"forecast_shares": [0.1] * 1000}, "form"),
         ({"peak_memory_gib": 17.0}, "more memory than the card has"),
         ({"reserved_memory_gib": 300.0}, "more memory than the card has"),
@@ -126,8 +162,10 @@ def test_own_models_of_different_files_are_different_models(shared, tmp_path, ot
         ({"parts": {"forward_ms": 1.0}}, "do not add up"),
         ({"step_time_ms": 1000.0, "parts": None}, "3 times off"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_skipped_with_its_reason_and_the_rest_enters(shared, other, fields, reason):
+)
+def test_what_cannot_be_is_skipped_with_its_reason_and_the_rest_enters(
+    shared, other, fields, reason
+):
     done = import_file(other, shared(run_of(), run_of(81.0), change=changed(**fields)))
     ((said, count),) = done.skipped.items()
     assert reason in said
@@ -161,7 +199,13 @@ def test_a_run_enters_once(shared, other):
 
 def test_own_models_that_ran_out_of_memory_alike_are_told_apart(shared, other, journal):
     runs = [
-        whole_entry(model=model, step_time_ms=None, outcome="out_of_memory", step_times_ms=(), interval_ms=None)
+        whole_entry(
+            model=model,
+            step_time_ms=None,
+            outcome="out_of_memory",
+            step_times_ms=(),
+            interval_ms=None,
+        )
         for model in ("small.py:f", "big.py:f")
     ]
     done = import_file(other, shared(*runs, runs[0]))
@@ -186,7 +230,10 @@ def test_what_one_shared_oneself_is_there_already(shared, journal):
 
 
 def test_a_model_that_nobody_can_trace_is_held_against_the_files_own_forecast(shared, other):
-    path = shared(run_of(model="mine.py:f", forecast_ms=10.0), run_of(81.0, model="mine.py:f", forecast_ms=80.0))
+    path = shared(
+        run_of(model="mine.py:f", forecast_ms=10.0),
+        run_of(81.0, model="mine.py:f", forecast_ms=80.0),
+    )
     done = import_file(other, path)
     assert (done.new, len(done.lessons.odd), done.lessons.unchecked) == (1, 1, 1)
 
@@ -194,11 +241,16 @@ def test_a_model_that_nobody_can_trace_is_held_against_the_files_own_forecast(sh
 @pytest.mark.parametrize(
     "change",
     [
-        lambda data: data.update(schema_version=99), lambda data: data.update(schema_version="1"), lambda data: data.pop("runs"),
-        lambda data: data.update(runs={}), lambda data: data.update(more=1), lambda data: data.update(record="Runs"),
-        lambda data: data.update(schema_version=True), lambda data: data.update(runs=[{}] * 100_001),
+        lambda data: data.update(schema_version=99),
+        lambda data: data.update(schema_version="1"),
+        lambda data: data.pop("runs"),
+        lambda data: data.update(runs={}),
+        lambda data: data.update(more=1),
+        lambda data: data.update(record="Runs"),
+        lambda data: data.update(schema_version=True),
+        lambda data: data.update(runs=[{}] * 100_001),
     ],
-)  # fmt: skip
+)
 def test_a_file_of_another_form_is_refused_whole(shared, other, change):
     path = shared(run_of(), change=change)
     with pytest.raises(UnreadableInput) as error:
@@ -206,7 +258,9 @@ def test_a_file_of_another_form_is_refused_whole(shared, other, change):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'{"record": "SharedRuns"', b"[" * 200_000, b"[]", b"null"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b'{"record": "SharedRuns"', b"[" * 200_000, b"[]", b"null"]
+)
 def test_a_damaged_file_is_one_sentence(tmp_path, other, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UnreadableInput) as error:
@@ -234,10 +288,17 @@ def test_a_name_that_is_not_public_is_never_looked_up(shared, other, tmp_path, m
         for run, name in zip(data["runs"], ("mine.json", "AcmeNet"), strict=True):
             run["model"] = name
 
-    assert receive(other, shared(run_of(), run_of(81.0), change=rename), workload_of=workload_of).lessons.unchecked == 2
+    assert (
+        receive(
+            other, shared(run_of(), run_of(81.0), change=rename), workload_of=workload_of
+        ).lessons.unchecked
+        == 2
+    )
 
 
-def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_ever(shared, other, monkeypatch):
+def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_ever(
+    shared, other, monkeypatch
+):
     asked = []
 
     def workload_of(model, precision, variant):

@@ -11,20 +11,32 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Circumstances, Knowledge, entry_of, record_sweep, share, text_of, workload_key
+from trainpace.journal import (
+    Circumstances,
+    Knowledge,
+    entry_of,
+    record_sweep,
+    share,
+    text_of,
+    workload_key,
+)
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe, Interval
 
 DEVICE = "T4"
-HERE = Circumstances(device=DEVICE, command="trainpace measure /home/anna/net.py:task", notes="a note")
+HERE = Circumstances(
+    device=DEVICE, command="trainpace measure /home/anna/net.py:task", notes="a note"
+)
 CONDITIONS = Conditions(model="/home/anna/net.py:task")
 
 
 def step_ms(batch):
     """Further off the larger the batch."""
     run = Execution(micro_batch=batch, optimizer="sgd_momentum")
-    return (1.2 + 0.005 * batch) * forecast(workload(), run, Cluster(device=find_device(DEVICE))).step.total_ms
+    return (1.2 + 0.005 * batch) * forecast(
+        workload(), run, Cluster(device=find_device(DEVICE))
+    ).step.total_ms
 
 
 @pytest.fixture
@@ -42,9 +54,16 @@ def probes(monkeypatch):
         run = Execution(micro_batch=batch, optimizer="sgd_momentum")
         if batch == 32:
             return FailedProbe(
-                model="net.py:task", device=device, execution=run, failure="timeout", reason="too long", environment={}
+                model="net.py:task",
+                device=device,
+                execution=run,
+                failure="timeout",
+                reason="too long",
+                environment={},
             )
-        return replace(measurement(), model="one layer", device=device, execution=run, median_ms=step_ms(batch))
+        return replace(
+            measurement(), model="one layer", device=device, execution=run, median_ms=step_ms(batch)
+        )
 
     Probes.asked, Probes.stop_at = [], None
     monkeypatch.setattr("trainpace.measure.sweep.probe", probe)
@@ -65,12 +84,18 @@ def test_everything_is_kept_with_its_circumstances_and_no_names(journal, probes)
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_team_sees_who_measured_and_sharing_leaves_them_out(journal, probes, monkeypatch, keep):
     monkeypatch.setenv("TRAINPACE_MEASURED_BY", " Ada of the vision group\n")
-    done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8, 16)), HERE._replace(keep_identity=keep))
+    done = record_sweep(
+        journal, CONDITIONS, SweepPlan(batches=(8, 16)), HERE._replace(keep_identity=keep)
+    )
     entries = journal.sweep_entries(done.id)
     assert {e.environment["measured_by"] for e in entries} == {"Ada of the vision group"}
-    assert {e.environment.get("hostname") for e in entries} == {socket.gethostname() if keep else None}
+    assert {e.environment.get("hostname") for e in entries} == {
+        socket.gethostname() if keep else None
+    }
     for e in entries:
-        shared = share([replace(e, model="resnet50", environment={**e.environment, "torch": "2.4.1"})])
+        shared = share(
+            [replace(e, model="resnet50", environment={**e.environment, "torch": "2.4.1"})]
+        )
         assert shared.runs.runs
         assert "Ada" not in text_of(shared.runs)
         assert socket.gethostname() not in text_of(shared.runs)
@@ -98,9 +123,13 @@ def test_an_interrupted_sweep_is_taken_up_again(journal, probes):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda c, p, h: (replace(c, precision="amp_bf16"), p, h), lambda c, p, h: (c, replace(p, repeats=3), h),
-     lambda c, p, h: (c, p, h._replace(device="another")), lambda c, p, h: (c, p, h._replace(versions="torch 3"))],
-)  # fmt: skip
+    [
+        lambda c, p, h: (replace(c, precision="amp_bf16"), p, h),
+        lambda c, p, h: (c, replace(p, repeats=3), h),
+        lambda c, p, h: (c, p, h._replace(device="another")),
+        lambda c, p, h: (c, p, h._replace(versions="torch 3")),
+    ],
+)
 def test_under_other_conditions_it_begins_anew(journal, probes, change):
     plan = SweepPlan(batches=(1, 2, 4, 8))
     probes.stop_at = 3
@@ -121,17 +150,23 @@ def test_fresh_begins_anew(journal, probes):
 
 def foresight(journal, name="one layer", **sizes):
     w = replace(workload(**sizes), model=name)
-    return Forecaster(w, Target(Cluster(device=find_device(DEVICE))), knowledge=Knowledge(journal, w))
+    return Forecaster(
+        w, Target(Cluster(device=find_device(DEVICE))), knowledge=Knowledge(journal, w)
+    )
 
 
 def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, probes):
     before = foresight(journal)
     assert before.knowledge.in_words(before) == ""
-    record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before)
+    record_sweep(
+        journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before
+    )
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = forecast(workload(), run, Cluster(device=find_device(DEVICE)))
     entry = next(e for e in journal.find() if e.execution.micro_batch == 8)
-    assert entry.forecast_ms == pytest.approx(before.forecast(replace(run, micro_batch=8)).step.total_ms)
+    assert entry.forecast_ms == pytest.approx(
+        before.forecast(replace(run, micro_batch=8)).step.total_ms
+    )
     assert entry.forecast_factor == pytest.approx(1.0)
     assert entry.workload_key == workload_key(workload(), run)
     after = foresight(journal)
@@ -148,12 +183,22 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
 @pytest.mark.parametrize("spread", [0.0, 0.31])
 def test_a_forecast_of_a_measured_size_is_as_unsure_as_its_repeats_differ(journal, spread):
     before, run = foresight(journal), Execution(micro_batch=16, optimizer="sgd_momentum")
-    middle_ms = {batch: before.forecast(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)}
+    middle_ms = {
+        batch: before.forecast(replace(run, micro_batch=batch)).step.total_ms for batch in (8, 16)
+    }
     for i, way in enumerate((-1, 0, 1)):
         for batch in (8, 16):
             one_ms = middle_ms[batch] * math.exp(way * spread)
-            m = replace(measurement(), model="one layer", device=DEVICE, execution=replace(run, micro_batch=batch), median_ms=one_ms,
-                        interval_ms=Interval(low=0.99 * one_ms, high=1.01 * one_ms, coverage=0.9, basis="one process"))  # fmt: skip
+            m = replace(
+                measurement(),
+                model="one layer",
+                device=DEVICE,
+                execution=replace(run, micro_batch=batch),
+                median_ms=one_ms,
+                interval_ms=Interval(
+                    low=0.99 * one_ms, high=1.01 * one_ms, coverage=0.9, basis="one process"
+                ),
+            )
             journal.add(entry_of(m, sweep="a" * 32, created_at=f"2026-11-2{i}T00:00:00.000000Z"))
     after = foresight(journal)
     assert len(after.knowledge.posterior(after).known) == 2  # the repeats of a size are one
@@ -175,13 +220,21 @@ def test_the_same_card_under_another_name_is_the_same_card(journal):
 
 
 def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
-    record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, foresight(journal))
+    record_sweep(
+        journal,
+        replace(CONDITIONS, model="one layer"),
+        SweepPlan(batches=(8, 64)),
+        HERE,
+        foresight(journal),
+    )
     other = foresight(journal, "another layer", n=512)
     assert "1 other model" in other.knowledge.in_words(other)
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = other.plain.forecast(run)
     seen = other.knowledge.posterior(other).known
-    of_itself = foresight(journal).at([replace(run, micro_batch=8), replace(run, micro_batch=64)]).shares()
+    of_itself = (
+        foresight(journal).at([replace(run, micro_batch=8), replace(run, micro_batch=64)]).shares()
+    )
     assert [one.run.shares for one in seen] == [tuple(shares.tolist()) for shares in of_itself]
     shifted = other.forecast(run)
     log_ratios = [one.log_ratios[0] for one in seen]
@@ -189,7 +242,9 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     old, new = plain.step_time_interval_ms, shifted.step_time_interval_ms
     assert new.high / new.low < old.high / old.low
     # a forecast that was shifted does not count as a plain one later on
-    record_sweep(journal, replace(CONDITIONS, model="another layer"), SweepPlan(batches=(16,)), HERE, other)
+    record_sweep(
+        journal, replace(CONDITIONS, model="another layer"), SweepPlan(batches=(16,)), HERE, other
+    )
     entry = next(e for e in journal.find() if e.execution.micro_batch == 16)
     assert entry.forecast_factor == pytest.approx(shifted.step.total_ms / plain.step.total_ms)
     assert entry.forecast_ms / entry.forecast_factor == pytest.approx(plain.step.total_ms)
@@ -198,7 +253,14 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
 def test_code_that_fails_everywhere_is_said(journal, monkeypatch):
     def probe(conditions, batch, device):
         run = Execution(micro_batch=batch)
-        return FailedProbe(model="m", device=device, execution=run, failure="crashed", reason="1 / 0", environment={})
+        return FailedProbe(
+            model="m",
+            device=device,
+            execution=run,
+            failure="crashed",
+            reason="1 / 0",
+            environment={},
+        )
 
     monkeypatch.setattr("trainpace.measure.sweep.probe", probe)
     with pytest.raises(TrainpaceError, match="1 / 0"):

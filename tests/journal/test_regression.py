@@ -12,9 +12,14 @@ from trainpace.watch import PARTS, Step, steady_ms
 
 def pace(ms, spread=0.02, **more):
     interval = (
-        None if spread is None else Interval(low=ms * (1 - spread), high=ms * (1 + spread), coverage=0.9, basis="made")
+        None
+        if spread is None
+        else Interval(low=ms * (1 - spread), high=ms * (1 + spread), coverage=0.9, basis="made")
     )
-    return Pace(**{"run": "a run", "step_ms": ms, "interval_ms": interval, "samples": 32.0, "ranks": 1} | more)
+    return Pace(
+        **{"run": "a run", "step_ms": ms, "interval_ms": interval, "samples": 32.0, "ranks": 1}
+        | more
+    )
 
 
 def test_slower_beyond_noise_and_tolerance_is_a_regression():
@@ -22,7 +27,9 @@ def test_slower_beyond_noise_and_tolerance_is_a_regression():
     assert not guard(pace(10), pace(10.6)).regressed  # within noise and tolerance together
     assert not guard(pace(10), pace(12), tolerance=0.25).regressed
     assert not guard(pace(10, spread=0.3), pace(12, spread=0.3)).regressed
-    assert guard(pace(10, spread=None), pace(10.6)).regressed  # no noise known: the tolerance alone decides
+    assert guard(
+        pace(10, spread=None), pace(10.6)
+    ).regressed  # no noise known: the tolerance alone decides
 
 
 @given(st.floats(0.1, 1e5), st.floats(0, 0.5), st.floats(0, 1))

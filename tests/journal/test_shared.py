@@ -17,9 +17,16 @@ from trainpace.outcome import Interval, StepTime
 
 ROOT = Path(__file__).parents[2]
 SECRETS = (
-    "jdoe", "jane.doe@acme.example", "node17.acme.example", "/home/jdoe/acme/train.py", "C:\\Users\\Jane Doe\\x.py", "hf_tokenvalue",
-    "acme_secret_model", "10.1.2.3", "--api-key=hf_tokenvalue",
-)  # fmt: skip
+    "jdoe",
+    "jane.doe@acme.example",
+    "node17.acme.example",
+    "/home/jdoe/acme/train.py",
+    "C:\\Users\\Jane Doe\\x.py",
+    "hf_tokenvalue",
+    "acme_secret_model",
+    "10.1.2.3",
+    "--api-key=hf_tokenvalue",
+)
 PLANTED = " ".join(SECRETS)
 INTERVAL = Interval(low=9.0, high=11.0, coverage=0.9, basis="x")
 
@@ -27,15 +34,26 @@ INTERVAL = Interval(low=9.0, high=11.0, coverage=0.9, basis="x")
 def planted():
     """A run with everything that must stay in every text that it has."""
     return whole_entry(
-        model=PLANTED, device="Tesla T4", reason="", command=PLANTED, notes=PLANTED, source=PLANTED, loss=PLANTED, commit=PLANTED,
-        forecast_basis=PLANTED, workload_key=PLANTED, sweep="ab" * 16, seed=42,
+        model=PLANTED,
+        device="Tesla T4",
+        reason="",
+        command=PLANTED,
+        notes=PLANTED,
+        source=PLANTED,
+        loss=PLANTED,
+        commit=PLANTED,
+        forecast_basis=PLANTED,
+        workload_key=PLANTED,
+        sweep="ab" * 16,
+        seed=42,
         execution=Execution(micro_batch=8, optimizer=PLANTED),
         interval_ms=Interval(low=9.0, high=11.0, coverage=0.9, basis=PLANTED),
         environment={
             **dict.fromkeys(("cpu", "gpu", "system", "host", "threads", PLANTED), PLANTED),
-            **dict.fromkeys(("torch", "cuda", "cudnn", "python"), PLANTED), "rocm": f"6.1+{SECRETS[0]}",
+            **dict.fromkeys(("torch", "cuda", "cudnn", "python"), PLANTED),
+            "rocm": f"6.1+{SECRETS[0]}",
         },
-    )  # fmt: skip
+    )
 
 
 def test_nothing_planted_leaves():
@@ -56,15 +74,33 @@ def test_no_field_of_an_entry_leaves_by_default():
     one = planted()
     kept = json.loads(text_of(share([one]).runs))["runs"][0]
     assert set(kept) <= {
-        "model", "device", "date", "outcome", "mode", "sequence_length", "image_size", "execution", "step_time_ms", "low_ms",
-        "high_ms", "steps_timed", "parts", "peak_memory_gib", "reserved_memory_gib", "forecast_ms", "forecast_shares", "software",
+        "model",
+        "device",
+        "date",
+        "outcome",
+        "mode",
+        "sequence_length",
+        "image_size",
+        "execution",
+        "step_time_ms",
+        "low_ms",
+        "high_ms",
+        "steps_timed",
+        "parts",
+        "peak_memory_gib",
+        "reserved_memory_gib",
+        "forecast_ms",
+        "forecast_shares",
+        "software",
         "host_cpu",
-    }  # fmt: skip
+    }
     assert one.id not in text_of(share([one]).runs)
     assert one.created_at not in text_of(share([one]).runs)
     assert kept["date"] == one.created_at[:10]
     text_fields = [name for name in Entry.__struct_fields__ if PLANTED in str(getattr(one, name))]
-    assert {"model", "command", "notes", "source", "loss", "commit", "workload_key"} <= set(text_fields)
+    assert {"model", "command", "notes", "source", "loss", "commit", "workload_key"} <= set(
+        text_fields
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -74,7 +110,11 @@ def test_every_text_of_any_run_is_one_that_trainpace_knows(one):
     for run in json.loads(text_of(share([one]).runs))["runs"]:
         choices = {c for field in EXECUTION_FIELDS.values() for c in field.choices}
         for name, value in run.pop("execution").items():
-            assert not isinstance(value, str) or value in choices or (name == "optimizer" and value in OPTIMIZER_NAMES)
+            assert (
+                not isinstance(value, str)
+                or value in choices
+                or (name == "optimizer" and value in OPTIMIZER_NAMES)
+            )
         assert all(re.fullmatch(VERSION, version) for version in run.pop("software", {}).values())
         assert re.fullmatch(MODEL, run.pop("model"))
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.pop("date"))
@@ -108,7 +148,12 @@ def test_a_public_name_with_a_persons_name_in_it_is_ones_own(monkeypatch):
 
 def test_own_models_are_told_apart_by_number():
     done = share([whole_entry(model=model) for model in ("a.py:f", "b.py:f", "a.py:f", "vgg16")])
-    assert [run.model for run in done.runs.runs] == ["own model 1", "own model 2", "own model 1", "vgg16"]
+    assert [run.model for run in done.runs.runs] == [
+        "own model 1",
+        "own model 2",
+        "own model 1",
+        "vgg16",
+    ]
 
 
 def test_a_run_that_stays_takes_no_number():
@@ -119,10 +164,14 @@ def test_a_run_that_stays_takes_no_number():
 
 
 def test_what_cannot_be_used_stays_behind_with_its_reason():
-    done = share([
-        entry(kind="import"), entry(step_time_ms=None, outcome="timeout"), entry(device="My Own Card"),
-        entry(step_time_ms=None, outcome="out_of_memory"),
-    ])  # fmt: skip
+    done = share(
+        [
+            entry(kind="import"),
+            entry(step_time_ms=None, outcome="timeout"),
+            entry(device="My Own Card"),
+            entry(step_time_ms=None, outcome="out_of_memory"),
+        ]
+    )
     assert [run.outcome for run in done.runs.runs] == ["out_of_memory"]
     assert len(done.left_out) == 3
     assert sum(done.left_out.values()) == 3
@@ -136,7 +185,9 @@ def test_the_forecast_leaves_without_what_the_journal_had_corrected():
 
 
 def test_the_documented_schema_is_the_records():
-    assert json.loads((ROOT / "docs/shared_runs.schema.json").read_text()) == json.loads(json.dumps(schema()))
+    assert json.loads((ROOT / "docs/shared_runs.schema.json").read_text()) == json.loads(
+        json.dumps(schema())
+    )
 
 
 def test_the_schema_names_every_field_and_allows_no_other():
@@ -145,9 +196,16 @@ def test_the_schema_names_every_field_and_allows_no_other():
     assert schema()["additionalProperties"] is False
     step = StepTime(forward_ms=6.0, backward_ms=4.0)
     whole = whole_entry(
-        step=step, environment={"torch": "2.4.1+cu121", "cpu": "Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz"}, sequence_length=8,
-        image_size=224, reserved_memory_gib=2.0, forecast_ms=9.0, forecast_shares=(1.0,), interval_ms=INTERVAL, mode="inference",
-    )  # fmt: skip
+        step=step,
+        environment={"torch": "2.4.1+cu121", "cpu": "Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz"},
+        sequence_length=8,
+        image_size=224,
+        reserved_memory_gib=2.0,
+        forecast_ms=9.0,
+        forecast_shares=(1.0,),
+        interval_ms=INTERVAL,
+        mode="inference",
+    )
     (kept,) = json.loads(text_of(share([whole]).runs))["runs"]
     assert set(kept) == set(run["properties"]) - {"outcome"}
     assert kept["software"] == {"torch": "2.4.1"}

@@ -29,34 +29,49 @@ def test_what_goes_in_comes_out(journal):
     assert journal.count() == 1
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(strategies.entries(), max_size=4, unique_by=lambda e: e.id))
 def test_every_entry_survives(journal, several):
     before = journal.count()
     new = [
         e
         for e in several
-        if not journal.find(Query(), limit=None) or e.id not in {f.id for f in journal.find(limit=None)}
+        if not journal.find(Query(), limit=None)
+        or e.id not in {f.id for f in journal.find(limit=None)}
     ]
     assert journal.add_many(several) == len(new)
     assert journal.count() == before + len(new)
     for e in new:
         assert journal.get(e.id) == e
         assert e in journal.find(
-            Query(model=e.model, device=e.device, exact=True, optimizer=e.execution.optimizer), limit=None
+            Query(model=e.model, device=e.device, exact=True, optimizer=e.execution.optimizer),
+            limit=None,
         )
 
 
 def test_measurements_go_there_and_back(journal):
-    m = replace(measurement(), reserved_memory_gib=2.0, losses=(1.0, float("nan"), float("inf")), device="T4")
+    m = replace(
+        measurement(),
+        reserved_memory_gib=2.0,
+        losses=(1.0, float("nan"), float("inf")),
+        device="T4",
+    )
     journal.add(entry_of(m, forecast_ms=3.0))
     back = probe_of(journal.find()[0])
     assert replace(back, losses=()) == replace(m, losses=())
     assert back.losses[0] == 1.0
     assert back.losses[1] != back.losses[1]
     probe = FailedProbe(
-        model="m", device="d", execution=Execution(micro_batch=512), failure="out_of_memory", reason="no\x00\x1b[31m memory", environment={}
-    )  # fmt: skip
+        model="m",
+        device="d",
+        execution=Execution(micro_batch=512),
+        failure="out_of_memory",
+        reason="no\x00\x1b[31m memory",
+        environment={},
+    )
     failed = entry_of(probe)
     assert journal.add(failed)
     assert (failed.outcome, failed.step_time_ms) == ("out_of_memory", None)
@@ -68,11 +83,21 @@ def test_measurements_go_there_and_back(journal):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"id": "../../x"}, {"created_at": "2026-11-21"}, {"created_at": "2026-11-21T00:00:00Z"}, {"model": "a\0b"},
-        {"environment": {"\0": ""}}, {"step_times_ms": (float("nan"),)}, {"peak_memory_gib": float("inf")}, {"seed": 2**60},
-        {"step_time_ms": -1.0}, {"outcome": "crashed"}, {"outcome": "fine"}, {"kind": "guess"}, {"notes": "\ud800"},
+        {"id": "../../x"},
+        {"created_at": "2026-11-21"},
+        {"created_at": "2026-11-21T00:00:00Z"},
+        {"model": "a\0b"},
+        {"environment": {"\0": ""}},
+        {"step_times_ms": (float("nan"),)},
+        {"peak_memory_gib": float("inf")},
+        {"seed": 2**60},
+        {"step_time_ms": -1.0},
+        {"outcome": "crashed"},
+        {"outcome": "fine"},
+        {"kind": "guess"},
+        {"notes": "\ud800"},
     ],
-)  # fmt: skip
+)
 def test_what_would_not_come_back_is_refused(wrong):
     with pytest.raises(TrainpaceError) as error:
         replace(entry(), **wrong) and entry(**wrong)
@@ -80,9 +105,14 @@ def test_what_would_not_come_back_is_refused(wrong):
 
 
 def test_filters(journal):
-    old = entry(created_at="2020-01-01T00:00:00.000000Z", device="A100", batch=64, notes="Straße 100% _odd_")
+    old = entry(
+        created_at="2020-01-01T00:00:00.000000Z", device="A100", batch=64, notes="Straße 100% _odd_"
+    )
     other = entry(
-        model="vgg16", execution=Execution(precision="bf16", optimizer="adamw"), sweep=new_id(), kind="import"
+        model="vgg16",
+        execution=Execution(precision="bf16", optimizer="adamw"),
+        sweep=new_id(),
+        kind="import",
     )
     failed = entry(step_time_ms=None, outcome="out_of_memory", reason="too large", workload_key="w")
     assert journal.add_many([old, other, failed]) == 3
@@ -94,11 +124,22 @@ def test_filters(journal):
     assert ids(model="resnet", exact=True) == set()
     assert ids(model="vgg16", exact=True) == {other.id}
     assert ids(device="a10") == {old.id}
-    assert ids(precision="bf16") == ids(optimizer="adamw") == ids(kind="import") == ids(sweep=other.sweep) == {other.id}
+    assert (
+        ids(precision="bf16")
+        == ids(optimizer="adamw")
+        == ids(kind="import")
+        == ids(sweep=other.sweep)
+        == {other.id}
+    )
     assert ids(sweep=other.sweep[:8]) == ids(sweep=other.sweep[:8].upper()) == {other.id}
     assert ids(sweep="x" + other.sweep[:7]) == ids(sweep=other.sweep[:31] + "%") == set()
     assert ids(micro_batch=64) == {old.id}
-    assert ids(outcome="out_of_memory") == ids(workload_key="w") == ids(text="TOO LARGE") == {failed.id}
+    assert (
+        ids(outcome="out_of_memory")
+        == ids(workload_key="w")
+        == ids(text="TOO LARGE")
+        == {failed.id}
+    )
     assert ids(since="2020-01-02") == {other.id, failed.id}
     assert ids(since="2020-01-01T01:00:00+01:00") == {old.id, other.id, failed.id}
     assert ids(text="STRASSE") == ids(text="100%") == ids(text="_odd_") == {old.id}
@@ -113,7 +154,10 @@ def test_filters(journal):
 
 def test_pages_and_prefixes(journal):
     made = [
-        entry(id=f"{'ab' if i < 2 else 'cd'}{i:030x}", created_at=f"2026-01-01T00:00:{i:02}.000000Z") for i in range(10)
+        entry(
+            id=f"{'ab' if i < 2 else 'cd'}{i:030x}", created_at=f"2026-01-01T00:00:{i:02}.000000Z"
+        )
+        for i in range(10)
     ]
     journal.add_many(made)
     assert [e.id for e in journal.find(limit=3, offset=2)] == [e.id for e in made[7:4:-1]]
@@ -138,14 +182,19 @@ def test_changing_and_deleting(journal):
 
 
 def test_sweeps_resume(journal):
-    first, second = sweep(created_at="2026-01-01T00:00:00.000000Z"), sweep(created_at="2026-01-02T00:00:00.000000Z")
+    first, second = (
+        sweep(created_at="2026-01-01T00:00:00.000000Z"),
+        sweep(created_at="2026-01-02T00:00:00.000000Z"),
+    )
     assert journal.open_sweep("k") is None
     assert journal.add(first)
     assert journal.add(second)
     assert not journal.add(first)
     assert journal.open_sweep("k") == second
     assert journal.open_sweep("K") is None
-    runs = [entry(sweep=second.id, batch=b, created_at=f"2026-01-03T00:00:0{b}.000000Z") for b in (1, 2)]
+    runs = [
+        entry(sweep=second.id, batch=b, created_at=f"2026-01-03T00:00:0{b}.000000Z") for b in (1, 2)
+    ]
     journal.add_many([*reversed(runs), entry()])
     assert journal.sweep_entries(second.id) == runs
     assert journal.finish_sweep(second).finished_at
@@ -185,7 +234,9 @@ def test_writers_at_once_lose_and_double_nothing(place):
     assert [w.exitcode for w in writers] == [0] * 4
     with Journal.open(place) as journal:
         notes = [e.notes for e in journal.find(limit=None)]
-    assert sorted(notes) == sorted([f"{w} {i}" for w in range(4) for i in range(60)] + ["the same from all"])
+    assert sorted(notes) == sorted(
+        [f"{w} {i}" for w in range(4) for i in range(60)] + ["the same from all"]
+    )
 
 
 def bring_in(place, backwards):
@@ -195,7 +246,9 @@ def bring_in(place, backwards):
 
 
 def test_two_imports_of_the_same_in_another_order_do_not_wait_for_each_other(place):
-    writers = [SPAWN.Process(target=bring_in, args=(place, backwards)) for backwards in (True, False)]
+    writers = [
+        SPAWN.Process(target=bring_in, args=(place, backwards)) for backwards in (True, False)
+    ]
     for w in writers:
         w.start()
     for w in writers:
@@ -271,7 +324,11 @@ def test_where_it_is(tmp_path, monkeypatch):
 def test_entries_are_in_order_of_time_as_text(journal):
     odd = [
         entry(created_at=t)
-        for t in ("0001-01-01T00:00:00.000000Z", "2026-11-21T07:45:36.000001Z", "9999-12-31T23:59:59.999999Z")
+        for t in (
+            "0001-01-01T00:00:00.000000Z",
+            "2026-11-21T07:45:36.000001Z",
+            "9999-12-31T23:59:59.999999Z",
+        )
     ]
     journal.add_many(odd[::-1])
     assert journal.find(newest_first=False) == odd

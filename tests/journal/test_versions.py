@@ -49,10 +49,14 @@ def test_a_journal_of_another_version_is_refused_and_not_touched(place, version)
     with Journal.open(place) as journal:
         journal.add(entry())
     engine = engine_of(url_of(place), create=False)
-    writing(engine, lambda connection: connection.execute(text(f"UPDATE journal_meta SET version = {version}")))
+    writing(
+        engine,
+        lambda connection: connection.execute(text(f"UPDATE journal_meta SET version = {version}")),
+    )
     engine.dispose()
     with pytest.raises(
-        UnreadableInput, match=rf"version {version}.*reads version {VERSION}.*the trainpace that made it"
+        UnreadableInput,
+        match=rf"version {version}.*reads version {VERSION}.*the trainpace that made it",
     ):
         Journal.open(place)
     assert versions(place) == [version]

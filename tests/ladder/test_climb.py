@@ -24,12 +24,17 @@ def by(setup):
 def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
     world = World(by)
     found = climb(
-        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")), world.actions()
+        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")),
+        world.actions(),
     )
     assert [r.kept for r in found.rungs] == [True, False, True]
     assert found.rungs[1].reason.startswith("slower: 0.50x")
     setup, measured = found.kept
-    assert (setup.execution.precision, setup.loader.workers, setup.loader.shards) == ("fp32", 2, "shards")
+    assert (setup.execution.precision, setup.loader.workers, setup.loader.shards) == (
+        "fp32",
+        2,
+        "shards",
+    )
     assert measured.step_time_ms == 5
     assert world.precomputed == ["train.py:photos"]
     assert found.finished
@@ -39,7 +44,10 @@ def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
 def test_the_best_of_alternatives_is_kept():
     start = ladder(rung("micro-batch", micro_batch=(4, 16, 8)))
     start = replace(
-        start, start=replace(start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4))
+        start,
+        start=replace(
+            start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4)
+        ),
     )
     found = climb(start, World(by).actions())
     assert found.rungs[0].chosen == 1
@@ -48,7 +56,8 @@ def test_the_best_of_alternatives_is_kept():
 
 def test_alternatives_that_cannot_be_are_left_out_and_a_rung_of_none_is_undone():
     found = climb(
-        ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)), World(by).actions()
+        ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)),
+        World(by).actions(),
     )
     assert not found.rungs[0].kept
     assert "does not divide" in found.rungs[0].reason
@@ -81,12 +90,17 @@ def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
 
 def test_a_baseline_that_fails_ends_it():
     with pytest.raises(UserCodeError, match="the baseline cannot be measured: no disk"):
-        climb(ladder(rung("shards")), World(lambda _: FailedTrial(kind="failed", reason="no disk.")).actions())
+        climb(
+            ladder(rung("shards")),
+            World(lambda _: FailedTrial(kind="failed", reason="no disk.")).actions(),
+        )
 
 
 def test_shards_that_cannot_be_made_undo_their_rung():
     world = World(by)
-    actions = world.actions()._replace(precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full.")))
+    actions = world.actions()._replace(
+        precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full."))
+    )
     found = climb(ladder(rung("shards"), rung("workers", workers=1)), actions)
     assert [r.kept for r in found.rungs] == [False, True]
     assert "the disk is full" in found.rungs[0].reason
@@ -111,7 +125,9 @@ def test_the_first_and_the_last_setup_are_measured_in_turn_in_the_end():
     world = World(ms_of)
     found = climb(ladder(rung("workers", workers=2), rung("shards")), world.actions())
     ends = [
-        (setup.loader.workers, setup.loader.shards) for setup, _, name in world.tried if name.startswith(END_TO_END)
+        (setup.loader.workers, setup.loader.shards)
+        for setup, _, name in world.tried
+        if name.startswith(END_TO_END)
     ]
     assert ends == [(0, None), (2, "shards")] * 2
     assert found.end_to_end.first_ms == (100.0, 100.0)
@@ -137,7 +153,9 @@ def test_a_last_setup_that_fails_in_the_end_leaves_the_product():
 
 def test_one_rung_that_was_kept_is_the_whole_and_not_measured_again():
     world = World(by)
-    found = climb(ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16")), world.actions())
+    found = climb(
+        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16")), world.actions()
+    )
     assert found.end_to_end is None
     assert not [name for _, _, name in world.tried if name.startswith(END_TO_END)]
 
@@ -167,8 +185,13 @@ def test_an_interrupted_climb_goes_on_where_it_was():
     assert [r.title for r in state.rungs] == ["workers"]
     second = World(by)
     found = climb(ladder(*rungs), second.actions(), state)
-    assert [name for _, _, name in second.tried if not name.startswith(END_TO_END)] == ["shards-0", "bf16-0"]
-    assert found == replace(climb(ladder(*rungs), World(by).actions()), rungs=found.rungs, baseline=found.baseline)
+    assert [name for _, _, name in second.tried if not name.startswith(END_TO_END)] == [
+        "shards-0",
+        "bf16-0",
+    ]
+    assert found == replace(
+        climb(ladder(*rungs), World(by).actions()), rungs=found.rungs, baseline=found.baseline
+    )
 
 
 def _interrupted_at(try_it, count):
@@ -191,7 +214,9 @@ def test_only_what_is_the_same_is_taken_up():
     ):
         world = World(by)
         climb(other, world.actions(), done)
-        assert {name for _, _, name in world.tried} >= {"shards-0"} or "workers-1" in str(world.tried)
+        assert {name for _, _, name in world.tried} >= {"shards-0"} or "workers-1" in str(
+            world.tried
+        )
         assert "baseline" not in {name for _, _, name in world.tried}
     world = World(by)
     climb(replace(ladder(*rungs), seconds=1.0), world.actions(), done)  # another kind of trial
@@ -201,7 +226,9 @@ def test_only_what_is_the_same_is_taken_up():
     assert world.tried == []
 
 
-@pytest.mark.parametrize(("kind", "again"), [("timed out", 0), ("out of memory", 0), ("misuse", 1), ("failed", 1)])
+@pytest.mark.parametrize(
+    ("kind", "again"), [("timed out", 0), ("out of memory", 0), ("misuse", 1), ("failed", 1)]
+)
 def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
     rungs = ladder(rung("workers", workers=2))
     failing = World(lambda s: FailedTrial(kind=kind, reason="x.") if s.loader.workers else 100.0)
@@ -213,7 +240,10 @@ def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
 
 def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compared():
     world = World(lambda setup: 100.0 if setup.execution.global_batch == 16 else 200.0)
-    found = climb(ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True), world.actions())
+    found = climb(
+        ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True),
+        world.actions(),
+    )
     assert found.rungs[0].kept
     assert found.rungs[0].gain.ratio == pytest.approx(2)
     assert found.rungs[0].losses.verdict == "not compared"
@@ -228,7 +258,8 @@ def test_every_measured_alternative_goes_into_the_journal():
 def test_a_dry_run_tries_nothing():
     world = World(by)
     ahead = preview(
-        ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))), world.actions()
+        ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))),
+        world.actions(),
     )
     assert world.tried == world.precomputed == []
     assert [a.title for a in ahead] == ["baseline", "shards", "five", "workers"]

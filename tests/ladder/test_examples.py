@@ -23,7 +23,9 @@ def test_every_rung_of_a_script_can_be_tried(name, tmp_path):
         "--no-forecast",
         "--json",
     ]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, check=True
+    )
     answer = json.loads(done.stdout)
     assert len(answer["rungs"]) > 4
     for rung in answer["rungs"]:
@@ -39,7 +41,9 @@ def test_a_step_of_the_characters_sees_the_same_sequences_however_it_is_divided(
     data = train.Sequences()
     places = torch.randint(len(data), (480,), generator=torch.Generator().manual_seed(0))
     parts = [places[rank::2].split(60) for rank in range(2)]
-    assert sorted(int(p) for rank in parts for part in rank for p in part) == sorted(map(int, places))
+    assert sorted(int(p) for rank in parts for part in rank for p in part) == sorted(
+        map(int, places)
+    )
     x, target = data[int(places[0])]
     assert torch.equal(x[1:], target[:-1])
 

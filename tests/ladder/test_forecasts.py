@@ -14,7 +14,13 @@ from trainpace.forecast.collectives import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import forecasts
-from trainpace.ladder.forecasts import LadderForecasts, MeasuredCompute, has_data, links_of, rank_threads
+from trainpace.ladder.forecasts import (
+    LadderForecasts,
+    MeasuredCompute,
+    has_data,
+    links_of,
+    rank_threads,
+)
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.trial import LoaderSettings
 from trainpace.loader.worker import costs
@@ -48,10 +54,19 @@ def test_a_samples_cost_is_timed_once_for_all_batch_sizes(task):
 
 
 def test_links_of_one_machine_give_back_its_all_reduce():
-    timed = AllReduce(ranks=2, backend="gloo", sizes_bytes=(4,), time_ms=(1.0,), latency_us=200, bandwidth_gb_per_s=2.0)
+    timed = AllReduce(
+        ranks=2,
+        backend="gloo",
+        sizes_bytes=(4,),
+        time_ms=(1.0,),
+        latency_us=200,
+        bandwidth_gb_per_s=2.0,
+    )
     import numpy as np
 
-    seconds = gloo_seconds("all_reduce", np.array([8e6]), np.array([2.0]), np.array([False]), 2.0, links_of(timed))
+    seconds = gloo_seconds(
+        "all_reduce", np.array([8e6]), np.array([2.0]), np.array([False]), 2.0, links_of(timed)
+    )
     assert seconds[0] == pytest.approx(200e-6 + 8e6 / 2e9)
 
 
@@ -77,14 +92,18 @@ def setup(**rest) -> Setup:
 def test_a_scripts_own_settings_are_not_forecast_before_they_are_measured(tmp_path, monkeypatch):
     """From then on other setups with the same ones are, as ratios."""
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
-    monkeypatch.setattr(seen, "_forecast", lambda s: forecast_of_ms(10.0 if s.execution.micro_batch == 1 else 20.0))
+    monkeypatch.setattr(
+        seen, "_forecast", lambda s: forecast_of_ms(10.0 if s.execution.micro_batch == 1 else 20.0)
+    )
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     own = {"settings": {"pad": False, "data.shards": "{shards}"}}
     bare, padded = setup(), setup(**own)
     before = [MeasuredCompute(bare, 30.0)]
     [told] = seen.forecast([padded], before)
     assert told.reason == forecasts.OWN_SETTINGS
-    [told] = seen.forecast([setup(**own, execution={"micro_batch": 2})], [*before, MeasuredCompute(padded, 12.0)])
+    [told] = seen.forecast(
+        [setup(**own, execution={"micro_batch": 2})], [*before, MeasuredCompute(padded, 12.0)]
+    )
     assert told.step_ms == pytest.approx(24.0)
     [told] = seen.forecast([setup(settings={"data.shards": "{shards}"})], before)
     assert told.step_ms == pytest.approx(30.0)
@@ -112,7 +131,9 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
     assert "the disk is gone" in found[0].reason
 
 
-def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_measured(tmp_path, monkeypatch):
+def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_measured(
+    tmp_path, monkeypatch
+):
     tries = []
 
     def too_busy():
@@ -123,9 +144,17 @@ def test_a_machine_too_busy_to_be_calibrated_still_has_forecasts_of_what_was_mea
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     known = [MeasuredCompute(setup(execution={"micro_batch": 4, "accumulation": 4}), 80.0)]
     (first,) = seen.forecast([known[0].setup], [])
-    assert first.reason == "this machine could not be calibrated: calibrating this machine took longer than 340 s."
-    workers = setup(execution={"micro_batch": 4, "accumulation": 4}, loader=LoaderSettings(workers=2))
-    larger, other = setup(execution={"micro_batch": 16}), setup(execution={"micro_batch": 16, "precision": "amp_bf16"})
+    assert (
+        first.reason
+        == "this machine could not be calibrated: calibrating this machine took longer than 340 s."
+    )
+    workers = setup(
+        execution={"micro_batch": 4, "accumulation": 4}, loader=LoaderSettings(workers=2)
+    )
+    larger, other = (
+        setup(execution={"micro_batch": 16}),
+        setup(execution={"micro_batch": 16, "precision": "amp_bf16"}),
+    )
     same, larger, other = seen.forecast([workers, larger, other], known)
     assert same.step_ms == larger.step_ms == pytest.approx(80)
     assert "without a profile" in same.basis
@@ -151,11 +180,18 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
 
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_forecast", forecast)
-    half, known = {"precision": "amp_bf16", "micro_batch": 8}, {"precision": "amp_bf16", "micro_batch": 16}
-    found = seen.forecast([setup(execution=half)], [MeasuredCompute(setup(execution=known), 4.0)])[0]
+    half, known = (
+        {"precision": "amp_bf16", "micro_batch": 8},
+        {"precision": "amp_bf16", "micro_batch": 16},
+    )
+    found = seen.forecast([setup(execution=half)], [MeasuredCompute(setup(execution=known), 4.0)])[
+        0
+    ]
     assert found.step_ms == pytest.approx(6.0)
     assert "of fp32" in found.basis
-    assert seen.forecast([setup(execution=half)], [MeasuredCompute(setup(), 4.0)])[0].step_ms is None
+    assert (
+        seen.forecast([setup(execution=half)], [MeasuredCompute(setup(), 4.0)])[0].step_ms is None
+    )
 
 
 def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monkeypatch):
@@ -164,7 +200,12 @@ def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monk
     def seen(latency_us: float) -> float:
         here = LadderForecasts(tmp_path, "cpu", machine_profile, lambda _: None, 10)
         timed = AllReduce(
-            ranks=2, backend="gloo", sizes_bytes=(4,), time_ms=(1.0,), latency_us=latency_us, bandwidth_gb_per_s=1.0
+            ranks=2,
+            backend="gloo",
+            sizes_bytes=(4,),
+            time_ms=(1.0,),
+            latency_us=latency_us,
+            bandwidth_gb_per_s=1.0,
         )
         monkeypatch.setattr(forecasts, "measure_allreduce", lambda *_: timed)
         monkeypatch.setattr(here, "_workload", lambda _: workload())
@@ -185,8 +226,12 @@ def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_
         asked.append((execution.engine, cluster.nodes, cluster.host_links))
         return forecast_of_ms(100.0 if execution.engine == "ddp" else 150.0)
 
-    links = HostLinks(start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0)
-    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
+    links = HostLinks(
+        start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0
+    )
+    seen = LadderForecasts(
+        tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links
+    )
     monkeypatch.setattr(Forecaster, "forecast", forecast)
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     device = Device(name="c", vendor="", architecture="", kind="cpu")

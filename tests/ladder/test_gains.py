@@ -38,4 +38,6 @@ def test_noise_alone_is_seldom_a_gain():
     def times():
         return [100 * draw.lognormvariate(0, 0.05) for _ in range(3)]
 
-    assert sum(gain_of(times(), times()).faster for _ in range(2000)) / 2000 == pytest.approx(0.05, abs=0.015)
+    assert sum(gain_of(times(), times()).faster for _ in range(2000)) / 2000 == pytest.approx(
+        0.05, abs=0.015
+    )

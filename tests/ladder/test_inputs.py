@@ -40,7 +40,11 @@ def write(tmp_path):
 def test_a_ladder(write, tmp_path):
     found = read_ladder(write(TEXT))
     assert found.start.task == f"{tmp_path / 'train.py'}:task"
-    assert (found.start.execution.global_batch, found.start.loader.workers, found.seconds) == (16, 2, 2)
+    assert (found.start.execution.global_batch, found.start.loader.workers, found.seconds) == (
+        16,
+        2,
+        2,
+    )
     assert found.rungs[0].changes == {"micro_batch": (8, 16)}
     assert found.rungs[0].title == "micro_batch (8, 16)"
     assert found.rungs[1].precompute == f"{tmp_path / 'train.py'}:photos"
@@ -97,7 +101,12 @@ def plan(**rest) -> Plan:
     bigger = Execution(micro_batch=32)
     ready = DataPath(workers=2, precomputed=True)
     outlook = Outlook(
-        choice=Choice(execution=start, data=two), changes=0, step_ms=1, job_s=1, needed_gib=1, num_devices=1
+        choice=Choice(execution=start, data=two),
+        changes=0,
+        step_ms=1,
+        job_s=1,
+        needed_gib=1,
+        num_devices=1,
     )
     changes = (
         Change(title="larger", execution=bigger, forecast_saved_s=1, data=two),
@@ -109,10 +118,15 @@ def plan(**rest) -> Plan:
 def test_a_plans_changes_are_rungs(tmp_path):
     save(plan(model="train.py:task"), tmp_path / "plan.json")
     found = read_ladder(tmp_path / "plan.json", precompute="train.py:photos")
-    assert (found.start.task, found.start.loader.workers, found.device) == ("train.py:task", 2, "cuda")
+    assert (found.start.task, found.start.loader.workers, found.device) == (
+        "train.py:task",
+        2,
+        "cuda",
+    )
     assert [(r.title, r.changes, r.precompute) for r in found.rungs] == [
-        ("larger", {"micro_batch": 32}, ""), ("offline", {}, "train.py:photos"),
-    ]  # fmt: skip
+        ("larger", {"micro_batch": 32}, ""),
+        ("offline", {}, "train.py:photos"),
+    ]
     assert not found.allow_global_batch
 
 

@@ -49,7 +49,11 @@ class Climbs(RuleBasedStateMachine):
         ms *= {0: 1.0, 1: 0.8, 2: 0.5, 4: 0.3, 8: 0.4}[setup.loader.workers]
         ms *= 2.0 if setup.execution.precision == "amp_bf16" else 1.0
         ms *= 0.1 if setup.loader.shards else 1.0
-        return ms * {16: 1.0, 8: 0.7, 4: 2.0}[setup.execution.micro_batch] * (0.6 if setup.loader.pin_memory else 1.0)
+        return (
+            ms
+            * {16: 1.0, 8: 0.7, 4: 2.0}[setup.execution.micro_batch]
+            * (0.6 if setup.loader.pin_memory else 1.0)
+        )
 
     @property
     def ladder(self):
@@ -83,7 +87,11 @@ class Climbs(RuleBasedStateMachine):
         """For good: what was measured is not measured again, so a machine that broke anew would not be seen."""
         self.mended = True
 
-    @rule(after=st.integers(0, 6), writing=st.booleans(), error=st.sampled_from([KeyboardInterrupt, MemoryError]))
+    @rule(
+        after=st.integers(0, 6),
+        writing=st.booleans(),
+        error=st.sampled_from([KeyboardInterrupt, MemoryError]),
+    )
     def climb_and_be_ended(self, after, writing, error):
         """Ended at a trial, or where the state is written: what was kept before is there."""
         before = measured_in(self.kept())
@@ -99,7 +107,9 @@ class Climbs(RuleBasedStateMachine):
             return inner
 
         actions = (
-            actions._replace(keep=until(actions.keep)) if writing else actions._replace(try_it=until(actions.try_it))
+            actions._replace(keep=until(actions.keep))
+            if writing
+            else actions._replace(try_it=until(actions.try_it))
         )
         try:
             climb(self.ladder, actions, self.kept())
@@ -115,7 +125,9 @@ class Climbs(RuleBasedStateMachine):
         assert before <= measured_in(self.kept())
         assert found.finished
         new = measured_in(self.kept()) - before
-        assert {one.title for one in found.rungs if one.key in new} - {"breaks"} == titles_tried(world) - {"breaks"}
+        assert {one.title for one in found.rungs if one.key in new} - {"breaks"} == titles_tried(
+            world
+        ) - {"breaks"}
         alone = climb(self.ladder, World(self.ms_of).actions())
         assert [what_of(one) for one in found.rungs] == [what_of(one) for one in alone.rungs]
         assert found.kept[0] == alone.kept[0]
@@ -127,7 +139,9 @@ class Climbs(RuleBasedStateMachine):
 def titles_tried(world):
     """Of the rungs themselves, not of the baseline nor of what was kept before, which may be measured again beside a rung."""
     setups = [
-        name for _, _, name in world.tried if not name.startswith(("baseline", END_TO_END)) and "-before" not in name
+        name
+        for _, _, name in world.tried
+        if not name.startswith(("baseline", END_TO_END)) and "-before" not in name
     ]
     titles = {name.partition("-again")[0].rstrip("0123456789").rstrip("-") for name in setups}
     return {title.replace("-", " ") for title in titles}
@@ -135,16 +149,27 @@ def titles_tried(world):
 
 def what_of(result):
     """All but what hangs on earlier trials: whether the kept setup was measured again beside it."""
-    return result.key, result.kept, result.chosen, [(one.setup, one.failure) for one in result.tried]
+    return (
+        result.key,
+        result.kept,
+        result.chosen,
+        [(one.setup, one.failure) for one in result.tried],
+    )
 
 
 def measured_in(state):
     """The rungs that need not be measured again."""
-    return set() if state is None else {one.key for one in (*state.rungs, *state.others) if one.lasting}
+    return (
+        set()
+        if state is None
+        else {one.key for one in (*state.rungs, *state.others) if one.lasting}
+    )
 
 
 def run_machine(examples, steps):
-    run_state_machine_as_test(Climbs, settings=settings(max_examples=examples, stateful_step_count=steps))
+    run_state_machine_as_test(
+        Climbs, settings=settings(max_examples=examples, stateful_step_count=steps)
+    )
 
 
 def test_any_order_of_climbs():

@@ -22,7 +22,10 @@ def test_a_curve_is_ok_beside_itself(losses, tolerance):
 @given(LOSSES, st.floats(0.1, 100))
 def test_units_do_not_matter(losses, factor):
     other = [loss * 1.3 for loss in losses]
-    a, b = compare(losses, other, 0.1), compare([v * factor for v in losses], [v * factor for v in other], 0.1)
+    a, b = (
+        compare(losses, other, 0.1),
+        compare([v * factor for v in losses], [v * factor for v in other], 0.1),
+    )
     assert a.worst == pytest.approx(b.worst)
 
 
@@ -56,7 +59,10 @@ def test_a_loss_near_zero_is_measured_against_the_first():
 
 def test_the_baselines_own_spread_widens_the_tolerance():
     rng = np.random.default_rng(0)
-    one, other = ([loss + 0.15 * (i >= 20) * k + rng.normal(0, 0.01) for i, loss in enumerate(CURVE)] for k in (0, 1))
+    one, other = (
+        [loss + 0.15 * (i >= 20) * k + rng.normal(0, 0.01) for i, loss in enumerate(CURVE)]
+        for k in (0, 1)
+    )
     spread = own_spread(one, other)
     assert 0.1 < spread < 0.25
     assert compare(one, other, 0.1).verdict == "diverges"

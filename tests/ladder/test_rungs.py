@@ -16,9 +16,25 @@ def setup(**execution) -> Setup:
     return Setup(task="train.py:task", execution=Execution(**execution))
 
 
-@given(SMALL, SMALL, SMALL, st.sampled_from([{"micro_batch": 1}, {"micro_batch": 6}, {"nproc_per_node": 2},
-       {"nproc_per_node": 3, "nnodes": 2}, {"accumulation": 2}, {"precision": "amp_bf16"}, {"nproc_per_node": 4, "micro_batch": 2}]))  # fmt: skip
-def test_the_global_batch_stays_or_a_contradiction_names_the_numbers(micro, accumulation, ranks, changes):
+@given(
+    SMALL,
+    SMALL,
+    SMALL,
+    st.sampled_from(
+        [
+            {"micro_batch": 1},
+            {"micro_batch": 6},
+            {"nproc_per_node": 2},
+            {"nproc_per_node": 3, "nnodes": 2},
+            {"accumulation": 2},
+            {"precision": "amp_bf16"},
+            {"nproc_per_node": 4, "micro_batch": 2},
+        ]
+    ),
+)
+def test_the_global_batch_stays_or_a_contradiction_names_the_numbers(
+    micro, accumulation, ranks, changes
+):
     kept = setup(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     try:
         after = changed(kept, changes)
@@ -50,7 +66,9 @@ def test_accumulation_makes_up_first_then_the_micro_batch():
 def test_what_does_not_divide_says_its_numbers():
     with pytest.raises(Contradiction, match="global batch of 16 cannot be divided over 3"):
         changed(setup(micro_batch=16), {"nproc_per_node": 3})
-    with pytest.raises(Contradiction, match="16 is 16 samples a rank, which a micro-batch of 5 does not divide"):
+    with pytest.raises(
+        Contradiction, match="16 is 16 samples a rank, which a micro-batch of 5 does not divide"
+    ):
         changed(setup(micro_batch=16), {"micro_batch": 5})
 
 
@@ -64,17 +82,28 @@ def test_another_global_batch_only_where_it_is_allowed():
 
 
 def test_loader_and_engine_settings():
-    kept = Setup(task="t", execution=Execution(), loader=LoaderSettings(workers=2), engine="deepspeed")
+    kept = Setup(
+        task="t", execution=Execution(), loader=LoaderSettings(workers=2), engine="deepspeed"
+    )
     after = changed(kept, {"prefetch_factor": 4, "threads": 1})
-    assert (after.loader.workers, after.loader.prefetch_factor, after.threads, after.engine) == (2, 4, 1, "deepspeed")
+    assert (after.loader.workers, after.loader.prefetch_factor, after.threads, after.engine) == (
+        2,
+        4,
+        1,
+        "deepspeed",
+    )
     assert changed(kept, {"zero_stage": 3}).engine is None
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"micro_batch": "many"}, "micro_batch cannot be 'many'"), ({"precision": "fp7"}, "precision cannot be 'fp7'"),
-     ({"workers": 1.5}, "workers cannot be 1.5"), ({"global_batch": True}, "global_batch is True")],
-)  # fmt: skip
+    [
+        ({"micro_batch": "many"}, "micro_batch cannot be 'many'"),
+        ({"precision": "fp7"}, "precision cannot be 'fp7'"),
+        ({"workers": 1.5}, "workers cannot be 1.5"),
+        ({"global_batch": True}, "global_batch is True"),
+    ],
+)
 def test_values_of_a_wrong_kind_are_one_sentence(changes, words):
     with pytest.raises(TrainpaceError, match=words):
         changed(setup(), changes, allow_global_batch=True)
@@ -105,5 +134,7 @@ def test_the_usual_engine_is_taken():
 
 
 def test_words_say_what_differs():
-    said = words_of(Setup(task="t", execution=Execution(micro_batch=4, nproc_per_node=2, precision="amp_bf16")))
+    said = words_of(
+        Setup(task="t", execution=Execution(micro_batch=4, nproc_per_node=2, precision="amp_bf16"))
+    )
     assert said == "micro-batch 4 x 1 x 2, 2 ranks, amp_bf16, 0 workers"

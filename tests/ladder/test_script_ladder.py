@@ -18,7 +18,13 @@ from trainpace.ladder.climbing import climb as climb_over
 from trainpace.ladder.inputs import ladder_of_plan, read_ladder
 from trainpace.ladder.results import LadderResult
 from trainpace.ladder.rungs import Script, changed, words_of
-from trainpace.ladder.script import changed_files, fingerprint_of_script, keep_files, prepare, present
+from trainpace.ladder.script import (
+    changed_files,
+    fingerprint_of_script,
+    keep_files,
+    prepare,
+    present,
+)
 from trainpace.launch import Slurm, script_job
 from trainpace.plan import Change, Plan
 from trainpace.records import load
@@ -28,15 +34,27 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
 
 import slurm_cluster  # noqa: E402
 
-NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+NEEDS_ENGINES = pytest.mark.skipif(
+    not (ROOT / ".engines").is_dir(), reason="make .engines/installed"
+)
 ARGS = {
-    "output_dir": "runs", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "learning_rate": 0.01,
-    "num_train_epochs": 50, "save_steps": 10, "save_total_limit": 1, "logging_steps": 5, "use_cpu": True, "report_to": "none",
-}  # fmt: skip
+    "output_dir": "runs",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "learning_rate": 0.01,
+    "num_train_epochs": 50,
+    "save_steps": 10,
+    "save_total_limit": 1,
+    "logging_steps": 5,
+    "use_cpu": True,
+    "report_to": "none",
+}
 DS = {
-    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 0},
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 0},
     "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
-}  # fmt: skip
+}
 LADDER = """
 command = "python train.py args.json"
 config = ["args.json"]
@@ -59,14 +77,22 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_scripts_settings_are_where_it_starts(folder):
     found = read_ladder(folder / "ladder.toml")
-    assert found.script == Script(command="python train.py args.json", configs=("args.json",), folder=str(folder))
-    assert (found.start.execution.micro_batch, found.start.execution.accumulation, found.steps) == (4, 4, 30)
+    assert found.script == Script(
+        command="python train.py args.json", configs=("args.json",), folder=str(folder)
+    )
+    assert (found.start.execution.micro_batch, found.start.execution.accumulation, found.steps) == (
+        4,
+        4,
+        30,
+    )
     (folder / "ladder.toml").write_text(
         LADDER.replace("[[rung]]\nmicro", "[start]\nprecision = 'amp_bf16'\n[[rung]]\nmicro")
     )
     assert read_ladder(folder / "ladder.toml").start.execution.precision == "amp_bf16"
     torchrun = Script(
-        command="torchrun --nproc-per-node 2 train.py --ds ds.json", configs=("ds.json",), folder=str(folder)
+        command="torchrun --nproc-per-node 2 train.py --ds ds.json",
+        configs=("ds.json",),
+        folder=str(folder),
     )
     assert present(torchrun).execution == Execution(micro_batch=4, accumulation=4, nproc_per_node=2)
 
@@ -74,8 +100,16 @@ def test_a_scripts_settings_are_where_it_starts(folder):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[[rung]]\nmicro", "[start]\nmicro_batch = 8\n[[rung]]\nmicro", r"\[start\] says micro_batch 8.*4"),
-        ("train.py args.json", "train.py", "neither the command nor another settings file names args.json"),
+        (
+            "[[rung]]\nmicro",
+            "[start]\nmicro_batch = 8\n[[rung]]\nmicro",
+            r"\[start\] says micro_batch 8.*4",
+        ),
+        (
+            "train.py args.json",
+            "train.py",
+            "neither the command nor another settings file names args.json",
+        ),
         ("python train.py", "cd x && python train.py", "needs a shell"),
         ("python train.py", "bash train.sh", "hides the command"),
         ('command = "python train.py args.json"', "", "no command"),
@@ -91,9 +125,17 @@ def test_misuse_is_one_sentence(old, new, said, folder):
 
 
 def test_files_that_contradict_each_other_are_refused(folder):
-    (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json", "gradient_accumulation_steps": 2}))
+    (folder / "args.json").write_text(
+        json.dumps({**ARGS, "deepspeed": "ds.json", "gradient_accumulation_steps": 2})
+    )
     with pytest.raises(Contradiction, match="accumulation is"):
-        present(Script(command="python train.py args.json", configs=("args.json", "ds.json"), folder=str(folder)))
+        present(
+            Script(
+                command="python train.py args.json",
+                configs=("args.json", "ds.json"),
+                folder=str(folder),
+            )
+        )
 
 
 def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
@@ -111,14 +153,19 @@ def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     assert trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
     assert (trial.world_size, trial.global_batch) == (2, 16)
     args, ds = (json.loads(Path(copies, name).read_text()) for name in ("args.json", "ds.json"))
-    assert (args["deepspeed"], args["output_dir"]) == (f"{copies}/ds.json", str(tmp_path / "t" / "output"))
+    assert (args["deepspeed"], args["output_dir"]) == (
+        f"{copies}/ds.json",
+        str(tmp_path / "t" / "output"),
+    )
     assert args["gradient_accumulation_steps"] == ds["gradient_accumulation_steps"] == 2
     assert ds["zero_optimization"]["stage"] == 2
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before | {
         "ladder.toml": (folder / "ladder.toml").read_bytes()
     }
     kept = keep_files(ladder, setup, tmp_path)
-    assert json.loads((kept / "args.json").read_text())["output_dir"] == "runs"  # as the user has it
+    assert (
+        json.loads((kept / "args.json").read_text())["output_dir"] == "runs"
+    )  # as the user has it
     assert "--nproc-per-node 2" in (kept / "command.txt").read_text()
 
 
@@ -132,7 +179,9 @@ def test_what_no_file_takes_cannot_be_set_up(folder):
     ):
         with pytest.raises(TrainpaceError, match=said):
             changed_files(ladder, changed(ladder.start, change))
-    assert changed_files(ladder, changed(ladder.start, {"workers": 2}))[0].wrote == ("dataloader_workers",)
+    assert changed_files(ladder, changed(ladder.start, {"workers": 2}))[0].wrote == (
+        "dataloader_workers",
+    )
 
 
 LIGHTNING = """
@@ -189,7 +238,9 @@ def test_torchrun_is_started_on_every_node_and_meets_the_others(folder):
     trial, _ = prepare(ladder, changed(ladder.start, {"nnodes": 2}), folder / "t")
     assert trial.command[:5] == ("torchrun", "--nproc-per-node", "2", "--nnodes", "2")
     assert (trial.starts, trial.nnodes, trial.nproc_per_node, trial.world_size) == ("node", 2, 2, 4)
-    script = replace(ladder.script, command="accelerate launch --num_processes 1 train.py args.json")
+    script = replace(
+        ladder.script, command="accelerate launch --num_processes 1 train.py args.json"
+    )
     with pytest.raises(TrainpaceError, match="accelerate needs an address or a list of hosts"):
         changed_files(replace(ladder, script=script), changed(ladder.start, {"nnodes": 2}))
 
@@ -200,10 +251,14 @@ def test_a_rung_sets_keys_of_the_scripts_own(lightning):
     rung = ladder.rungs[1]
     setup = replace(changed(ladder.start, {"shards": "shards-faces"}), settings=rung.settings)
     (written,) = changed_files(ladder, setup)
-    assert yaml.safe_load(written.text)["data"] == {"batch_size": 8, "shards": str(lightning / "shards-faces")}
+    assert yaml.safe_load(written.text)["data"] == {
+        "batch_size": 8,
+        "shards": str(lightning / "shards-faces"),
+    }
     assert words_of(setup) == "micro-batch 8 x 1, 0 workers, shards"
     with pytest.raises(
-        TrainpaceError, match=r"none of the script's settings files has the key data.shard, which a rung sets"
+        TrainpaceError,
+        match=r"none of the script's settings files has the key data.shard, which a rung sets",
     ):
         changed_files(ladder, replace(setup, settings={"data.shard": "{shards}"}))
 
@@ -232,8 +287,14 @@ def test_a_rung_sets_environment_variables(lightning):
     ("written", "said"),
     [
         ('{ "A B" = "1" }', "sets 'A B', which cannot be the name of an environment variable"),
-        ('{ OMP_NUM_THREADS = "1" }', "sets OMP_NUM_THREADS, which Trainpace sets itself in trials"),
-        ('{ TRAINPACE_WATCH = "x" }', "sets TRAINPACE_WATCH, which Trainpace sets itself in trials"),
+        (
+            '{ OMP_NUM_THREADS = "1" }',
+            "sets OMP_NUM_THREADS, which Trainpace sets itself in trials",
+        ),
+        (
+            '{ TRAINPACE_WATCH = "x" }',
+            "sets TRAINPACE_WATCH, which Trainpace sets itself in trials",
+        ),
         ('{ A = ["1"] }', "values are text or whole numbers"),
         ("{ A = true }", "values are text or whole numbers"),
         ('"A=1"', "environment is a table of variables"),
@@ -255,7 +316,11 @@ def test_variables_that_cannot_be_are_refused(lightning, written, said):
             "does not say which setting of the script's own names the shards",
         ),
         ('precompute = "train.py:faces"', "", "has no shards to name"),
-        ('command = "python train.py lit.yaml"\nconfig = ["lit.yaml"]', 'task = "train.py:task"', "trains a task"),
+        (
+            'command = "python train.py lit.yaml"\nconfig = ["lit.yaml"]',
+            'task = "train.py:task"',
+            "trains a task",
+        ),
         ('{"data.shards" = "{shards}"}', '{"data.shards" = ["a", "b"]}', "each with one value"),
     ],
 )
@@ -271,7 +336,13 @@ def test_a_dry_run_leaves_out_what_no_file_takes(folder):
     assert '+  "per_device_train_batch_size": 16,' in done.stdout
     assert "not possible" in done.stdout
     assert "do not take" in " ".join(done.stdout.split())  # at any width
-    assert {p.name for p in folder.iterdir()} == {"args.json", "ds.json", "ladder.toml", "train.py", "out"}
+    assert {p.name for p in folder.iterdir()} == {
+        "args.json",
+        "ds.json",
+        "ladder.toml",
+        "train.py",
+        "out",
+    }
 
 
 def test_the_fingerprint_knows_the_settings_and_the_code(folder):
@@ -294,7 +365,14 @@ def test_the_fingerprint_knows_the_settings_and_the_code(folder):
     ],
 )
 def test_the_fingerprint_knows_every_file_that_a_command_names(command, read, folder):
-    files = ("one/train.py", "two/train.py", "one/net.py", "one/__main__.py", "lib/pkg/train.py", "elsewhere/a.py")
+    files = (
+        "one/train.py",
+        "two/train.py",
+        "one/net.py",
+        "one/__main__.py",
+        "lib/pkg/train.py",
+        "elsewhere/a.py",
+    )
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text("pass\n")
@@ -318,7 +396,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
 def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
     start, larger = Execution(micro_batch=4, accumulation=4), Execution(micro_batch=16)
     plan = Plan(
-        start=start, changes=(Change(title="larger", execution=larger, forecast_saved_s=1.0),), model="resnet18"
+        start=start,
+        changes=(Change(title="larger", execution=larger, forecast_saved_s=1.0),),
+        model="resnet18",
     )
     script = read_ladder(folder / "ladder.toml").script
     found = ladder_of_plan(plan, script=script)
@@ -329,7 +409,9 @@ def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
         30,
     )
     assert ladder_of_plan(replace(plan, model=""), script=script).start.task == ""
-    with pytest.raises(Contradiction, match="the plan starts from micro_batch 8, where the script has 4"):
+    with pytest.raises(
+        Contradiction, match="the plan starts from micro_batch 8, where the script has 4"
+    ):
         ladder_of_plan(replace(plan, start=Execution(micro_batch=8, accumulation=4)), script=script)
 
 
@@ -387,18 +469,41 @@ for epoch in range(100):
 
 
 def climb(folder, *options):
-    command = [sys.executable, "-m", "trainpace", "run", "ladder.toml", "--no-journal", "--out", "out", "--steps", "12"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "run",
+        "ladder.toml",
+        "--no-journal",
+        "--out",
+        "out",
+        "--steps",
+        "12",
+    ]
     paths = [str(ROOT / "src"), str(ROOT / ".engines"), os.environ.get("PYTHONPATH", "")]
-    around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "DS_ACCELERATOR": "cpu",
-              "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # fmt: skip
+    around = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "DS_ACCELERATOR": "cpu",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     return subprocess.run(
-        [*command, *options], cwd=folder, env=around, capture_output=True, text=True, timeout=900, check=False
+        [*command, *options],
+        cwd=folder,
+        env=around,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
 
 
 def files_of(folder):
     return {
-        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "out/" not in str(p)
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and "out/" not in str(p)
     }
 
 
@@ -447,7 +552,9 @@ def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
     }
     found = load(folder / "out" / "ladder.json", LadderResult)
     (rung,) = found.rungs
-    assert rung.best.setup.execution == Execution(micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1)
+    assert rung.best.setup.execution == Execution(
+        micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1
+    )
     # the mean over two ranks of the same samples in the same order
     assert rung.losses.verdict == "ok", rung.losses
     assert len(rung.best.measured.losses) == len(found.start.losses) > 12
@@ -455,26 +562,35 @@ def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
 
 @pytest.mark.slow
 def test_a_script_that_does_not_read_its_settings_is_found_out(folder):
-    (folder / "train.py").write_text(textwrap.dedent(HF).replace(
-        "Trainer(", "args.per_device_train_batch_size = 2\nTrainer("
-    ))  # fmt: skip
+    (folder / "train.py").write_text(
+        textwrap.dedent(HF).replace("Trainer(", "args.per_device_train_batch_size = 2\nTrainer(")
+    )
     done = climb(folder)
     assert done.returncode == 2
     assert "the settings say 16 samples a step, and the script took 8" in done.stderr
 
 
 def test_arguments_in_the_scripts_own_code_are_read_and_stay(folder):
-    (folder / "train.py").write_text("args = TrainingArguments(per_device_train_batch_size=4, num_train_epochs=N)\n")
-    script = Script(command="torchrun --nproc-per-node 2 train.py", configs=("train.py",), folder=str(folder))
+    (folder / "train.py").write_text(
+        "args = TrainingArguments(per_device_train_batch_size=4, num_train_epochs=N)\n"
+    )
+    script = Script(
+        command="torchrun --nproc-per-node 2 train.py", configs=("train.py",), folder=str(folder)
+    )
     now = present(script)
     assert (now.execution.micro_batch, now.execution.nproc_per_node) == (4, 2)
-    plan = Plan(start=now.execution, changes=(Change(title="t", execution=now.execution, forecast_saved_s=1.0),))
+    plan = Plan(
+        start=now.execution,
+        changes=(Change(title="t", execution=now.execution, forecast_saved_s=1.0),),
+    )
     ladder = ladder_of_plan(plan, script=script)
     trial, _ = prepare(ladder, ladder.start, folder / "trial")
     assert trial.command[-1] == "train.py"
     assert os.listdir(folder / "trial" / "configs") == []
     with pytest.raises(TrainpaceError, match="Python code is read and never written"):
-        changed_files(ladder, replace(ladder.start, execution=replace(now.execution, micro_batch=8)))
+        changed_files(
+            ladder, replace(ladder.start, execution=replace(now.execution, micro_batch=8))
+        )
     keep_files(ladder, ladder.start, folder)
     assert os.listdir(folder / "kept") == ["command.txt"]
 
@@ -506,7 +622,9 @@ pl.Trainer(logger=False, enable_checkpointing=False, max_epochs=9, enable_progre
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
 def test_an_unchanged_lightning_script_climbs_over_two_nodes_of_a_real_slurm(lightning):
     (lightning / "train.py").write_text(LIT)
-    (lightning / "ladder.toml").write_text(OVER_NODES.partition("[slurm]")[0] + "[[rung]]\nnnodes = 2\n")
+    (lightning / "ladder.toml").write_text(
+        OVER_NODES.partition("[slurm]")[0] + "[[rung]]\nnnodes = 2\n"
+    )
     with slurm_cluster.cluster(2, cpus=2):
         done = climb(lightning, "--launcher", "slurm", "--no-forecast")
     assert done.returncode in (0, 1), done.stderr

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from ladder_world import forecast_of_ms
 from trainpace.execution import Execution
-from trainpace.ladder.forecasts import MeasuredCompute, RankShare, compute_of, forecast_step, nearest
+from trainpace.ladder.forecasts import (
+    MeasuredCompute,
+    RankShare,
+    compute_of,
+    forecast_step,
+    nearest,
+)
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.trial import LoaderSettings
 from trainpace.loader import LoaderCost
@@ -45,7 +51,9 @@ def test_compute_is_scaled_by_what_was_measured():
     assert f.step_ms == pytest.approx(15)
     wide, same = (
         f.interval_ms,
-        forecast_step(setup(), forecast_of_ms(20), (known, forecast_of_ms(20)), None, TWO).interval_ms,
+        forecast_step(
+            setup(), forecast_of_ms(20), (known, forecast_of_ms(20)), None, TWO
+        ).interval_ms,
     )
     assert math.log(wide.high / wide.low) > 2 * math.log(same.high / same.low)
 
@@ -67,7 +75,9 @@ def test_what_cannot_be_forecast_says_why():
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100), st.integers(0, 4))
 def test_intervals_hold_the_forecast(compute, sample, workers):
-    cost = LoaderCost(sample_wall_ms=sample, sample_cpu_ms=sample, collate_ms=0.1, batch_size=4, send_ms=0.1)
+    cost = LoaderCost(
+        sample_wall_ms=sample, sample_cpu_ms=sample, collate_ms=0.1, batch_size=4, send_ms=0.1
+    )
     f = forecast_step(setup(workers=workers), forecast_of_ms(compute), None, cost, TWO)
     assert f.interval_ms.low <= f.step_ms <= f.interval_ms.high
     assert f.holds(f.step_ms)
@@ -102,7 +112,10 @@ def test_the_nearest_known_setup():
 
 
 def test_a_setup_without_a_forecast_evaluates_as_the_nearest_measured_one():
-    unknown, known = replace(forecast_of_ms(20), step=None, reason="fp32 only"), MeasuredCompute(setup(), 30.0)
+    unknown, known = (
+        replace(forecast_of_ms(20), step=None, reason="fp32 only"),
+        MeasuredCompute(setup(), 30.0),
+    )
     near = replace(forecast_of_ms(20), step=StepTime(forward_ms=5, backward_ms=15))
     share = forecast_step(setup(), near, (known, near), None, TWO).evaluating_share
     f = forecast_step(setup(precision="amp_bf16"), unknown, (known, near), None, TWO)

@@ -13,15 +13,22 @@ from trainpace.launch.trial import LoaderSettings, Trial, check_engine, engine_f
 
 
 @given(
-    st.integers(1, 4), st.integers(0, 3), st.booleans(), st.booleans(), st.sampled_from(["fp32", "amp_bf16", "bf16"])
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["fp32", "amp_bf16", "bf16"]),
 )
 def test_every_execution_gets_an_engine_that_has_it(ranks, stage, optimizer, parameters, precision):
     assume(stage >= 1 or not optimizer)
     assume(stage == 3 or not parameters)
     e = Execution(
-        nproc_per_node=ranks, zero_stage=stage, offload_optimizer=optimizer, offload_parameters=parameters,
+        nproc_per_node=ranks,
+        zero_stage=stage,
+        offload_optimizer=optimizer,
+        offload_parameters=parameters,
         precision=precision,
-    )  # fmt: skip
+    )
     check_engine(engine_for(e), e)
 
 
@@ -52,13 +59,21 @@ def test_what_an_engine_cannot_do_is_refused(engine, execution, says):
 
 def test_the_rules_need_no_torch_and_no_engine():
     code = "import sys, trainpace.launch.trial; print(sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "lightning", "deepspeed"))
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"warmup_steps": -1}, {"steps": 0}, {"seconds": 0.0}, {"seconds": float("inf")}, {"threads_per_process": 0}],
+    [
+        {"warmup_steps": -1},
+        {"steps": 0},
+        {"seconds": 0.0},
+        {"seconds": float("inf")},
+        {"threads_per_process": 0},
+    ],
 )
 def test_a_trial_that_cannot_be(wrong):
     with pytest.raises(TrainpaceError):

@@ -31,7 +31,9 @@ During handling of the above exception, another exception occurred:
 Traceback (most recent call last):
 RuntimeError: no labels
 """
-MISSED = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:1\n"
+MISSED = (
+    "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:1\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,14 @@ MISSED = "Traceback (most recent call last):\nRuntimeError: Connection closed by
         ("E x] failed (exitcode: -11) local_rank: 0", "a rank died of SIGSEGV"),
         ("srun: error: node1: task 0: Exited with exit code 3\n", "a rank ended with exit code 3"),
         ("bash: line 1: python: command not found\n", "bash: line 1: python: command not found"),
-        ("/usr/bin/python: No module named some.rank\n", "/usr/bin/python: No module named some.rank"),
-        ("train.py: error: unrecognized arguments: --x\n", "train.py: error: unrecognized arguments: --x"),
+        (
+            "/usr/bin/python: No module named some.rank\n",
+            "/usr/bin/python: No module named some.rank",
+        ),
+        (
+            "train.py: error: unrecognized arguments: --x\n",
+            "train.py: error: unrecognized arguments: --x",
+        ),
         ("Error: no such model.\n", "Error: no such model."),
     ],
 )
@@ -69,7 +77,12 @@ def test_whole_lines_as_they_come(tmp_path):
     follower.tell()
     assert told == []  # not there yet
     with (tmp_path / "log").open("wb") as file:
-        for written, lines in [(b"one\ntw", ["one"]), (b"o\n", ["two"]), (b"1%\r50%\r99%\n\xff", ["99%"]), (b"", [])]:
+        for written, lines in [
+            (b"one\ntw", ["one"]),
+            (b"o\n", ["two"]),
+            (b"1%\r50%\r99%\n\xff", ["99%"]),
+            (b"", []),
+        ]:
             file.write(written)
             file.flush()
             told.clear()

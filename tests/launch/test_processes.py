@@ -19,9 +19,14 @@ def job_of(folder, code, **more):
     script = folder / "script.py"
     script.write_text(code)
     return Job(
-        name="trial 1", program=(str(script),), folder=str(folder / "logs"), result=str(folder / "result.json"),
-        environment=environment, timeout_s=more.pop("timeout_s", 60.0), **more,
-    )  # fmt: skip
+        name="trial 1",
+        program=(str(script),),
+        folder=str(folder / "logs"),
+        result=str(folder / "result.json"),
+        environment=environment,
+        timeout_s=more.pop("timeout_s", 60.0),
+        **more,
+    )
 
 
 def is_alive(pid):
@@ -42,7 +47,13 @@ def appears(path, seconds=30.0):
 
 
 def test_the_text_is_the_whole_command_line(tmp_path):
-    job = Job(name="a", program=("-m", "some.rank", "x y"), folder=str(tmp_path), result="r", nproc_per_node=2)
+    job = Job(
+        name="a",
+        program=("-m", "some.rank", "x y"),
+        folder=str(tmp_path),
+        result="r",
+        nproc_per_node=2,
+    )
     assert Torchrun(python="python", cores=8, threads_given=False).text(job) == (
         "env PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 python -m torch.distributed.run --standalone --local-addr 127.0.0.1 "
         f"--nnodes 1 --nproc-per-node 2 --log-dir {tmp_path}/torchrun -m some.rank 'x y'"
@@ -68,7 +79,14 @@ def test_one_plain_process_is_rank_0_of_1(tmp_path):
     ],
 )
 def test_threads_are_a_share_of_the_cores_unless_given(job, given, threads):
-    whole = {"name": "a", "program": ("s.py",), "folder": ".", "result": "r", "nproc_per_node": 4, **job}
+    whole = {
+        "name": "a",
+        "program": ("s.py",),
+        "folder": ".",
+        "result": "r",
+        "nproc_per_node": 4,
+        **job,
+    }
     found = Torchrun(cores=8, threads_given=given).environment(Job(**whole))
     assert found.get("OMP_NUM_THREADS") == threads
 
@@ -86,7 +104,9 @@ def test_jobs_that_a_launcher_cannot_start(tmp_path):
 
 def test_a_job_that_leaves_its_result_is_done(tmp_path):
     said = []
-    ended = ThisMachine().run(job_of(tmp_path, f"{WRITES}\nprint('first')\nprint('second', end='')"), said.append)
+    ended = ThisMachine().run(
+        job_of(tmp_path, f"{WRITES}\nprint('first')\nprint('second', end='')"), said.append
+    )
     assert (ended.state, ended.reason, ended.exit_code) == ("done", "", 0)
     assert said == ["first", "second"]
     assert Path(ended.log).read_text() == "first\nsecond"
@@ -94,20 +114,31 @@ def test_a_job_that_leaves_its_result_is_done(tmp_path):
 
 def test_the_result_counts_and_not_the_exit_code(tmp_path):
     assert ThisMachine().run(job_of(tmp_path, f"{WRITES}\nimport os; os.abort()")).state == "done"
-    ended = ThisMachine().run(job_of(tmp_path, "print('all is well')"))  # the result of the run before does not count
+    ended = ThisMachine().run(
+        job_of(tmp_path, "print('all is well')")
+    )  # the result of the run before does not count
     assert (ended.state, ended.exit_code) == ("failed", 0)
     assert ended.reason == "trial 1 left no result: it ended with exit code 0."
     assert ended.tail == "all is well"
 
 
 def test_the_reason_is_the_error(tmp_path):
-    ended = ThisMachine().run(job_of(tmp_path, "import sys\nprint('hello')\nraise ValueError('no such batch')"))
-    assert (ended.state, ended.reason, ended.exit_code) == ("failed", "ValueError: no such batch", 1)
+    ended = ThisMachine().run(
+        job_of(tmp_path, "import sys\nprint('hello')\nraise ValueError('no such batch')")
+    )
+    assert (ended.state, ended.reason, ended.exit_code) == (
+        "failed",
+        "ValueError: no such batch",
+        1,
+    )
 
 
 def test_a_killed_process_is_said_to_lack_memory(tmp_path):
     ended = ThisMachine().run(job_of(tmp_path, "import os; os.kill(os.getpid(), 9)"))
-    assert ended.reason == "trial 1 left no result: it died of SIGKILL, most likely for want of memory."
+    assert (
+        ended.reason
+        == "trial 1 left no result: it died of SIGKILL, most likely for want of memory."
+    )
 
 
 HANGS = """
@@ -122,7 +153,9 @@ time.sleep(600)
 
 def test_a_job_that_hangs_is_ended_with_all_it_started(tmp_path):
     pids = tmp_path / "pids"
-    ended = ThisMachine().run(job_of(tmp_path, HANGS, timeout_s=2.0, environment={"PIDS": str(pids)}))
+    ended = ThisMachine().run(
+        job_of(tmp_path, HANGS, timeout_s=2.0, environment={"PIDS": str(pids)})
+    )
     assert (ended.state, ended.exit_code) == ("timed out", None)
     assert ended.reason == "trial 1 did not end within 2 s."
     assert ended.tail == "hanging"
@@ -139,7 +172,9 @@ def test_a_job_that_hangs_after_its_result_is_done(tmp_path, monkeypatch):
 def test_what_a_finished_job_left_running_is_ended(tmp_path):
     pids = tmp_path / "pids"
     code = HANGS.replace("time.sleep(600)\n", "\n") + WRITES
-    assert ThisMachine().run(job_of(tmp_path, code, environment={"PIDS": str(pids)})).state == "done"
+    assert (
+        ThisMachine().run(job_of(tmp_path, code, environment={"PIDS": str(pids)})).state == "done"
+    )
     assert [is_alive(pid) for pid in pids.read_text().split()] == [False, False]
 
 
@@ -173,7 +208,9 @@ def test_ranks_end_with_us_however_we_end(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    job = Job(name="a", program=("s.py",), folder=str(tmp_path / "file"), result=str(tmp_path / "r"))
+    job = Job(
+        name="a", program=("s.py",), folder=str(tmp_path / "file"), result=str(tmp_path / "r")
+    )
     with pytest.raises(TrainpaceError, match="cannot write"):
         ThisMachine().run(job)
 
@@ -220,7 +257,9 @@ def test_two_ranks_reduce(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_raises_is_named_and_not_those_that_missed_it(tmp_path):
-    code = REDUCES.replace("mine =", "if dist.get_rank() == 1: raise ValueError('bad sample')\nmine =")
+    code = REDUCES.replace(
+        "mine =", "if dist.get_rank() == 1: raise ValueError('bad sample')\nmine ="
+    )
     ended = Torchrun().run(job_of(tmp_path, code, nproc_per_node=2))
     assert (ended.state, ended.reason) == ("failed", "ValueError: bad sample")
 
@@ -262,4 +301,6 @@ def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path, monkeypatch)
     assert jobs.first_error(tmp_path / "log") == "ValueError: why"
     assert jobs.tail_of(tmp_path / "log").splitlines()[-1] == "the end"
     (tmp_path / "log").write_text("\n".join(map(str, range(1500))))
-    assert [int(n) for n in jobs.tail_of(tmp_path / "log").split()] == list(range(1500 - jobs.TAIL_LINES, 1500))
+    assert [int(n) for n in jobs.tail_of(tmp_path / "log").split()] == list(
+        range(1500 - jobs.TAIL_LINES, 1500)
+    )

@@ -10,7 +10,14 @@ from shard_folders import write_folder
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.launch.job import ThisMachine, Torchrun
-from trainpace.launch.trial import FailedTrial, LoaderSettings, Trial, TrialResult, job_of, run_trial
+from trainpace.launch.trial import (
+    FailedTrial,
+    LoaderSettings,
+    Trial,
+    TrialResult,
+    job_of,
+    run_trial,
+)
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path(__file__).with_name("trial_tasks.py")
@@ -31,9 +38,13 @@ def _engines_on_the_path(monkeypatch):
 
 def trial_of(engine="plain", task="mlp", loader=None, steps=6, **execution):
     return Trial(
-        task=f"{TASKS}:{task}", engine=engine, execution=Execution(**execution), warmup_steps=2, steps=steps,
+        task=f"{TASKS}:{task}",
+        engine=engine,
+        execution=Execution(**execution),
+        warmup_steps=2,
+        steps=steps,
         loader=loader or LoaderSettings(),
-    )  # fmt: skip
+    )
 
 
 def run(trial, folder, timeout_s=150.0):
@@ -65,15 +76,37 @@ WAYS = {
     "FSDP2, accumulate 2": ("fsdp2", {"micro_batch": 2, "accumulation": 2, "zero_stage": 3, **TWO}),
     "FSDP2, kept, recomputed": (
         "fsdp2",
-        {"micro_batch": 4, "zero_stage": 3, "reshard_after_forward": False, "activation_checkpointing": "full", **TWO},
+        {
+            "micro_batch": 4,
+            "zero_stage": 3,
+            "reshard_after_forward": False,
+            "activation_checkpointing": "full",
+            **TWO,
+        },
     ),
     "FSDP2, offloaded": (
-        "fsdp2", {"micro_batch": 4, "zero_stage": 3, "offload_optimizer": True, "offload_parameters": True, **TWO}
+        "fsdp2",
+        {
+            "micro_batch": 4,
+            "zero_stage": 3,
+            "offload_optimizer": True,
+            "offload_parameters": True,
+            **TWO,
+        },
     ),
-    "ZeRO 1, accumulate 2": ("deepspeed", {"micro_batch": 2, "accumulation": 2, "zero_stage": 1, **TWO}),
-    "ZeRO 2, offloaded": ("deepspeed", {"micro_batch": 4, "zero_stage": 2, "offload_optimizer": True, **TWO}),
-    "ZeRO 3, accumulate 2": ("deepspeed", {"micro_batch": 2, "accumulation": 2, "zero_stage": 3, **TWO}),
-}  # fmt: skip
+    "ZeRO 1, accumulate 2": (
+        "deepspeed",
+        {"micro_batch": 2, "accumulation": 2, "zero_stage": 1, **TWO},
+    ),
+    "ZeRO 2, offloaded": (
+        "deepspeed",
+        {"micro_batch": 4, "zero_stage": 2, "offload_optimizer": True, **TWO},
+    ),
+    "ZeRO 3, accumulate 2": (
+        "deepspeed",
+        {"micro_batch": 2, "accumulation": 2, "zero_stage": 3, **TWO},
+    ),
+}
 
 
 RARELY = ("compiled", "FSDP2, offloaded", "ZeRO 1, accumulate 2", "ZeRO 2, offloaded")
@@ -81,7 +114,9 @@ RARELY = ("compiled", "FSDP2, offloaded", "ZeRO 1, accumulate 2", "ZeRO 2, offlo
 
 
 @NEEDS_ENGINES
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.long] * (way in RARELY)) for way in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (way in RARELY)) for way in WAYS]
+)
 def test_every_way_trains_the_same(way, plain, tmp_path):
     engine, execution = WAYS[way]
     task = "sgd" if "accumulate" in way else "mlp"
@@ -132,16 +167,23 @@ def test_shards_bring_the_samples_that_the_task_computes(tmp_path):
     own = run(trial_of(task="expensive", micro_batch=8), tmp_path / "own")
     for workers in (0, 2):
         loader = LoaderSettings(shards=str(shards), workers=workers)
-        result = run(trial_of(task="expensive", micro_batch=8, loader=loader), tmp_path / f"read {workers}")
+        result = run(
+            trial_of(task="expensive", micro_batch=8, loader=loader), tmp_path / f"read {workers}"
+        )
         assert result.losses == pytest.approx(own.losses, rel=EQUAL)
     loader = LoaderSettings(shards=str(shards))
-    refused = run(trial_of(task="expensive_without_a_split", micro_batch=8, loader=loader), tmp_path / "refused")
+    refused = run(
+        trial_of(task="expensive_without_a_split", micro_batch=8, loader=loader),
+        tmp_path / "refused",
+    )
     assert refused.kind == "misuse"
     assert "`online`" in refused.reason
 
 
 def test_seconds_are_kept_to(tmp_path):
-    trial = Trial(task="torchvision:resnet18", execution=Execution(micro_batch=1), seconds=0.5, warmup_steps=1)
+    trial = Trial(
+        task="torchvision:resnet18", execution=Execution(micro_batch=1), seconds=0.5, warmup_steps=1
+    )
     result = run(trial, tmp_path)
     if isinstance(result, FailedTrial):
         assert "torchvision" in result.reason  # not installed here
@@ -162,7 +204,10 @@ FAILURES = {
 @pytest.mark.parametrize(("task", "workers"), [*((task, 0) for task in FAILURES), ("torn", 1)])
 def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
     kind, says = FAILURES[task]
-    result = run(trial_of(task=task, steps=12, micro_batch=8, loader=LoaderSettings(workers=workers)), tmp_path)
+    result = run(
+        trial_of(task=task, steps=12, micro_batch=8, loader=LoaderSettings(workers=workers)),
+        tmp_path,
+    )
     assert isinstance(result, FailedTrial)
     assert result.kind == kind
     assert says in result.reason
@@ -184,9 +229,14 @@ def test_a_trial_that_hangs_is_ended(tmp_path):
 
 @pytest.mark.parametrize(
     ("engine", "execution", "install"),
-    [("ddp", TWO, "'trainpace[lightning]'"), ("deepspeed", {"zero_stage": 2}, "'trainpace[lightning]'")],
+    [
+        ("ddp", TWO, "'trainpace[lightning]'"),
+        ("deepspeed", {"zero_stage": 2}, "'trainpace[lightning]'"),
+    ],
 )
-def test_an_engine_that_is_missing_says_how_to_install_it(engine, execution, install, tmp_path, monkeypatch):
+def test_an_engine_that_is_missing_says_how_to_install_it(
+    engine, execution, install, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     result = run(trial_of(engine, micro_batch=2, **execution), tmp_path)
     assert result.kind == "misuse"
@@ -222,7 +272,11 @@ def test_a_task_finds_files_beside_the_user_and_nothing_is_written_there(tmp_pat
         ("plain", {"micro_batch": 4, "accumulation": 4}),
         pytest.param("ddp", {"micro_batch": 8, **TWO}, marks=pytest.mark.long),
         ("ddp", {"micro_batch": 4, "accumulation": 2, **TWO}),
-        pytest.param("fsdp2", {"micro_batch": 4, "accumulation": 2, "zero_stage": 3, **TWO}, marks=pytest.mark.long),
+        pytest.param(
+            "fsdp2",
+            {"micro_batch": 4, "accumulation": 2, "zero_stage": 3, **TWO},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):
@@ -231,15 +285,20 @@ def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):
     x, y = regression_data()
     gradients = -2 * y * x
     known = float(gradients.var(0).sum() / gradients.mean(0).square().sum())
-    result = run(replace(trial_of(engine, "regression", steps=400, **execution), noise_scale=True), tmp_path)
+    result = run(
+        replace(trial_of(engine, "regression", steps=400, **execution), noise_scale=True), tmp_path
+    )
     assert isinstance(result, TrialResult), result.reason
-    assert 0 < result.noise_scale["low"] < result.noise_scale["samples"] < result.noise_scale["high"]
+    assert (
+        0 < result.noise_scale["low"] < result.noise_scale["samples"] < result.noise_scale["high"]
+    )
     assert result.noise_scale["samples"] == pytest.approx(known, rel=0.2)
 
 
 @NEEDS_ENGINES
 @pytest.mark.parametrize(
-    ("engine", "execution"), [("plain", {"micro_batch": 8}), ("deepspeed", {"micro_batch": 4, "accumulation": 2})]
+    ("engine", "execution"),
+    [("plain", {"micro_batch": 8}), ("deepspeed", {"micro_batch": 4, "accumulation": 2})],
 )
 def test_where_no_part_of_a_batch_is_seen_there_is_no_noise_scale(engine, execution, tmp_path):
     result = run(replace(trial_of(engine, **execution), noise_scale=True), tmp_path)

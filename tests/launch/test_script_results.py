@@ -11,14 +11,23 @@ def recorded(folder, samples=16, notes=()):
     for rank in range(2):
         trail = TrailWriter(
             str(folder / f"process-{rank}-here.trail"),
-            {"role": "process", "pid": rank, "host": "here", "rank": rank, "world_size": 2, "cpus": 2},
+            {
+                "role": "process",
+                "pid": rank,
+                "host": "here",
+                "rank": rank,
+                "world_size": 2,
+                "cpus": 2,
+            },
         )
         parts = [0] * len(PARTS)
         parts[FORWARD] = 10_000_000
         for i in range(20):
             at = i * parts[FORWARD]
             plain = TRIALS.index("plain")
-            trail.step(Step(plain, 1, i, at, at + parts[FORWARD], samples, 3.0 + rank, 0.0, tuple(parts)))
+            trail.step(
+                Step(plain, 1, i, at, at + parts[FORWARD], samples, 3.0 + rank, 0.0, tuple(parts))
+            )
         for note in notes:
             trail.note(note)
         trail.flush()
@@ -28,7 +37,9 @@ def recorded(folder, samples=16, notes=()):
 
 @pytest.mark.parametrize(("notes", "peak"), [((), None), (({"peak_allocated_gib": 1.5},), 1.5)])
 def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path):
-    recording, processes = recorded(tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes))
+    recording, processes = recorded(
+        tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes)
+    )
     steps = _steps(processes[0])
     result = _result(recording, processes, steps, steps[5:], 0.0, 1.0)
     assert (result.peak_memory_gib, result.reserved_memory_gib) == (peak, 4.0)

@@ -37,7 +37,9 @@ def run(tmp_path, *arguments):
     script.write_text(textwrap.dedent(SCRIPT))
     checkpoint.write_text("the user's own")
     command = (sys.executable, str(script), str(checkpoint), *arguments)
-    result = run_script(ScriptTrial(command=command, cwd=str(tmp_path), steps=20), tmp_path / "trial", timeout_s=100)
+    result = run_script(
+        ScriptTrial(command=command, cwd=str(tmp_path), steps=20), tmp_path / "trial", timeout_s=100
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.pt", "train.py", "trial"]
     assert checkpoint.read_text() == "the user's own"
     return result
@@ -53,16 +55,23 @@ def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
     assert 0 < result.start_up_s < 100
     assert result.environment["cpu"]
     assert not result.uneven
-    assert (result.peak_memory_gib, result.reserved_memory_gib) == (None, None)  # of the GPU's allocator alone
+    assert (result.peak_memory_gib, result.reserved_memory_gib) == (
+        None,
+        None,
+    )  # of the GPU's allocator alone
 
 
 def test_a_command_that_runs_no_python_is_a_failed_trial(tmp_path):
-    found = run_script(ScriptTrial(command=("true",), cwd=str(tmp_path), steps=10), tmp_path / "trial")
+    found = run_script(
+        ScriptTrial(command=("true",), cwd=str(tmp_path), steps=10), tmp_path / "trial"
+    )
     assert isinstance(found, FailedTrial)
     assert "No Python process of this command imported torch" in found.reason
 
 
-@pytest.mark.parametrize(("argument", "says"), [("fail", "not today"), ("0", "no training step was seen")])
+@pytest.mark.parametrize(
+    ("argument", "says"), [("fail", "not today"), ("0", "no training step was seen")]
+)
 def test_a_script_without_steps_says_why(argument, says, tmp_path):
     result = run(tmp_path, argument)
     assert isinstance(result, FailedTrial)
@@ -82,16 +91,24 @@ def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
 
     interrupt_when(lambda: list(tmp_path.glob("model.pt.*")), within_s=200)
     with pytest.raises(KeyboardInterrupt):
-        run_script(ScriptTrial(command=command, cwd=str(tmp_path), steps=10_000_000), tmp_path / "trial", timeout_s=300)
+        run_script(
+            ScriptTrial(command=command, cwd=str(tmp_path), steps=10_000_000),
+            tmp_path / "trial",
+            timeout_s=300,
+        )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "trial"]
 
 
 def test_a_script_that_writes_elsewhere_fails_with_the_path(tmp_path):
-    (tmp_path / "train.py").write_text("import torch\n" + textwrap.dedent(SCRIPT).replace(
-        "optimizer.step()", "optimizer.step()\n        open('progress.json', 'w')"
-    ))  # fmt: skip
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        + textwrap.dedent(SCRIPT).replace(
+            "optimizer.step()", "optimizer.step()\n        open('progress.json', 'w')"
+        )
+    )
     found = run_script(
-        ScriptTrial(command=(sys.executable, "train.py", "model.pt"), cwd=str(tmp_path), steps=10), tmp_path / "trial"
+        ScriptTrial(command=(sys.executable, "train.py", "model.pt"), cwd=str(tmp_path), steps=10),
+        tmp_path / "trial",
     )
     assert isinstance(found, FailedTrial)
     assert "may write only into its own folder" in found.reason

@@ -46,7 +46,11 @@ class Fake:
 def fake(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    for name, value in (("PATIENCE_S", dict.fromkeys(slurm.PATIENCE_S, 0.3)), ("CONTROLLER_S", 0.5), ("GRACE_S", 0.3)):
+    for name, value in (
+        ("PATIENCE_S", dict.fromkeys(slurm.PATIENCE_S, 0.3)),
+        ("CONTROLLER_S", 0.5),
+        ("GRACE_S", 0.3),
+    ):
         monkeypatch.setattr(slurm, name, value)
     return Fake(tmp_path / "bin")
 
@@ -54,9 +58,12 @@ def fake(tmp_path, monkeypatch):
 @pytest.fixture
 def job(tmp_path):
     return Job(
-        name="trial", program=("rank.py",), folder=str(tmp_path / "job"), result=str(tmp_path / "job" / "result.json"),
+        name="trial",
+        program=("rank.py",),
+        folder=str(tmp_path / "job"),
+        result=str(tmp_path / "job" / "result.json"),
         timeout_s=100.0,
-    )  # fmt: skip
+    )
 
 
 def row(state, reason="None", restarts=0, used="0:05", code=0, number="7"):
@@ -73,18 +80,38 @@ UNTIL_CANCELLED = "if [ -e done-for ]; then {}; else {}; fi"
 def test_a_job_that_leaves_its_result_is_done(fake, job):
     said = []
     log = f"echo 'step 1' >> {job.folder}/trial.log"
-    fake.answers(row("PENDING", "Resources"), f"{row('RUNNING')}; {log}", leaving(job, row("COMPLETED", used="1:02")))
+    fake.answers(
+        row("PENDING", "Resources"),
+        f"{row('RUNNING')}; {log}",
+        leaving(job, row("COMPLETED", used="1:02")),
+    )
     ended = LAUNCHER.run(job, said.append)
-    assert (ended.state, ended.reason, ended.seconds, ended.exit_code, ended.attempts) == ("done", "", 62.0, 0, 1)
-    assert said == ["slurm: job 7, trial, waits in the queue (Resources)", "slurm: job 7, trial, runs", "step 1"]
-    assert (fake.folder / "script").read_text() == LAUNCHER.text(job) == Path(job.folder, "trial.sbatch").read_text()
+    assert (ended.state, ended.reason, ended.seconds, ended.exit_code, ended.attempts) == (
+        "done",
+        "",
+        62.0,
+        0,
+        1,
+    )
+    assert said == [
+        "slurm: job 7, trial, waits in the queue (Resources)",
+        "slurm: job 7, trial, runs",
+        "step 1",
+    ]
+    assert (
+        (fake.folder / "script").read_text()
+        == LAUNCHER.text(job)
+        == Path(job.folder, "trial.sbatch").read_text()
+    )
     assert not fake.cancelled
 
 
 def test_a_result_counts_whatever_slurm_says(fake, job):
     fake.answers(leaving(job, row("FAILED", code=256)))
     assert LAUNCHER.run(job).state == "done"
-    fake.answers("echo 'slurm_load_jobs error: Invalid job id specified' >&2; " + leaving(job, "false"))
+    fake.answers(
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; " + leaving(job, "false")
+    )
     assert LAUNCHER.run(job).state == "done"
 
 
@@ -108,15 +135,20 @@ def test_a_result_may_be_seen_late(fake, job):
 def test_a_requeued_job_is_followed_to_its_end(fake, job):
     said = []
     fake.answers(
-        row("RUNNING"), row("NODE_FAIL"), row("COMPLETING", restarts=1), row("PENDING", "BeginTime", 1),
+        row("RUNNING"),
+        row("NODE_FAIL"),
+        row("COMPLETING", restarts=1),
+        row("PENDING", "BeginTime", 1),
         row("RUNNING", restarts=1),
         leaving(job, row("COMPLETED", restarts=1)),
-    )  # fmt: skip
+    )
     ended = LAUNCHER.run(job, said.append)
     assert (ended.state, ended.attempts) == ("done", 2)
     assert [line.removeprefix("slurm: job 7, trial, ") for line in said] == [
-        "runs", "waits in the queue (BeginTime)", "runs, attempt 2",
-    ]  # fmt: skip
+        "runs",
+        "waits in the queue (BeginTime)",
+        "runs, attempt 2",
+    ]
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
@@ -129,7 +161,9 @@ def test_one_that_is_not_requeued_has_failed(fake, job, state):
 
 def test_its_time_begins_when_it_runs(fake, job):
     cancelled, runs = row("CANCELLED", used="1:41", code=15), row("RUNNING", used="1:41")
-    fake.answers(row("PENDING", "Priority", used="9:00:00"), UNTIL_CANCELLED.format(cancelled, runs))
+    fake.answers(
+        row("PENDING", "Priority", used="9:00:00"), UNTIL_CANCELLED.format(cancelled, runs)
+    )
     ended = LAUNCHER.run(job)
     assert (ended.state, ended.reason) == ("timed out", "trial did not end within 1 min 40 s.")
     assert fake.cancelled == ["7"]
@@ -150,7 +184,9 @@ def test_one_that_can_never_start_is_not_waited_for(fake, job):
     fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("PENDING", "PartitionTimeLimit")))
     ended = LAUNCHER.run(job)
     assert ended.state == "failed"
-    assert ended.reason.startswith("Slurm will not start trial: the partition does not allow jobs of that time")
+    assert ended.reason.startswith(
+        "Slurm will not start trial: the partition does not allow jobs of that time"
+    )
     assert fake.cancelled == ["7"]
 
 
@@ -194,9 +230,12 @@ def test_what_could_not_be_cancelled_is_said(fake, job):
 
 def test_what_slurm_refuses(fake, job):
     fake.write(
-        "sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1"
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1",
     )
-    with pytest.raises(TrainpaceError, match=r"^Slurm did not take trial: Invalid partition name specified\.$"):
+    with pytest.raises(
+        TrainpaceError, match=r"^Slurm did not take trial: Invalid partition name specified\.$"
+    ):
         LAUNCHER.run(job)
 
 
@@ -219,7 +258,13 @@ def test_the_users_defaults_for_squeue_hide_nothing(fake, job, monkeypatch):
 def jobs_of(tmp_path, number, **more):
     folder = tmp_path / "jobs"
     return [
-        Job(name=f"t{i}", program=("r.py",), folder=str(folder), result=str(folder / f"{i}.json"), **more)
+        Job(
+            name=f"t{i}",
+            program=("r.py",),
+            folder=str(folder),
+            result=str(folder / f"{i}.json"),
+            **more,
+        )
         for i in range(number)
     ]
 
@@ -227,10 +272,12 @@ def jobs_of(tmp_path, number, **more):
 def test_an_array_has_a_result_for_each_task(fake, tmp_path):
     jobs = jobs_of(tmp_path, 3)
     rows = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
+        row(state, code=256 * (i == 1), number=f"7_{i}")
+        for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
     )
     later = "; ".join(
-        row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
+        row(state, code=256 * (i == 1), number=f"7_{i}")
+        for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
     )
     fake.answers(leaving(jobs[0], rows), leaving(jobs[2], later))
     assert [ended.state for ended in LAUNCHER.run_all(jobs)] == ["done", "failed", "done"]
@@ -240,10 +287,20 @@ def test_an_array_has_a_result_for_each_task(fake, tmp_path):
 def test_jobs_of_other_shapes_are_other_arrays(fake, tmp_path):
     first, second, wide = jobs_of(tmp_path, 3)
     wide = Job(name="wide", program=("r.py",), folder=wide.folder, result=wide.result, nnodes=2)
-    fake.write("sbatch", "n=$(cat submitted 2>/dev/null || echo 6); echo $((n + 1)) | tee submitted")
-    rows = [row("COMPLETED", number="7_0"), row("FAILED", code=256, number="7_1"), row("COMPLETED", number="8")]
+    fake.write(
+        "sbatch", "n=$(cat submitted 2>/dev/null || echo 6); echo $((n + 1)) | tee submitted"
+    )
+    rows = [
+        row("COMPLETED", number="7_0"),
+        row("FAILED", code=256, number="7_1"),
+        row("COMPLETED", number="8"),
+    ]
     fake.answers(leaving(first, leaving(wide, "; ".join(rows))))
-    assert [ended.state for ended in LAUNCHER.run_all([first, wide, second])] == ["done", "done", "failed"]
+    assert [ended.state for ended in LAUNCHER.run_all([first, wide, second])] == [
+        "done",
+        "done",
+        "failed",
+    ]
 
 
 def test_two_jobs_cannot_share_a_result(fake, job):

@@ -24,7 +24,9 @@ from trainpace.launch.slurm_script import SlurmOptions
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}"),
+    pytest.mark.skipif(
+        bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}"
+    ),
 ]
 
 LAUNCHER = Slurm(poll_s=0.2)
@@ -40,9 +42,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('done')"
-HANGS = (
-    "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
-)
+HANGS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
 # the second attempt ends; in the first, rank 1 waits to be killed with its node, and rank 0 for rank 1
 NEEDS_TWO = f"""
 import pathlib, sys, time, os, socket
@@ -67,7 +67,9 @@ def cluster():
 
 def job_of(folder, code, name="trial", **more):
     result = str(folder / f"{name}.json")
-    return Job(name=name, program=("-c", code, result), folder=str(folder / "logs"), result=result, **more)
+    return Job(
+        name=name, program=("-c", code, result), folder=str(folder / "logs"), result=result, **more
+    )
 
 
 def appears(path, seconds=60.0):
@@ -78,7 +80,9 @@ def appears(path, seconds=60.0):
 
 
 def queue():
-    return subprocess.run(("squeue", "-h", "-o", "%i %T"), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ("squeue", "-h", "-o", "%i %T"), capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.usefixtures("cluster")
@@ -112,7 +116,9 @@ def test_a_port_that_is_taken_is_passed_over(tmp_path):
 def test_gpus_are_seen_by_every_rank_of_a_node(tmp_path):
     code = f"import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'], flush=True)\n{WRITES}"
     said = []
-    ended = LAUNCHER.run(job_of(tmp_path, code, nproc_per_node=2, cpus_per_process=1, gpus_per_node=2), said.append)
+    ended = LAUNCHER.run(
+        job_of(tmp_path, code, nproc_per_node=2, cpus_per_process=1, gpus_per_node=2), said.append
+    )
     assert ended.state == "done", ended.tail
     assert sorted(said)[:2] == ["0,1 0", "0,1 1"]
 
@@ -135,7 +141,9 @@ def test_the_error_of_a_job_that_fails(tmp_path):
 def test_the_error_of_a_rank_that_fails_while_the_other_waits(tmp_path):
     code = "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(600)\nraise ValueError('no such batch')"
     ends = [LAUNCHER.run(job_of(tmp_path, code, name=f"trial{i}", nnodes=2)) for i in range(3)]
-    assert [(ended.state, ended.reason) for ended in ends] == 3 * [("failed", "ValueError: no such batch")]
+    assert [(ended.state, ended.reason) for ended in ends] == 3 * [
+        ("failed", "ValueError: no such batch")
+    ]
 
 
 @may_leave_a_file_open
@@ -175,7 +183,9 @@ def test_a_preempted_job_runs_again(tmp_path):
         appears(Path(job.result + ".pid"))
         options = SlurmOptions(partition="urgent")
         urgent.append(
-            Slurm(options=options, poll_s=0.2).run(job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2))
+            Slurm(options=options, poll_s=0.2).run(
+                job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2)
+            )
         )
 
     other = threading.Thread(target=preempt)
@@ -188,7 +198,9 @@ def test_a_preempted_job_runs_again(tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_what_slurm_will_not_start(tmp_path):
-    ended = Slurm(options=SlurmOptions(partition="short"), poll_s=0.2).run(job_of(tmp_path, WRITES, timeout_s=3600.0))
+    ended = Slurm(options=SlurmOptions(partition="short"), poll_s=0.2).run(
+        job_of(tmp_path, WRITES, timeout_s=3600.0)
+    )
     assert ended.state == "failed"
     assert "the partition does not allow jobs of that time" in ended.reason
     with pytest.raises(TrainpaceError, match="nvalid partition"):
@@ -201,11 +213,17 @@ def test_hosts_apart_reduce_over_their_link(tmp_path):
     with slurm_cluster.cluster(2, mbit_per_s=1000):
         said = []
         job = job_of(
-            tmp_path, REDUCES, nnodes=2, cpus_per_process=1, environment={"GLOO_SOCKET_IFNAME": netns.INTERFACE}
+            tmp_path,
+            REDUCES,
+            nnodes=2,
+            cpus_per_process=1,
+            environment={"GLOO_SOCKET_IFNAME": netns.INTERFACE},
         )
         ended = LAUNCHER.run(job, said.append)
     assert ended.state == "done", ended.tail
-    assert {line for line in said if line.startswith("rank")} == {f"rank {i} of 2 on node{i + 1}" for i in (0, 1)}
+    assert {line for line in said if line.startswith("rank")} == {
+        f"rank {i} of 2 on node{i + 1}" for i in (0, 1)
+    }
 
 
 @pytest.mark.parametrize("rank", [1, 0])
@@ -219,9 +237,13 @@ def test_a_job_whose_node_is_killed_runs_again_elsewhere(cluster, tmp_path, rank
         node = Path(job.result + ".node")
         appears(node)
         time.sleep(0.2)
-        lost = node.read_text() if rank else subprocess.run(
-            ("squeue", "-h", "-o", "%B"), capture_output=True, text=True, check=True
-        ).stdout.strip()  # fmt: skip
+        lost = (
+            node.read_text()
+            if rank
+            else subprocess.run(
+                ("squeue", "-h", "-o", "%B"), capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
         killed.append(lost)
         cluster.cut_node(lost)
         Path(job.result + ".killed").write_text("")

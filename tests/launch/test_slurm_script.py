@@ -17,32 +17,62 @@ from trainpace.units import parse_duration_s
 GOLDEN = Path(__file__).parent / "golden"
 
 ONE = Job(
-    name="baseline", program=("-m", "some.rank", "trial.json"), folder="/shared/runs/a", result="/shared/runs/a/result.json"
-)  # fmt: skip
+    name="baseline",
+    program=("-m", "some.rank", "trial.json"),
+    folder="/shared/runs/a",
+    result="/shared/runs/a/result.json",
+)
 MANY = replace(
-    ONE, name="rung 3: ddp & bf16", program=("train.py", "--name", "it's $HOME"), folder="/shared/my runs/100%", nnodes=4,
-    nproc_per_node=8, cpus_per_process=6, gpus_per_node=8, timeout_s=3 * 86400.0, environment={"NCCL_DEBUG": "WARN", "NOTE": "a b"},
-)  # fmt: skip
+    ONE,
+    name="rung 3: ddp & bf16",
+    program=("train.py", "--name", "it's $HOME"),
+    folder="/shared/my runs/100%",
+    nnodes=4,
+    nproc_per_node=8,
+    cpus_per_process=6,
+    gpus_per_node=8,
+    timeout_s=3 * 86400.0,
+    environment={"NCCL_DEBUG": "WARN", "NOTE": "a b"},
+)
 ASKED = SlurmOptions(
-    partition="gpu", account="lab-7", qos="high", extra=("--constraint=a100", "--exclusive"), setup=("module load cuda/12.4",),
-    at_once=2, python="/opt/env/bin/python",
-)  # fmt: skip
+    partition="gpu",
+    account="lab-7",
+    qos="high",
+    extra=("--constraint=a100", "--exclusive"),
+    setup=("module load cuda/12.4",),
+    at_once=2,
+    python="/opt/env/bin/python",
+)
 LIGHTNING = replace(
-    MANY, name="script", program=("python", "train.py", "/shared/run/train.yaml"), starts="rank", cwd="/home/me/my project",
+    MANY,
+    name="script",
+    program=("python", "train.py", "/shared/run/train.yaml"),
+    starts="rank",
+    cwd="/home/me/my project",
     environment={"TRAINPACE_TRIALS": '{"block_steps": 30}'},
-)  # fmt: skip
+)
 SCRIPTS = {
     "script_a_rank.sbatch": batch_script(LIGHTNING, SlurmOptions(), "python"),
     "script_a_node.sbatch": batch_script(
-        replace(LIGHTNING, program=("torchrun", "--nnodes", "4", "--nproc-per-node", "8", "train.py"), starts="node"),
-        SlurmOptions(), "python",
+        replace(
+            LIGHTNING,
+            program=("torchrun", "--nnodes", "4", "--nproc-per-node", "8", "train.py"),
+            starts="node",
+        ),
+        SlurmOptions(),
+        "python",
     ),
     "one.sbatch": batch_script(ONE, SlurmOptions(), "python"),
     "many.sbatch": batch_script(MANY, ASKED, "/opt/env/bin/python"),
     "array.sbatch": array_script(
-        [replace(ONE, name=f"trial {i}", folder=f"/shared/{i}", environment={"TRIAL": str(i)}) for i in range(3)], ASKED, "python"
+        [
+            replace(ONE, name=f"trial {i}", folder=f"/shared/{i}", environment={"TRIAL": str(i)})
+            for i in range(3)
+        ],
+        ASKED,
+        "python",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -76,7 +106,9 @@ def commands(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     rank = "export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1"
-    (folder / "srun").write_text(f'#!/bin/bash\n{rank}\nwhile [[ $1 == -* ]]; do shift; done\nexec "$@"\n')
+    (folder / "srun").write_text(
+        f'#!/bin/bash\n{rank}\nwhile [[ $1 == -* ]]; do shift; done\nexec "$@"\n'
+    )
     (folder / "scontrol").write_text(
         '#!/bin/bash\nif [ "$2" = hostnames ]; then printf "n7\\nn8\\n"; else echo "   NodeAddr=10.1.2.7 NodeHostName=n7"; fi\n'
     )
@@ -105,12 +137,18 @@ def test_a_whole_command_has_its_variables_a_folder_of_its_own_and_leaves_its_st
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = "import os, sys; print(*(os.environ[n] for n in sys.argv[1].split()), os.path.isdir(os.environ['TMPDIR']))"
     job = replace(
-        ONE, program=("python3", "-c", code, f"{shown} TMPDIR"), starts=starts, result=str(tmp_path / "ended-well"),
+        ONE,
+        program=("python3", "-c", code, f"{shown} TMPDIR"),
+        starts=starts,
+        result=str(tmp_path / "ended-well"),
         nproc_per_node=1,
-    )  # fmt: skip
+    )
     done = run_batch(batch_script(job, SlurmOptions(), "not-python"))
     *values, folder, there = done.stdout.split()
-    expected = {"rank": ["0", "1", "1", "10.1.2.7"], "node": ["0", "10.1.2.7", str(20_000 + 123456 % 10_000)]}
+    expected = {
+        "rank": ["0", "1", "1", "10.1.2.7"],
+        "node": ["0", "10.1.2.7", str(20_000 + 123456 % 10_000)],
+    }
     assert values == expected[starts], done.stderr
     assert (there, Path(folder).parent, Path(folder).exists()) == ("True", tmp_path, False)
     assert abs(float((tmp_path / "ended-well").read_text()) - time.time()) < 60
@@ -134,21 +172,27 @@ def test_ranks_get_their_words_and_addresses(tmp_path):
 @pytest.mark.usefixtures("commands")
 def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
     jobs = [
-        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)
+        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})"))
+        for i in range(3)
     ]
     (tmp_path / "my logs").mkdir()
     script = array_script(jobs, SlurmOptions(), "python3")
     for i in (2, 0):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(i))
         subprocess.run(("bash",), input=script, text=True, check=True)
-    assert {p.name: p.read_text() for p in (tmp_path / "my logs").iterdir()} == {"t-2.log": "2\n", "t-0.log": "0\n"}
+    assert {p.name: p.read_text() for p in (tmp_path / "my logs").iterdir()} == {
+        "t-2.log": "2\n",
+        "t-0.log": "0\n",
+    }
 
 
 @pytest.mark.usefixtures("commands")
 def test_the_exit_code_is_the_jobs():
     for nodes in (1, 2):
         script = batch_script(
-            replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3"
+            replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes),
+            SlurmOptions(),
+            "python3",
         )
         assert subprocess.run(("bash",), input=script, text=True, check=False).returncode == 7
 
@@ -177,7 +221,13 @@ def test_options_that_make_no_sense(options):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"program": ()}, {"nnodes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("inf")}, {"environment": {"a b": ""}}],
+    [
+        {"program": ()},
+        {"nnodes": 0},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("inf")},
+        {"environment": {"a b": ""}},
+    ],
 )
 def test_jobs_that_make_no_sense(wrong):
     with pytest.raises(TrainpaceError):

@@ -22,9 +22,17 @@ def test_what_squeue_says():
     assert found["2_0"] == JobStatus(state="COMPLETED", seconds=1.0, exit_code=0)
     assert (found["2_3"].exit_code, found["2_3"].has_ended) == (3, True)
     assert (found["12"].waits, found["12"].reason, found["12"].restarts) == (True, "BeginTime", 1)
-    assert (found["13"].seconds, found["13"].has_ended, found["13"].exit_code) == (93784.0, False, None)
+    assert (found["13"].seconds, found["13"].has_ended, found["13"].exit_code) == (
+        93784.0,
+        False,
+        None,
+    )
     assert (found["14"].exit_code, found["14"].seconds) == (137, 7384.0)
-    assert (found["15"].state, found["15"].seconds, found["15"].exit_code) == ("CANCELLED", 0.0, 143)
+    assert (found["15"].state, found["15"].seconds, found["15"].exit_code) == (
+        "CANCELLED",
+        0.0,
+        143,
+    )
 
 
 @given(st.text())
@@ -45,7 +53,12 @@ def test_the_number_of_a_submitted_job(text, number):
     [
         ({"state": "FAILED", "exit_code": 3}, "failed", "", "ended with exit code 3"),
         ({"state": "FAILED", "exit_code": 1}, "failed", "ValueError: no", "ValueError: no"),
-        ({"state": "FAILED", "exit_code": 137}, "failed", "", "SIGKILL, most likely for want of memory"),
+        (
+            {"state": "FAILED", "exit_code": 137},
+            "failed",
+            "",
+            "SIGKILL, most likely for want of memory",
+        ),
         ({"state": "COMPLETED", "exit_code": 0}, "failed", "", "no result"),
         ({"state": "TIMEOUT"}, "timed out", "ValueError: no", "time limit"),
         ({"state": "OUT_OF_MEMORY"}, "failed", "", "memory"),
@@ -64,10 +77,14 @@ def test_each_end_has_its_sentence(seen, state, error, sentence):
 @pytest.mark.parametrize(
     ("state", "reason", "hopeless"),
     [
-        ("PENDING", "Resources", False), ("PENDING", "Priority", False), ("PENDING", "BeginTime", False),
-        ("PENDING", "PartitionTimeLimit", True), ("PENDING", "launch_failed_requeued_held", True),
-        ("REQUEUE_HOLD", "None", True), ("RUNNING", "InvalidQOS", False),
+        ("PENDING", "Resources", False),
+        ("PENDING", "Priority", False),
+        ("PENDING", "BeginTime", False),
+        ("PENDING", "PartitionTimeLimit", True),
+        ("PENDING", "launch_failed_requeued_held", True),
+        ("REQUEUE_HOLD", "None", True),
+        ("RUNNING", "InvalidQOS", False),
     ],
-)  # fmt: skip
+)
 def test_what_will_never_start(state, reason, hopeless):
     assert bool(JobStatus(state=state, reason=reason).hopeless) == hopeless

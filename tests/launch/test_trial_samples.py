@@ -33,7 +33,9 @@ def test_an_epoch_takes_no_sample_twice(samples, batch, seed):
     assert set(taken.tolist()) <= set(range(samples))
     if samples >= batch:
         assert len(set(taken.tolist())) == len(taken) > samples - batch
-    other = np.concatenate([positions(samples, seed, batch, step) for step in range(count, 2 * count)])
+    other = np.concatenate(
+        [positions(samples, seed, batch, step) for step in range(count, 2 * count)]
+    )
     assert samples < 8 or taken.tolist() != other.tolist()
 
 
@@ -45,21 +47,38 @@ def test_the_sampler_gives_the_steps_in_order(micro, accumulation, ranks, sample
         given_out = [batch for _ in range(2) for batch in sampler]
         assert len(given_out) == 2 * len(sampler)
         steps = range(2 * steps_per_epoch(samples, e.global_batch))
-        expected = [b for s in steps for b in of_rank(positions(samples, 7, e.global_batch, s), e, rank).tolist()]
+        expected = [
+            b
+            for s in steps
+            for b in of_rank(positions(samples, 7, e.global_batch, s), e, rank).tolist()
+        ]
         assert given_out == expected
 
 
 def task(dataset=None, make_batch=None):
-    return Task("a task", torch.nn.Identity(), None, None, make_batch, None, "", dataset=dataset, collate=collate)
+    return Task(
+        "a task",
+        torch.nn.Identity(),
+        None,
+        None,
+        make_batch,
+        None,
+        "",
+        dataset=dataset,
+        collate=collate,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_brings_a_ranks_samples_over_epochs(workers):
     trial = Trial(
-        task="", execution=Execution(micro_batch=2, accumulation=2, nproc_per_node=2),
+        task="",
+        execution=Execution(micro_batch=2, accumulation=2, nproc_per_node=2),
         loader=LoaderSettings(workers=workers, prefetch_factor=3 if workers else None),
-    )  # fmt: skip
-    next_batch, notes = batches_of(trial, task(TensorDataset(torch.arange(20))), 1, lambda batch: batch)
+    )
+    next_batch, notes = batches_of(
+        trial, task(TensorDataset(torch.arange(20))), 1, lambda batch: batch
+    )
     assert notes == ()
     for step in range(5):
         expected = positions(20, 0, 8, step)[4:]
@@ -71,10 +90,18 @@ def test_made_samples_are_the_same_however_divided():
         return {"x": torch.randn(count, 3)}
 
     def of(ranks, accumulation):
-        e = Execution(micro_batch=8 // ranks // accumulation, accumulation=accumulation, nproc_per_node=ranks)
+        e = Execution(
+            micro_batch=8 // ranks // accumulation, accumulation=accumulation, nproc_per_node=ranks
+        )
         trial = Trial(task="", execution=e)
-        takers = [batches_of(trial, task(None, make_batch), rank, lambda batch: batch)[0] for rank in range(ranks)]
-        return [torch.cat([taker()["x"] for taker in takers for _ in range(accumulation)]) for _ in range(6)]
+        takers = [
+            batches_of(trial, task(None, make_batch), rank, lambda batch: batch)[0]
+            for rank in range(ranks)
+        ]
+        return [
+            torch.cat([taker()["x"] for taker in takers for _ in range(accumulation)])
+            for _ in range(6)
+        ]
 
     whole = of(1, 1)
     for ranks, accumulation in ((2, 1), (1, 4), (4, 2)):
@@ -120,9 +147,13 @@ def shards(tmp_path):
 
 
 def test_shards_take_the_place_of_what_is_computed_before(shards):
-    trial = Trial(task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards)))
+    trial = Trial(
+        task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards))
+    )
     through_shards, notes = batches_of(trial, task(Online()), 0, lambda batch: batch)
-    own, _ = batches_of(Trial(task="", execution=Execution(micro_batch=4)), task(Online()), 0, lambda batch: batch)
+    own, _ = batches_of(
+        Trial(task="", execution=Execution(micro_batch=4)), task(Online()), 0, lambda batch: batch
+    )
     assert notes == ()
     for _ in range(6):
         (x, y), (x_own, y_own) = through_shards(), own()
@@ -131,7 +162,9 @@ def test_shards_take_the_place_of_what_is_computed_before(shards):
 
 
 def test_shards_that_are_not_the_tasks_samples_are_refused(shards):
-    trial = Trial(task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards)))
+    trial = Trial(
+        task="", execution=Execution(micro_batch=4), loader=LoaderSettings(shards=str(shards))
+    )
     with pytest.raises(Contradiction, match="uint8 of 1 dims") as caught:
         batches_of(trial, task(WithoutASplit()), 0, lambda batch: batch)
     assert "`online`" in caught.value.hint

@@ -23,7 +23,9 @@ def _with(dataset, model=None, lr=1e-2):
 
 def _samples(count=100):
     draw = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(count, 16, generator=draw), torch.randint(0, 4, (count,), generator=draw))
+    return TensorDataset(
+        torch.randn(count, 16, generator=draw), torch.randint(0, 4, (count,), generator=draw)
+    )
 
 
 def mlp():
@@ -134,4 +136,9 @@ def regression():
     """Its weights stay at 0, where every sample's gradient is known."""
     model = nn.Linear(8, 1, bias=False)
     nn.init.zeros_(model.weight)
-    return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1e-12), TensorDataset(*regression_data())
+    return (
+        model,
+        nn.MSELoss(),
+        torch.optim.SGD(model.parameters(), lr=1e-12),
+        TensorDataset(*regression_data()),
+    )

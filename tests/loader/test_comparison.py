@@ -33,8 +33,10 @@ TESTING = replace(
 def test_the_slower_loader_is_named_with_the_part_that_makes_it_so():
     c = compare_loaders(TRAINING, TESTING)
     assert {part.name: part.ms for part in c.parts} == {
-        "decode": (2.0, 2.0), "augment": (3.0, 0.0), "collating": (0.0, 0.5),
-    }  # fmt: skip
+        "decode": (2.0, 2.0),
+        "augment": (3.0, 0.0),
+        "collating": (0.0, 0.5),
+    }
     assert c.sample_ms == (5.0, 2.5)
     assert comparison_verdict(c) == (
         "Verdict: mine.py:training is the slower one: a sample takes 5 ms on one thread, 2 times the 2.5 ms of mine.py:testing."
@@ -50,13 +52,24 @@ def test_the_order_of_the_two_changes_only_the_sides():
 
 def test_loaders_alone_are_compared_where_both_were_run_and_beyond_their_noise():
     def with_interval(m, low, high):
-        points = [replace(p, interval_ms=Interval(low=low, high=high, coverage=0.9, basis="")) for p in m.points]
+        points = [
+            replace(p, interval_ms=Interval(low=low, high=high, coverage=0.9, basis=""))
+            for p in m.points
+        ]
         return replace(m, points=tuple(points))
 
     few = replace(TESTING, points=TESTING.points[:2])
     assert list(compare_loaders(TRAINING, few).alone) == [0, 1]
-    assert not compare_loaders(with_interval(TRAINING, 49.0, 51.0), with_interval(few, 34.0, 36.0)).alone[0].is_noise
-    assert compare_loaders(with_interval(TRAINING, 10.0, 90.0), with_interval(few, 34.0, 36.0)).alone[0].is_noise
+    assert (
+        not compare_loaders(with_interval(TRAINING, 49.0, 51.0), with_interval(few, 34.0, 36.0))
+        .alone[0]
+        .is_noise
+    )
+    assert (
+        compare_loaders(with_interval(TRAINING, 10.0, 90.0), with_interval(few, 34.0, 36.0))
+        .alone[0]
+        .is_noise
+    )
 
 
 def test_loaders_that_are_alike_are_said_to_be():
@@ -70,5 +83,8 @@ def test_the_command_prints_both_and_the_difference(capsys):
     print_loader_comparison(compare_loaders(TRAINING, TESTING))
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"augment +3 +0 +-3", said)
-    assert "A whole pass with no workers: mine.py:training 1,000 samples in 5 s, mine.py:testing 100" in said
+    assert (
+        "A whole pass with no workers: mine.py:training 1,000 samples in 5 s, mine.py:testing 100"
+        in said
+    )
     assert "trainpace loader mine.py:training" in said

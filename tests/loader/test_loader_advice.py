@@ -2,28 +2,59 @@
 
 from msgspec.structs import replace
 
-from trainpace.loader.costs import LoaderCost, LoaderMeasurement, LoaderPoint, SampleCost, Stage, advise, batch_ms
+from trainpace.loader.costs import (
+    LoaderCost,
+    LoaderMeasurement,
+    LoaderPoint,
+    SampleCost,
+    Stage,
+    advise,
+    batch_ms,
+)
 from trainpace.records import from_json, to_json
 from trainpace.report.loader import loader_json, next_step, verdict
 
-COST = LoaderCost(sample_wall_ms=5, sample_cpu_ms=5, collate_ms=0, batch_size=10, send_ms=0, handover_ms=0)
+COST = LoaderCost(
+    sample_wall_ms=5, sample_cpu_ms=5, collate_ms=0, batch_size=10, send_ms=0, handover_ms=0
+)
 
 
 def point(workers, ms, startup_s=0.0):
     return LoaderPoint(
-        workers=workers, batch_size=10, prefetch_factor=2 if workers else None, pin_memory=False, batch_ms=ms, interval_ms=None,
-        predicted_ms=None, startup_s=startup_s, runs=1,
-    )  # fmt: skip
+        workers=workers,
+        batch_size=10,
+        prefetch_factor=2 if workers else None,
+        pin_memory=False,
+        batch_ms=ms,
+        interval_ms=None,
+        predicted_ms=None,
+        startup_s=startup_s,
+        runs=1,
+    )
 
 
 def measurement(cost=COST, cores=4.0, given=None, startup_s=0.0, stages=()):
     return LoaderMeasurement(
-        target="mine.py:data", dataset="Data", length=1000, batch_size=10, drop_last=False, given_workers=given,
-        given_persistent=False, is_task=False, cores=cores, memory_gib=8.0,
-        sample=SampleCost(samples=8, wall_ms=cost.sample_wall_ms, cpu_ms=cost.sample_cpu_ms, first_ms=5.0), cost=cost,
-        points=tuple(point(w, batch_ms(cost, w, cores), startup_s if w else 0.0) for w in range(6)), variants=(), stages=stages,
-        notes=(), environment={},
-    )  # fmt: skip
+        target="mine.py:data",
+        dataset="Data",
+        length=1000,
+        batch_size=10,
+        drop_last=False,
+        given_workers=given,
+        given_persistent=False,
+        is_task=False,
+        cores=cores,
+        memory_gib=8.0,
+        sample=SampleCost(
+            samples=8, wall_ms=cost.sample_wall_ms, cpu_ms=cost.sample_cpu_ms, first_ms=5.0
+        ),
+        cost=cost,
+        points=tuple(point(w, batch_ms(cost, w, cores), startup_s if w else 0.0) for w in range(6)),
+        variants=(),
+        stages=stages,
+        notes=(),
+        environment={},
+    )
 
 
 def test_data_bound_gets_the_fewest_workers_that_hide_it():
@@ -51,7 +82,9 @@ def test_a_small_gain_is_named_and_refused():
     m = measurement(cost)
     a = advise(m, compute_ms=100, compute_cores=1)
     assert not a.worth_it
-    assert "No: other numbers of workers save nothing" in verdict(m, a)  # 3 % of a step: none is within 5 % of the best
+    assert "No: other numbers of workers save nothing" in verdict(
+        m, a
+    )  # 3 % of a step: none is within 5 % of the best
     a = advise(m, compute_ms=57, compute_cores=1)
     assert (a.workers, a.worth_it) == (0, False)
     assert "No: other numbers of workers save 300 ms an epoch (5%)" in verdict(m, a)
@@ -77,7 +110,14 @@ def test_fewer_workers_are_advised_where_cores_are_short():
 
 def test_workers_are_not_given_up_for_a_loader_alone():
     """Loading a batch by itself is fastest in the process that wants it, but then nothing is loaded while it computes."""
-    cost = LoaderCost(sample_wall_ms=0.01, sample_cpu_ms=0.01, collate_ms=0.1, batch_size=10, send_ms=1, handover_ms=1)
+    cost = LoaderCost(
+        sample_wall_ms=0.01,
+        sample_cpu_ms=0.01,
+        collate_ms=0.1,
+        batch_size=10,
+        send_ms=1,
+        handover_ms=1,
+    )
     m = measurement(cost, given=2)
     assert advise(m).workers == 2
     assert advise(m, compute_ms=0.0).workers == 0
@@ -119,7 +159,10 @@ def test_records_survive_json():
 def test_a_step_that_waits_is_never_sent_to_the_compute():
     """The workers' start takes more than they save, and every part of a sample is random."""
     flip = Stage(name="Flip", kind="transform", wall_ms=5.0, random=True)
-    for stages, said in (((flip,), "make Flip cheaper: it is 100% of a sample"), ((), "make a sample cheaper")):
+    for stages, said in (
+        ((flip,), "make Flip cheaper: it is 100% of a sample"),
+        ((), "make a sample cheaper"),
+    ):
         m = measurement(startup_s=10.0, stages=stages)
         a = advise(m, compute_ms=2, compute_cores=1)
         assert (a.workers, a.worth_it) == (0, False)
@@ -134,4 +177,6 @@ def test_the_dataset_behind_a_wrapper_is_named():
         Stage(name="the rest of __getitem__", kind="", wall_ms=0.1, random=True),
     )
     m = measurement(startup_s=10.0, stages=stages)
-    assert "trainpace precompute of Photos inside Crops as a dataset of its own" in next_step(m, advise(m, 2, 1))
+    assert "trainpace precompute of Photos inside Crops as a dataset of its own" in next_step(
+        m, advise(m, 2, 1)
+    )

@@ -56,8 +56,12 @@ def folder(tmp_path):
 def trainpace(folder, *arguments, code=0):
     done = subprocess.run(
         [sys.executable, "-m", "trainpace", "loader", *map(str, arguments)],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "COLUMNS": "160"}, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "160"},
+        timeout=120,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -65,7 +69,17 @@ def trainpace(folder, *arguments, code=0):
 
 def test_a_loader_from_command_to_verdict(folder):
     done = trainpace(
-        folder, "mine.py:data", "--batch", "4", "--workers", "0,2", "--compute-ms", "2", *QUICK, "--output", "out.json"
+        folder,
+        "mine.py:data",
+        "--batch",
+        "4",
+        "--workers",
+        "0,2",
+        "--compute-ms",
+        "2",
+        *QUICK,
+        "--output",
+        "out.json",
     )
     assert "time.sleep in __getitem__" in done.stdout
     assert "Verdict: with no workers a step takes" in done.stdout
@@ -75,7 +89,11 @@ def test_a_loader_from_command_to_verdict(folder):
 
 @pytest.mark.slow
 def test_a_tasks_compute_is_measured_too(folder):
-    answer = json.loads(trainpace(folder, "mine.py:task", "--batch", "4", "--workers", "0:2", *QUICK, "--json").stdout)
+    answer = json.loads(
+        trainpace(
+            folder, "mine.py:task", "--batch", "4", "--workers", "0:2", *QUICK, "--json"
+        ).stdout
+    )
     assert [p["workers"] for p in answer["points"]] == [0, 1, 2]
     assert answer["advice"]["compute_ms"] > 0
     assert answer["points"][0]["batch_ms"] >= 16
@@ -97,9 +115,15 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("broken", "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this."),
+        (
+            "broken",
+            "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this.",
+        ),
         ("empty", "mine.py:empty is a dataset of no samples."),
-        ("nothing", "mine.py:nothing is of type NoneType, which is no dataset with __len__ and __getitem__."),
+        (
+            "nothing",
+            "mine.py:nothing is of type NoneType, which is no dataset with __len__ and __getitem__.",
+        ),
         ("raising", "mine.py:raising raised RuntimeError at mine.py line 36: no data today."),
         ("only_here", "RuntimeError: not in a worker"),
         ("dying", "exited unexpectedly"),

@@ -17,12 +17,18 @@ WORKERS = st.integers(0, 64)
 def costs(draw):
     wall = draw(MS)
     return LoaderCost(
-        sample_wall_ms=wall, sample_cpu_ms=wall * draw(st.floats(0, 1)), collate_ms=draw(MS), batch_size=draw(st.integers(1, 512)),
-        send_ms=draw(MS), handover_ms=draw(MS),
-    )  # fmt: skip
+        sample_wall_ms=wall,
+        sample_cpu_ms=wall * draw(st.floats(0, 1)),
+        collate_ms=draw(MS),
+        batch_size=draw(st.integers(1, 512)),
+        send_ms=draw(MS),
+        handover_ms=draw(MS),
+    )
 
 
-WAITING = LoaderCost(sample_wall_ms=10, sample_cpu_ms=0, collate_ms=1, batch_size=4, send_ms=1, handover_ms=0.5)
+WAITING = LoaderCost(
+    sample_wall_ms=10, sample_cpu_ms=0, collate_ms=1, batch_size=4, send_ms=1, handover_ms=0.5
+)
 COMPUTING = replace(WAITING, sample_cpu_ms=10)
 
 
@@ -77,7 +83,9 @@ def test_a_first_worker_costs_at_most_its_stated_overhead(cost, compute, cores, 
 )
 def test_more_work_never_takes_less_time(cost, compute, workers, cores, part, more):
     now = step_ms(cost, compute, workers, cores)
-    assert step_ms(replace(cost, **{part: getattr(cost, part) + more}), compute, workers, cores) >= now
+    assert (
+        step_ms(replace(cost, **{part: getattr(cost, part) + more}), compute, workers, cores) >= now
+    )
     assert step_ms(replace(cost, batch_size=cost.batch_size + 1), compute, workers, cores) >= now
     assert step_ms(cost, compute + more, workers, cores) >= now
 

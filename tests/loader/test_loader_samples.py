@@ -9,7 +9,14 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.stages import OTHER, REST, dataset_stages, function_stages, is_random, transform_stages
+from trainpace.loader.stages import (
+    OTHER,
+    REST,
+    dataset_stages,
+    function_stages,
+    is_random,
+    transform_stages,
+)
 from trainpace.loader.timing import (
     LoaderTarget,
     Setting,
@@ -127,7 +134,9 @@ class Inner(Data, torch.utils.data.Dataset):
 
 def test_datasets_side_by_side_have_chains_of_their_own():
     parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(6)]
-    rest, burned, noise = transform_stages(target_of(torch.utils.data.ConcatDataset(parts)), range(24))
+    rest, burned, noise = transform_stages(
+        target_of(torch.utils.data.ConcatDataset(parts)), range(24)
+    )
     assert (rest.name, burned.name, noise.name) == (REST, "Burn", "Noise")
     assert burned.cpu_ms == pytest.approx(2, rel=0.3)  # all six, together
     assert (burned.offline, noise.offline, noise.random) == (True, False, True)
@@ -156,13 +165,20 @@ def test_a_deterministic_dataset_behind_random_wrappers_is_found(wrap):
 def test_a_wrapper_over_what_is_random_itself_has_nothing_for_offline():
     assert dataset_stages(target_of(Wrapper(Inner(Noise(), burn_ms=1))), range(4), 1.0) == ()
     assert (
-        dataset_stages(target_of(torch.utils.data.Subset(Inner(burn_ms=1), range(4))), range(4), 1.0) == ()
+        dataset_stages(
+            target_of(torch.utils.data.Subset(Inner(burn_ms=1), range(4))), range(4), 1.0
+        )
+        == ()
     )  # all of it can be
     assert dataset_stages(target_of(Data(Noise())), range(4), 1.0) == ()
 
 
 def test_the_transforms_are_ranked_and_the_random_ones_marked():
-    data = Data(Compose(Burn(1), Compose(Burn(4), Noise()), Burn(2)), burn_ms=3, target_transform=lambda y: y + 1)
+    data = Data(
+        Compose(Burn(1), Compose(Burn(4), Noise()), Burn(2)),
+        burn_ms=3,
+        target_transform=lambda y: y + 1,
+    )
     before = list(data.transform.transforms)
     stages = transform_stages(target_of(data), range(12), passes=2)
     assert [s.name for s in stages[:5]] == [REST, "Burn", "Burn", "Noise", "Burn"]
@@ -225,7 +241,8 @@ def test_a_sample_that_raises_is_named():
             return torch.zeros(1)
 
     with pytest.raises(
-        UserCodeError, match=r"sample 3 cannot be had: the dataset raised KeyError at .* line \d+: 'no such label'"
+        UserCodeError,
+        match=r"sample 3 cannot be had: the dataset raised KeyError at .* line \d+: 'no such label'",
     ):
         first_pass(target_of(Broken()), choose(40, 0), 1.0)
 
@@ -252,11 +269,17 @@ def test_equality_sees_every_kind():
         ("def data(): return []", "is a dataset of no samples"),
         ("def data(): return 3", "is of type int, which is no dataset"),
         ("def data(): return {'a': 1}", "is of type dict"),
-        ("import torch.utils.data as d\nclass I(d.IterableDataset):\n  def __iter__(self): return iter([1])\ndef data(): return I()", "IterableDataset"),
-        ("import torch.utils.data as d\ndef data(): return d.DataLoader([1, 2], batch_size=None)", "has no batch size"),
+        (
+            "import torch.utils.data as d\nclass I(d.IterableDataset):\n  def __iter__(self): return iter([1])\ndef data(): return I()",
+            "IterableDataset",
+        ),
+        (
+            "import torch.utils.data as d\ndef data(): return d.DataLoader([1, 2], batch_size=None)",
+            "has no batch size",
+        ),
         ("data = 3", "is of type int"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_dataset_is_said(tmp_path, code, said):
     file = tmp_path / "bad_target.py"
     file.write_text(code)
@@ -271,7 +294,12 @@ def test_a_dataloader_brings_its_settings(tmp_path):
         "def data(): return d.DataLoader(list(range(9)), 4, num_workers=1, drop_last=True, collate_fn=f, prefetch_factor=3)"
     )
     target = load_target(f"{file}:data")
-    assert (target.batch_size, target.drop_last, target.given_workers, target.prefetch_factor) == (4, True, 1, 3)
+    assert (target.batch_size, target.drop_last, target.given_workers, target.prefetch_factor) == (
+        4,
+        True,
+        1,
+        3,
+    )
     assert target.collated([1]) == [1]
     assert load_target(f"{file}:data", 2).batch_size == 2
 
@@ -296,7 +324,11 @@ def test_a_waiting_loader_gains_by_workers():
 @pytest.mark.parametrize(
     ("error", "workers", "sentence"),
     [
-        (EOFError(), 1, "a worker of the DataLoader with 1 worker exited unexpectedly (EOFError: no message)"),
+        (
+            EOFError(),
+            1,
+            "a worker of the DataLoader with 1 worker exited unexpectedly (EOFError: no message)",
+        ),
         (
             ConnectionResetError(104, "Connection reset by peer"),
             2,
@@ -308,7 +340,11 @@ def test_a_waiting_loader_gains_by_workers():
             2,
             "the DataLoader with 2 workers raised EOFError: EOFError: no data left",
         ),
-        (EOFError("no data left"), 0, "the DataLoader with no workers raised EOFError: no data left"),
+        (
+            EOFError("no data left"),
+            0,
+            "the DataLoader with no workers raised EOFError: no data left",
+        ),
         (
             RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
             1,

@@ -48,7 +48,11 @@ def test_a_ring_of_two_sends_the_payload_once():
 def ranks_in(folder):
     """(process, its files) of ranks, which name a folder each."""
     out = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    lines = [line.split() for line in out.splitlines() if "allreduce_rank" in line and "guard.py" not in line]
+    lines = [
+        line.split()
+        for line in out.splitlines()
+        if "allreduce_rank" in line and "guard.py" not in line
+    ]
     return [(int(words[0]), words[-2]) for words in lines if words[-2].startswith(str(folder))]
 
 
@@ -73,10 +77,18 @@ def test_two_ranks_over_gloo(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [({"ranks": 1}, "among 1 ranks"), ({"ranks": 2, "backend": "nccll"}, "Nearest: nccl"), ({"ranks": 2, "sizes_bytes": []}, "1 byte or more"),
-     ({"ranks": 2, "sizes_bytes": [0]}, "1 byte or more"), ({"ranks": 2, "repeats": 0}, "1 repeat or more"),
-     pytest.param({"ranks": 2, "backend": "nccl"}, "GPU for each of the 2 ranks", marks=pytest.mark.slow), ({"ranks": 2, "timeout_s": 2, "repeats": 10**6}, "longer than 2 s")],
-)  # fmt: skip
+    [
+        ({"ranks": 1}, "among 1 ranks"),
+        ({"ranks": 2, "backend": "nccll"}, "Nearest: nccl"),
+        ({"ranks": 2, "sizes_bytes": []}, "1 byte or more"),
+        ({"ranks": 2, "sizes_bytes": [0]}, "1 byte or more"),
+        ({"ranks": 2, "repeats": 0}, "1 repeat or more"),
+        pytest.param(
+            {"ranks": 2, "backend": "nccl"}, "GPU for each of the 2 ranks", marks=pytest.mark.slow
+        ),
+        ({"ranks": 2, "timeout_s": 2, "repeats": 10**6}, "longer than 2 s"),
+    ],
+)
 def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # should this machine have some
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -91,12 +103,18 @@ def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_pat
 def test_a_rank_that_dies_ends_all(tmp_path):
     code = "from trainpace.machine.calibration import measure_allreduce; measure_allreduce(2, sizes_bytes=[2**26], repeats=10**6)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    asker = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+    asker = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         victim, deadline = [], time.monotonic() + 60
         while not victim and asker.poll() is None and time.monotonic() < deadline:
             met = list(tmp_path.glob("trainpace-*/store"))  # the ranks have met, and work
-            victim = [pid for pid, request in ranks_in(tmp_path) if met and '"rank": 1' in Path(request).read_text()]
+            victim = [
+                pid
+                for pid, request in ranks_in(tmp_path)
+                if met and '"rank": 1' in Path(request).read_text()
+            ]
             time.sleep(0.1)
         time.sleep(1)
         os.kill(victim[0], signal.SIGKILL)
@@ -104,5 +122,8 @@ def test_a_rank_that_dies_ends_all(tmp_path):
     finally:
         asker.kill()
         asker.communicate()
-    assert "rank 1 of an all-reduce among 2 ranks over gloo gave no answer: it died of SIGKILL" in message
+    assert (
+        "rank 1 of an all-reduce among 2 ranks over gloo gave no answer: it died of SIGKILL"
+        in message
+    )
     assert all_end(tmp_path)

@@ -19,9 +19,14 @@ from trainpace.machine.calibration import non_negative
 from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
 
 LINKS = HostLinks(
-    start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384, duplex_excess=0.25,
+    start_us=200,
+    message_us=100,
+    gb_per_s=0.0375,
+    link_share=1448 / 1514,
+    burst_bytes=16384,
+    duplex_excess=0.25,
     host_us_per_mib={"all_reduce": 500, "reduce_scatter": 1500, "send": 100},
-)  # fmt: skip
+)
 CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
 
 
@@ -32,11 +37,14 @@ def hosts(number, gb_per_s=0.0375, links=LINKS):
 def timed(number=2, gb_per_s=0.0375):
     return [
         TimedCollective(
-            collective=name, payload_bytes=size, ranks=number,
+            collective=name,
+            payload_bytes=size,
+            ranks=number,
             time_ms=float(collective_ms(name, size, number, 1, hosts(number, gb_per_s))),
         )
-        for name in COLLECTIVES for size in (*SIZES_BYTES, 2**15, 2**24)
-    ]  # fmt: skip
+        for name in COLLECTIVES
+        for size in (*SIZES_BYTES, 2**15, 2**24)
+    ]
 
 
 def test_the_fit_finds_what_was_planted():
@@ -50,9 +58,14 @@ def test_the_fit_finds_what_was_planted():
 
 def test_one_disturbed_time_in_seven_does_not_move_the_fit():
     rows = [
-        TimedCollective(collective=t.collective, payload_bytes=t.payload_bytes, ranks=2, time_ms=t.time_ms * (5 if i % 7 == 3 else 1))
+        TimedCollective(
+            collective=t.collective,
+            payload_bytes=t.payload_bytes,
+            ranks=2,
+            time_ms=t.time_ms * (5 if i % 7 == 3 else 1),
+        )
         for i, t in enumerate(timed())
-    ]  # fmt: skip
+    ]
     found = fit_host_links(rows, 0.0375)
     far = collective_ms("all_reduce", 2**22, 4, 1, hosts(4, 0.125, found))
     assert far == pytest.approx(collective_ms("all_reduce", 2**22, 4, 1, hosts(4, 0.125)), rel=0.05)
@@ -67,7 +80,9 @@ def test_two_hosts_at_one_speed_tell_four_at_another():
     for name in COLLECTIVES:
         sizes = np.array(SIZES_BYTES, dtype=float)
         expected = collective_ms(name, sizes, 4, 1, hosts(4, 0.125))
-        assert collective_ms(name, sizes, 4, 1, hosts(4, 0.125, found)) == pytest.approx(expected, rel=0.02)
+        assert collective_ms(name, sizes, 4, 1, hosts(4, 0.125, found)) == pytest.approx(
+            expected, rel=0.02
+        )
 
 
 def test_reduce_scatter_is_an_all_reduce_and_all_gather_half_of_one():
@@ -88,8 +103,12 @@ def test_more_bytes_and_slower_links_never_take_less(collective, number, payload
 
 
 def test_ranks_of_one_host_do_not_wait_for_the_link():
-    both = Cluster(device=CPU, devices_per_node=2, nodes=2, network_gb_per_s_per_device=0.001, host_links=LINKS)
-    assert collective_ms("all_reduce", 1e7, 2, 2, both) < 0.01 * collective_ms("all_reduce", 1e7, 2, 1, both)
+    both = Cluster(
+        device=CPU, devices_per_node=2, nodes=2, network_gb_per_s_per_device=0.001, host_links=LINKS
+    )
+    assert collective_ms("all_reduce", 1e7, 2, 2, both) < 0.01 * collective_ms(
+        "all_reduce", 1e7, 2, 1, both
+    )
 
 
 def test_nonsense_is_refused():
@@ -98,7 +117,9 @@ def test_nonsense_is_refused():
     with pytest.raises(TrainpaceError, match="bandwidth"):
         HostLinks(start_us=0, message_us=0, host_us_per_mib={}, gb_per_s=0.0, link_share=0.9)
     with pytest.raises(TrainpaceError, match="below 0"):
-        HostLinks(start_us=0, message_us=0, host_us_per_mib={"send": -1}, gb_per_s=1.0, link_share=0.9)
+        HostLinks(
+            start_us=0, message_us=0, host_us_per_mib={"send": -1}, gb_per_s=1.0, link_share=0.9
+        )
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
@@ -119,7 +140,13 @@ def test_two_real_ranks_time_every_collective(tmp_path):
         port = str(free.getsockname()[1])
     request = json.dumps({"collectives": COLLECTIVES, "sizes_bytes": [2**10, 2**16], "repeats": 3})
     answer = tmp_path / "answer.json"
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    env = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, "-m", "trainpace.machine.host_links", str(answer), request]
     ranks = [subprocess.Popen(command, env={**env, "RANK": str(i)}) for i in range(2)]
     try:

@@ -29,12 +29,25 @@ def network():
 def test_rows_are_those_of_a_trace():
     model = network()
     task = Task(
-        "a network", network(), lambda m, b: m(b), lambda m, b: m(b).mean(), lambda n: torch.randn(n, 3, 16, 16), None, "an image"
-    )  # fmt: skip
+        "a network",
+        network(),
+        lambda m, b: m(b),
+        lambda m, b: m(b).mean(),
+        lambda n: torch.randn(n, 3, 16, 16),
+        None,
+        "an image",
+    )
     operators = trace_task(task, ("fp32",), Variant(cpu=True)).form("fp32").operators
     # what the CPU's convolution does on the way is in its own time
     expected = Counter()
-    for kind, function, phase, count, launches in zip(operators.kind, operators.function, operators.phase, operators.count, operators.launches, strict=True):  # fmt: skip
+    for kind, function, phase, count, launches in zip(
+        operators.kind,
+        operators.function,
+        operators.phase,
+        operators.count,
+        operators.launches,
+        strict=True,
+    ):
         if phase != "optimizer" and launches and not function.startswith("conv_bias"):
             expected[kind, function] += int(count)
     timer = OperatorTimer()

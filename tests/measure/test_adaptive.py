@@ -26,7 +26,9 @@ def run(step_ms, asked=ASKED, noise=0.01, seed=0, hints=(), fits=10**9, disturbe
         first = batch not in measured
         times = measured.setdefault(batch, [])
         times.append(
-            step_ms(batch) * (1 + noise * rng.standard_normal()) * (1.4 if first and batch == disturbed else 1)
+            step_ms(batch)
+            * (1 + noise * rng.standard_normal())
+            * (1.4 if first and batch == disturbed else 1)
         )
     return measured, failed, order
 
@@ -59,13 +61,21 @@ def test_hints_are_tried_and_save_probes():
 
 
 def test_wrong_hints_make_no_jumps():
-    found = [fitted_curve(run(lambda b: 20 + b, seed=seed, hints=[17, 33])[0]).jumps for seed in range(10)]
+    found = [
+        fitted_curve(run(lambda b: 20 + b, seed=seed, hints=[17, 33])[0]).jumps
+        for seed in range(10)
+    ]
     assert sum(map(bool, found)) <= 1
 
 
 @pytest.mark.parametrize(
     "step_ms",
-    [lambda b: 30 + b, lambda b: max(28.0, b), lambda b: 20 + 2 * -(-b // 2), lambda b: (30 + b) * (1 + b / 200)],
+    [
+        lambda b: 30 + b,
+        lambda b: max(28.0, b),
+        lambda b: 20 + 2 * -(-b // 2),
+        lambda b: (30 + b) * (1 + b / 200),
+    ],
     ids=["line", "launch-bound", "odd-even", "curved"],
 )
 def test_curves_without_jumps_take_few_probes(step_ms):

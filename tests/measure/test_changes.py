@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
 from trainpace.measure.analysis import best_batches
-from trainpace.measure.changes import StepCurve, _constant_noise, _Fit, _relative_noise, find_changes
+from trainpace.measure.changes import (
+    StepCurve,
+    _constant_noise,
+    _Fit,
+    _relative_noise,
+    find_changes,
+)
 from trainpace.outcome import Jump
 from trainpace.records import from_json, to_json
 
@@ -18,7 +24,9 @@ BATCHES = np.arange(1, 71)
 
 
 def noisy(step_ms, noise, seed):
-    return np.asarray(step_ms) * (1 + noise * np.random.default_rng(seed).standard_normal(len(step_ms)))
+    return np.asarray(step_ms) * (
+        1 + noise * np.random.default_rng(seed).standard_normal(len(step_ms))
+    )
 
 
 def vgg(noise=0.01, seed=0):
@@ -43,7 +51,9 @@ def test_the_jumps_of_vgg(noise):
     assert 0.008 < curve.noise < 0.012
     assert [segment.first_batch for segment in curve.segments] == [1, 17, 33, 49, 65]
     assert [segment.last_batch for segment in curve.segments] == [16, 32, 48, 64, 70]
-    assert all(segment.slope_ms_per_sample == pytest.approx(0.4, abs=0.06) for segment in curve.segments)
+    assert all(
+        segment.slope_ms_per_sample == pytest.approx(0.4, abs=0.06) for segment in curve.segments
+    )
     assert from_json(to_json(curve), StepCurve) == curve
 
 
@@ -142,12 +152,16 @@ def test_between_bends_the_lines_meet():
     sizes = [1, 4, 8, 12, 16, 20, 36, 40, 48, 56, 60, 70]
     curve = find_changes(sizes, np.maximum(28.0, sizes))
     assert curve.jumps == ()
-    assert [curve.at(b) for b in (1, 20, 24, 28, 32, 70)] == pytest.approx([28, 28, 28, 28, 32, 70], rel=0.02)
+    assert [curve.at(b) for b in (1, 20, 24, 28, 32, 70)] == pytest.approx(
+        [28, 28, 28, 28, 32, 70], rel=0.02
+    )
 
 
 def test_noise_that_does_not_grow_with_the_step():
     rng = np.random.default_rng(0)
-    found = [find_changes(BATCHES, BATCHES + 5 + 0.5 * rng.standard_normal(70)).jumps for _ in range(30)]
+    found = [
+        find_changes(BATCHES, BATCHES + 5 + 0.5 * rng.standard_normal(70)).jumps for _ in range(30)
+    ]
     assert sum(map(bool, found)) <= 3
 
 
@@ -166,11 +180,18 @@ def test_a_stair_without_noise_is_told_exactly(height):
     assert (jump.size_ms, jump.percent) == pytest.approx((height, 100 * height / 40))
     assert np.sign(jump.z) == np.sign(height)
     first, second = curve.segments
-    assert (first.first_batch, first.last_batch, second.first_batch, second.last_batch) == (1, 20, 21, 40)
+    assert (first.first_batch, first.last_batch, second.first_batch, second.last_batch) == (
+        1,
+        20,
+        21,
+        40,
+    )
     assert (first.first_ms, second.first_ms) == pytest.approx((21, 41 + height))
     assert (first.slope_ms_per_sample, second.slope_ms_per_sample) == pytest.approx((1, 1))
     assert (first.line(1), first.line(20), first.line(30)) == pytest.approx((21, 40, 50))
-    assert [curve.at(b) for b in (1, 20, 21, 40, 50)] == pytest.approx([21, 40, 41 + height, 60 + height, 70 + height])
+    assert [curve.at(b) for b in (1, 20, 21, 40, 50)] == pytest.approx(
+        [21, 40, 41 + height, 60 + height, 70 + height]
+    )
     assert curve.fitted_ms == pytest.approx(tuple(step_ms))
     assert (curve.batches, curve.step_ms) == (tuple(range(1, 41)), tuple(step_ms))
     assert (curve.bends, curve.disturbed, curve.odd_extra_ms) == ((), (), 0.0)
@@ -193,7 +214,9 @@ def test_a_jump_is_as_unlikely_as_its_deviations_and_places_say():
     jumps = [jump for curve in curves for jump in curve.jumps]
     assert len(jumps) > 10
     for jump in jumps:
-        assert jump.p_value == pytest.approx(min(1.0, 40 * 2 * NormalDist().cdf(-abs(jump.z))), rel=1e-6, abs=1e-12)
+        assert jump.p_value == pytest.approx(
+            min(1.0, 40 * 2 * NormalDist().cdf(-abs(jump.z))), rel=1e-6, abs=1e-12
+        )
         # few points tell less than their deviations would if these were known: Student's t, as a normal deviation
         deviations = jump.size_ms / ((jump.high_ms - jump.low_ms) / 2 / 1.645)
         assert 0.75 * deviations < abs(jump.z) < deviations
@@ -209,7 +232,11 @@ def test_noise_is_told_whether_it_is_given_or_not_or_given_too_small(given):
 
 @pytest.mark.parametrize(
     ("curve_of", "noise"),
-    [(lambda x: 20 + x, 0.01), (lambda x: 20 + 2 * np.ceil(x / 2), 0.003), (lambda x: 20 + x + 10 * (x > 20), 0.01)],
+    [
+        (lambda x: 20 + x, 0.01),
+        (lambda x: 20 + 2 * np.ceil(x / 2), 0.003),
+        (lambda x: 20 + x + 10 * (x > 20), 0.01),
+    ],
     ids=["line", "odd-even", "stair"],
 )
 def test_the_guess_of_the_noise_is_the_planted_one(curve_of, noise):
@@ -238,7 +265,9 @@ def test_the_guess_of_noise_in_ms_is_the_planted_one():
 )
 def test_a_deviation_is_as_unlikely_as_student_s(t, free, z):
     """Quantiles of Student's t with so many degrees of freedom, and the normal ones of the same probability, from tables."""
-    fit = SimpleNamespace(values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free)
+    fit = SimpleNamespace(
+        values=np.array([0.0, 3.0 * t + 1]), covariance=np.diag([1.0, 9.0]), free=free
+    )
     assert _Fit.z(fit, 1, 1.0) == pytest.approx(z, rel=0.005)
     assert _Fit.z(fit, 1, 6.0 * t + 1) == pytest.approx(-z, rel=0.005)
 
@@ -247,24 +276,35 @@ def test_between_a_bend_and_a_jump_each_is_itself():
     sizes = np.array([1, 4, 8, 12, 16, 20, 36, 40, 44, 48, 52, 56, 60, 64, 70, 74, 80, 84])
     curve = find_changes(sizes, np.maximum(28.0, sizes) + 40 * (sizes > 60))
     assert places(curve) == [(60, 64)]
-    assert [curve.at(b) for b in (20, 24, 32, 60, 62, 64)] == pytest.approx([28, 28, 32, 60, 62, 104], rel=0.02)
+    assert [curve.at(b) for b in (20, 24, 32, 60, 62, 64)] == pytest.approx(
+        [28, 28, 32, 60, 62, 104], rel=0.02
+    )
 
 
 def test_the_forecast_s_jump_at_the_same_place_is_its_cause():
     def forecast(batch, causes):
-        return Jump(before=batch - 1, batch=batch, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=causes)
+        return Jump(
+            before=batch - 1, batch=batch, before_ms=1.0, after_ms=2.0, excess_ms=1.0, causes=causes
+        )
 
     sizes = np.array([1, 4, 8, 12, 16, 20, 24, 28, 32, 36])
     (jump,) = find_changes(sizes, 50.0 + sizes + 30.0 * (sizes > 16)).jumps
     assert (jump.before, jump.after, jump.tight) == (16, 20, False)
-    unnamed, before, within, after = forecast(17, ()), forecast(16, ("a",)), forecast(20, ("b",)), forecast(21, ("c",))
+    unnamed, before, within, after = (
+        forecast(17, ()),
+        forecast(16, ("a",)),
+        forecast(20, ("b",)),
+        forecast(21, ("c",)),
+    )
     assert jump.cause_among([unnamed, before, within, after]) == within
     assert jump.cause_among([unnamed, before, after]) is None
 
 
 def test_few_points_are_joined_by_straight_pieces():
     curve = find_changes([1, 2, 4, 7, 9], [5.0, 9.0, 7.0, 1.0, 4.0], [0.01, 0.02, 0.02, 0.03, 0.04])
-    pieces = [(s.first_batch, s.last_batch, s.first_ms, s.slope_ms_per_sample) for s in curve.segments]
+    pieces = [
+        (s.first_batch, s.last_batch, s.first_ms, s.slope_ms_per_sample) for s in curve.segments
+    ]
     assert pieces == [(1, 1, 5.0, 4.0), (2, 2, 9.0, -1.0), (4, 4, 7.0, -2.0), (7, 9, 1.0, 1.5)]
     assert all(s.slope_low is None and s.slope_high is None for s in curve.segments)
     assert (curve.noise, curve.bends, curve.disturbed) == (0.02, (), ())
@@ -304,9 +344,24 @@ def test_what_cannot_be_used_is_said(sizes, step_ms, noise):
 @pytest.mark.parametrize(
     ("sizes", "step_ms", "noise", "said"),
     [
-        ([1, 2], [1.0], None, "2 batch sizes and 1 step times; one of each is needed, and at least one."),
-        ([1, 1], [1.0, 1.0], None, "batch sizes must be whole, positive and ascending. Sort them and merge repeats."),
-        ([1, 2.5], [1.0, 1.0], None, "batch sizes must be whole, positive and ascending. Sort them and merge repeats."),
+        (
+            [1, 2],
+            [1.0],
+            None,
+            "2 batch sizes and 1 step times; one of each is needed, and at least one.",
+        ),
+        (
+            [1, 1],
+            [1.0, 1.0],
+            None,
+            "batch sizes must be whole, positive and ascending. Sort them and merge repeats.",
+        ),
+        (
+            [1, 2.5],
+            [1.0, 1.0],
+            None,
+            "batch sizes must be whole, positive and ascending. Sort them and merge repeats.",
+        ),
         (
             [1, 2],
             [1.0, float("inf")],
@@ -342,7 +397,8 @@ def test_throughput_that_ties_goes_to_the_smaller_batch():
 
 
 @pytest.mark.parametrize(
-    ("count", "noise", "known"), [(20, 0.01, True), (40, 0.02, True), (40, 0.02, False), (70, 0.1, True)]
+    ("count", "noise", "known"),
+    [(20, 0.01, True), (40, 0.02, True), (40, 0.02, False), (70, 0.1, True)],
 )
 def test_a_jump_of_the_least_size_is_mostly_seen_and_one_of_a_third_is_not(count, noise, known):
     rng, sizes = np.random.default_rng(7), np.arange(1, count + 1)
@@ -366,7 +422,8 @@ def test_the_least_size_grows_with_the_noise_until_nothing_can_be_told():
     rng = np.random.default_rng(1)
     z = rng.standard_normal(len(BATCHES))
     least = [
-        find_changes(BATCHES, (20 + BATCHES) * np.exp(noise * z), noise).least_jump for noise in (0.005, 0.02, 0.1, 0.6)
+        find_changes(BATCHES, (20 + BATCHES) * np.exp(noise * z), noise).least_jump
+        for noise in (0.005, 0.02, 0.1, 0.6)
     ]
     assert least[:3] == sorted(least[:3])
     assert least[3] is None

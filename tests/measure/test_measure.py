@@ -94,7 +94,11 @@ def test_the_longest_samples_size_the_memory(tmp_path, capfd):
     file = tmp_path / "ragged.py"
     file.write_text(RAGGED)
     m = measure(Conditions(model=f"{file}:task", seconds=0.0), 2)
-    lengths = [int(line.split()[1]) for line in capfd.readouterr().err.splitlines() if line.startswith("length")]
+    lengths = [
+        int(line.split()[1])
+        for line in capfd.readouterr().err.splitlines()
+        if line.startswith("length")
+    ]
     assert lengths[-1] == 43  # after the clock, once
     assert lengths.count(43) == 1
     assert len(m.step_times_ms) + len(m.warmup_ms) == len(lengths) - 1
@@ -102,9 +106,13 @@ def test_the_longest_samples_size_the_memory(tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [(("time.sleep(0.02)", "1 / 0"), "ZeroDivisionError"), (("nn.CrossEntropyLoss()", "(lambda out, y: out.sum() * float('nan'))"), "became"), (("time.sleep(0.02)", "import os; os.abort()"), "SIGABRT"),
-     (("time.sleep(0.02)", "time.sleep(99)"), "longer than")],
-)  # fmt: skip
+    [
+        (("time.sleep(0.02)", "1 / 0"), "ZeroDivisionError"),
+        (("nn.CrossEntropyLoss()", "(lambda out, y: out.sum() * float('nan'))"), "became"),
+        (("time.sleep(0.02)", "import os; os.abort()"), "SIGABRT"),
+        (("time.sleep(0.02)", "time.sleep(99)"), "longer than"),
+    ],
+)
 def test_what_goes_wrong_is_one_sentence(task, change, word):
     task.write_text(TASK.replace(*change))
     timeout_s = 12 if word == "longer than" else 300
@@ -119,7 +127,11 @@ def test_a_memory_limit_is_an_answer():
     with pytest.raises(OutOfMemory):
         measure(conditions, 2)
     failed = probe(conditions, 2, "a cpu")
-    assert (failed.failure, failed.device, failed.execution.micro_batch) == ("out_of_memory", "a cpu", 2)
+    assert (failed.failure, failed.device, failed.execution.micro_batch) == (
+        "out_of_memory",
+        "a cpu",
+        2,
+    )
 
 
 def test_a_hang_is_an_answer(task):
@@ -146,7 +158,9 @@ def test_a_format_that_a_cpu_has_not_is_said(task, precision):
 def test_a_cpu_trains_in_fp16(task, precision):
     m = measure(Conditions(model=f"{task}:task", precision=precision, seconds=0.5), 4)
     assert m.execution.precision == precision
-    assert len(m.losses) == len(m.step_times_ms) + len(m.warmup_ms)  # a scale that overflows would leave some out
+    assert len(m.losses) == len(m.step_times_ms) + len(
+        m.warmup_ms
+    )  # a scale that overflows would leave some out
     assert m.losses[-1] < m.losses[0]
 
 
@@ -169,6 +183,8 @@ def test_this_cpu_has_plausible_figures():
     assert 0 <= profile.kernels.host_us_per_operator < 500
     assert len(profile.kernels.step_factors) >= 3
     assert all(0 < factor < 100 for factor in profile.kernels.step_factors)
-    assert {"gemm", "conv", "conv_wgrad", "native_batch_norm"} <= set(profile.kernels.timings.classes())
+    assert {"gemm", "conv", "conv_wgrad", "native_batch_norm"} <= set(
+        profile.kernels.timings.classes()
+    )
     assert profile.drift >= 0
     assert profile.machine.cpu.name == profile.device.name

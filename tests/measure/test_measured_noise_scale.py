@@ -108,7 +108,9 @@ def test_ranks_see_their_own_gradients_before_they_are_reduced(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
     command = [sys.executable, str(tmp_path / "rank.py")]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     said = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]

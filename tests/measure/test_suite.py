@@ -23,9 +23,13 @@ def test_small_is_small():
 def test_random_takes_the_families_in_turn():
     items = suite("random", 6, 3)
     assert [item.spec for item in items] == [
-        "random:mlp:3000000", "random:cnn:3000000", "random:rnn:3000000", "random:transformer:3000000",
-        "random:mlp:3000001", "random:cnn:3000001",
-    ]  # fmt: skip
+        "random:mlp:3000000",
+        "random:cnn:3000000",
+        "random:rnn:3000000",
+        "random:transformer:3000000",
+        "random:mlp:3000001",
+        "random:cnn:3000001",
+    ]
     assert suite("random", 5, 3) == items[:5]
     assert not {i.spec for i in suite("random", 400)} & {i.spec for i in suite("random", 400, 1)}
 
@@ -46,15 +50,26 @@ def test_a_file_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("", "has no tasks"), ("task = 3", "has no tasks"), ("task = [1]", "has no tasks"), ("[[tasks]]", "unknown key .*task"),
-     ("[[task]\n", "not valid TOML"), ('[[task]]\nbatch = 3', "task 1 of .* names no model"),
-     ('[[task]]\nmodel = "a"\n[[task]]\nmodel = "b"\nbatches = 3', "task 2 .*Nearest: batch"),
-     ('[[task]]\nmodel = "a"\nbatch = "8"', "batch of task 1"), ('[[task]]\nmodel = "a"\nbatch = [0]', "batch of task 1"),
-     ('[[task]]\nmodel = "a"\nbatch = [true]', "batch of task 1"), ('[[task]]\nmodel = "a"\nbatch = []', "batch of task 1"),
-     ('[[task]]\nmodel = "a"\nprecision = "fp23"', "Nearest: fp32"), ('[[task]]\nmodel = "a"\nprecision = 16', "unknown precision"),
-     ('[[task]]\nmodel = "a"\noptimizer = "adamw2"', "Nearest: adamw"), ('[[task]]\nmodel = "a"\noptimizer = []', "unknown optimizer"),
-     ('[[task]]\nmodel = "a"\nsequence_length = 0', "sequence_length of task 1"), ('[[task]]\nmodel = "random:rnn"', "names no random model")],
-)  # fmt: skip
+    [
+        ("", "has no tasks"),
+        ("task = 3", "has no tasks"),
+        ("task = [1]", "has no tasks"),
+        ("[[tasks]]", "unknown key .*task"),
+        ("[[task]\n", "not valid TOML"),
+        ("[[task]]\nbatch = 3", "task 1 of .* names no model"),
+        ('[[task]]\nmodel = "a"\n[[task]]\nmodel = "b"\nbatches = 3', "task 2 .*Nearest: batch"),
+        ('[[task]]\nmodel = "a"\nbatch = "8"', "batch of task 1"),
+        ('[[task]]\nmodel = "a"\nbatch = [0]', "batch of task 1"),
+        ('[[task]]\nmodel = "a"\nbatch = [true]', "batch of task 1"),
+        ('[[task]]\nmodel = "a"\nbatch = []', "batch of task 1"),
+        ('[[task]]\nmodel = "a"\nprecision = "fp23"', "Nearest: fp32"),
+        ('[[task]]\nmodel = "a"\nprecision = 16', "unknown precision"),
+        ('[[task]]\nmodel = "a"\noptimizer = "adamw2"', "Nearest: adamw"),
+        ('[[task]]\nmodel = "a"\noptimizer = []', "unknown optimizer"),
+        ('[[task]]\nmodel = "a"\nsequence_length = 0', "sequence_length of task 1"),
+        ('[[task]]\nmodel = "random:rnn"', "names no random model"),
+    ],
+)
 def test_mistakes_in_a_file(tmp_path, text, word):
     file = tmp_path / "my.toml"
     file.write_text(text)
@@ -65,9 +80,15 @@ def test_mistakes_in_a_file(tmp_path, text, word):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(("clasic",), "Nearest: classic"), (("random",), "needs a number"), (("random", 0), "has 0"), (("random", 3, -1), "seed -1"),
-     (("classic", 3), "belong to the random suite"), (("small", None, 3), "belong to the random suite")],
-)  # fmt: skip
+    [
+        (("clasic",), "Nearest: classic"),
+        (("random",), "needs a number"),
+        (("random", 0), "has 0"),
+        (("random", 3, -1), "seed -1"),
+        (("classic", 3), "belong to the random suite"),
+        (("small", None, 3), "belong to the random suite"),
+    ],
+)
 def test_mistakes_in_a_name(arguments, word):
     with pytest.raises(TrainpaceError, match=word):
         suite(*arguments)
@@ -83,4 +104,7 @@ def test_a_missing_or_binary_file(tmp_path):
 
 def test_a_suite_needs_no_torch():
     code = "import sys; from trainpace.measure.suites import suite; suite('random', 9); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "False"
+    )

@@ -18,12 +18,16 @@ from trainpace.report.measurement import print_sweep, sweep_verdict
 
 def measured(batch, ms=None, memory=None):
     ms = 2.0 + batch if ms is None else ms
-    return replace(measurement(), execution=Execution(micro_batch=batch), median_ms=ms, peak_memory_gib=memory)
+    return replace(
+        measurement(), execution=Execution(micro_batch=batch), median_ms=ms, peak_memory_gib=memory
+    )
 
 
 def failed(batch, failure="out_of_memory", reason="the memory is not enough."):
     run = Execution(micro_batch=batch)
-    return FailedProbe(model="m", device="cpu", execution=run, failure=failure, reason=reason, environment={})
+    return FailedProbe(
+        model="m", device="cpu", execution=run, failure=failure, reason=reason, environment={}
+    )
 
 
 def carried_out(plan, probe, most=500):
@@ -65,13 +69,17 @@ def test_until_oom_and_the_sizes_below():
     assert {23, 24, 3} <= sizes
     assert 100 not in sizes
     assert analyse(outcomes).largest_that_fits == 23
-    alone = carried_out(replace(plan, also_batches=False), lambda b: measured(b) if b <= 23 else failed(b))
+    alone = carried_out(
+        replace(plan, also_batches=False), lambda b: measured(b) if b <= 23 else failed(b)
+    )
     assert 3 not in {o.execution.micro_batch for o in alone}
 
 
 def test_nothing_above_an_out_of_memory_is_tried_and_nothing_that_failed_again():
     plan = SweepPlan(batches=(8, 16, 32, 64), repeats=2)
-    outcomes = carried_out(plan, lambda b: failed(b) if b >= 32 else failed(b, "timeout") if b == 16 else measured(b))
+    outcomes = carried_out(
+        plan, lambda b: failed(b) if b >= 32 else failed(b, "timeout") if b == 16 else measured(b)
+    )
     sizes = [o.execution.micro_batch for o in outcomes]
     assert sizes.count(8) == 2
     assert sizes.count(16) == 1
@@ -81,14 +89,25 @@ def test_nothing_above_an_out_of_memory_is_tried_and_nothing_that_failed_again()
 def test_code_that_fails_at_every_size_stops_the_sweep():
     plan = SweepPlan(batches=(1, 2, 4, 8))
     with pytest.raises(TrainpaceError, match="ZeroDivisionError"):
-        carried_out(plan, lambda b: failed(b, "crashed", "the model's code raised ZeroDivisionError"))
+        carried_out(
+            plan, lambda b: failed(b, "crashed", "the model's code raised ZeroDivisionError")
+        )
     # a batch norm refuses one sample, and no more
-    assert len(carried_out(plan, lambda b: failed(b, "crashed", "one sample") if b == 1 else measured(b))) == 7
+    assert (
+        len(
+            carried_out(
+                plan, lambda b: failed(b, "crashed", "one sample") if b == 1 else measured(b)
+            )
+        )
+        == 7
+    )
 
 
 def refusing(*sizes, limit=10**6):
     """A model whose code raises at some sizes, and which runs out of memory above a limit."""
-    return lambda b: failed(b, "crashed", "no") if b in sizes else failed(b) if b > limit else measured(b)
+    return lambda b: (
+        failed(b, "crashed", "no") if b in sizes else failed(b) if b > limit else measured(b)
+    )
 
 
 @given(st.sets(st.integers(1, 30), max_size=3), st.booleans())
@@ -126,7 +145,9 @@ def test_a_long_range_is_chosen_from_a_short_one_is_not():
     plan = SweepPlan(batches=tuple(range(1, 71)))
     assert plan.adaptive
     noise = random.Random(1)
-    outcomes = carried_out(plan, lambda b: measured(b, (5 + b + 8 * (b > 32)) * noise.gauss(1, 0.005)))
+    outcomes = carried_out(
+        plan, lambda b: measured(b, (5 + b + 8 * (b > 32)) * noise.gauss(1, 0.005))
+    )
     assert len(outcomes) <= 28
     (jump,) = analyse(outcomes).curve.jumps
     assert (jump.before, jump.after) == (32, 33)
@@ -137,7 +158,8 @@ def test_what_was_done_before_is_not_done_again(monkeypatch):
     plan = SweepPlan(batches=(1, 2, 4), repeats=1)
     asked, kept = [], []
     monkeypatch.setattr(
-        "trainpace.measure.sweep.probe", lambda conditions, batch, device: asked.append(batch) or measured(batch)
+        "trainpace.measure.sweep.probe",
+        lambda conditions, batch, device: asked.append(batch) or measured(batch),
     )
     outcomes = run_sweep(None, plan, "cpu", kept.append, done=[measured(2)])
     assert sorted(asked) == [1, 4]
@@ -145,7 +167,9 @@ def test_what_was_done_before_is_not_done_again(monkeypatch):
     assert len(outcomes) == 3
 
 
-@pytest.mark.parametrize("wrong", [{"batches": ()}, {"batches": (0, 1)}, {"batches": (1,), "repeats": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"batches": ()}, {"batches": (0, 1)}, {"batches": (1,), "repeats": 0}]
+)
 def test_a_plan_that_makes_no_sense(wrong):
     with pytest.raises(TrainpaceError):
         SweepPlan(**wrong)
@@ -172,7 +196,32 @@ def test_what_is_not_resolved_is_said():
     def step(b):
         return 20 + 0.4 * b + 0.6 * 16 * -(-b // 16)
 
-    sizes = (1, 4, 8, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 37, 41, 45, 48, 55, 58, 61, 64, 65, 67, 70)
+    sizes = (
+        1,
+        4,
+        8,
+        12,
+        15,
+        16,
+        17,
+        20,
+        24,
+        28,
+        31,
+        32,
+        33,
+        37,
+        41,
+        45,
+        48,
+        55,
+        58,
+        61,
+        64,
+        65,
+        67,
+        70,
+    )
     outcomes = [measured(b, step(b) * (1 + 1e-4 * way)) for b in sizes for way in (-1, 1)]
     asked = range(1, 71)
     a = analyse(outcomes, asked)
@@ -184,7 +233,11 @@ def test_what_is_not_resolved_is_said():
 
 def test_noise_that_hides_everything_is_said():
     noise = random.Random(3)
-    loud = [measured(b, (20 + b) * max(0.05, noise.gauss(1, 0.4))) for b in range(1, 31) for _ in range(2)]
+    loud = [
+        measured(b, (20 + b) * max(0.05, noise.gauss(1, 0.4)))
+        for b in range(1, 31)
+        for _ in range(2)
+    ]
     a = analyse(loud, range(1, 31))
     words = " ".join(sweep_verdict(a))
     assert a.too_noisy
@@ -195,7 +248,10 @@ def test_noise_that_hides_everything_is_said():
     a = analyse(quiet, range(1, 31))
     assert not a.too_noisy
     assert 0.005 < a.curve.least_jump < 0.05
-    assert f"No jumps of {100 * a.curve.least_jump:.1f} % of the step or more were found" in " ".join(sweep_verdict(a))
+    assert (
+        f"No jumps of {100 * a.curve.least_jump:.1f} % of the step or more were found"
+        in " ".join(sweep_verdict(a))
+    )
     assert a.trend.shape == "linear"
     assert a.trend.ms_per_sample == pytest.approx(1.0, rel=0.05)
 

@@ -17,15 +17,29 @@ from trainpace.schedule import Schedule
 
 QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
 MIXED = ("amp_bf16", "amp_fp16")
-JOB = Job(schedule=Schedule(samples=100_000, epochs=2), global_batch=64, precisions=MIXED, conditions=QUIET)
+JOB = Job(
+    schedule=Schedule(samples=100_000, epochs=2),
+    global_batch=64,
+    precisions=MIXED,
+    conditions=QUIET,
+)
 
 
 def offer(name, device, count=1, price=1.0, **more):
-    return Offer(provider="p", instance_type=name, device=device, count=count, price_usd_per_hour=price, **more)
+    return Offer(
+        provider="p",
+        instance_type=name,
+        device=device,
+        count=count,
+        price_usd_per_hour=price,
+        **more,
+    )
 
 
 def ranked(offers, job=JOB, by="usd", **sizes):
-    return rank(workload(**sizes), offers, {o.device: find_device(o.device) for o in offers}, job, by)
+    return rank(
+        workload(**sizes), offers, {o.device: find_device(o.device) for o in offers}, job, by
+    )
 
 
 T4, A100, JOINED = (
@@ -45,13 +59,20 @@ def test_the_job_is_steps_times_the_forecast_of_a_step():
 
 
 def test_each_server_has_its_own_host():
-    quick, slow = offer("quick", "A100", host="Core i9-13900K"), offer("slow", "A100", host="EPYC 7551")
+    quick, slow = (
+        offer("quick", "A100", host="Core i9-13900K"),
+        offer("slow", "A100", host="EPYC 7551"),
+    )
     unnamed = offer("unnamed", "A100")
     found = {m.offer.instance_type: m.forecast for m in ranked([unnamed, quick, slow]).matches}
     times = [found[name].step.total_ms for name in ("quick", "unnamed", "slow")]
     assert times == sorted(times)
     assert times[0] < times[2]
-    assert [found[name].host_assumed for name in ("quick", "unnamed", "slow")] == [False, True, False]
+    assert [found[name].host_assumed for name in ("quick", "unnamed", "slow")] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_every_way_trains_at_the_same_global_batch():
@@ -79,7 +100,8 @@ def test_each_card_takes_the_fastest_precision_that_it_has():
 
 def test_without_a_format_each_card_computes_as_torch_does_there():
     found = {
-        m.offer.device: m.forecast.execution.precision for m in ranked([T4, A100], replace(JOB, precisions=())).matches
+        m.offer.device: m.forecast.execution.precision
+        for m in ranked([T4, A100], replace(JOB, precisions=())).matches
     }
     assert found == {"T4": "fp32", "A100": "torch_fp32"}
 
@@ -107,28 +129,47 @@ def test_no_other_way_that_fits_is_faster_by_more_than_nearly(gib, network_gb_pe
     for match in rank(model, servers, {device.name: device}, JOB).matches:
         chosen, ranks = match.forecast.execution, 8 * match.nodes
         cluster = Cluster(
-            device=device, devices_per_node=8, nodes=match.nodes, network_gb_per_s_per_device=network_gb_per_s / 8
+            device=device,
+            devices_per_node=8,
+            nodes=match.nodes,
+            network_gb_per_s_per_device=network_gb_per_s / 8,
         )
         others = [
-            replace(chosen, micro_batch=micro, accumulation=64 // ranks // micro, zero_stage=stage, shard_size=shard)
-            for micro in divisors(64 // ranks) for stage, shard in WAYS
-        ]  # fmt: skip
+            replace(
+                chosen,
+                micro_batch=micro,
+                accumulation=64 // ranks // micro,
+                zero_stage=stage,
+                shard_size=shard,
+            )
+            for micro in divisors(64 // ranks)
+            for stage, shard in WAYS
+        ]
         found = [forecast(model, other, cluster) for other in others]
         fastest = min(f.step.total_ms for f in found if f.fits)
         assert match.forecast.step.total_ms <= fastest * (1 + NEARLY)
-        simpler = [f for f in found if f.fits and WAYS.index((f.execution.zero_stage, f.execution.shard_size)) == 0]
+        simpler = [
+            f
+            for f in found
+            if f.fits and WAYS.index((f.execution.zero_stage, f.execution.shard_size)) == 0
+        ]
         if chosen.zero_stage:
             assert all(f.step.total_ms > fastest * (1 + NEARLY) for f in simpler)
 
 
 def test_by_hours_and_by_dollars():
-    by_usd, by_hours = ranked([T4, A100, JOINED]).matches, ranked([T4, A100, JOINED], by="hours").matches
+    by_usd, by_hours = (
+        ranked([T4, A100, JOINED]).matches,
+        ranked([T4, A100, JOINED], by="hours").matches,
+    )
     assert [m.mean_usd for m in by_usd] == sorted(m.mean_usd for m in by_usd)
     assert [m.mean_hours for m in by_hours] == sorted(m.mean_hours for m in by_hours)
 
 
 def test_the_front_is_what_nothing_beats_in_both():
-    matches = ranked([T4, A100, JOINED, offer("dear", "T4", price=5.0)], replace(JOB, spot=True)).matches
+    matches = ranked(
+        [T4, A100, JOINED, offer("dear", "T4", price=5.0)], replace(JOB, spot=True)
+    ).matches
     for m in matches:
         beaten = any(
             (o.mean_usd, o.mean_hours) != (m.mean_usd, m.mean_hours)
@@ -140,7 +181,9 @@ def test_the_front_is_what_nothing_beats_in_both():
 
 
 def test_spot_costs_less_an_hour_and_more_hours():
-    job = replace(JOB, spot=True, conditions=JobConditions(preemption_mean_h=0.5, device_mtbf_h=None))
+    job = replace(
+        JOB, spot=True, conditions=JobConditions(preemption_mean_h=0.5, device_mtbf_h=None)
+    )
     spot, usual = sorted(ranked([A100], job).matches, key=lambda m: not m.spot)
     assert (spot.spot, usual.spot) == (True, False)
     assert spot.mean_hours > usual.mean_hours
@@ -164,7 +207,11 @@ def heavy(bytes_of_states):
     forms = {
         name: replace(
             form,
-            memory=replace(form.memory, parameter_bytes=0.2 * bytes_of_states, optimizer_bytes=0.8 * bytes_of_states),
+            memory=replace(
+                form.memory,
+                parameter_bytes=0.2 * bytes_of_states,
+                optimizer_bytes=0.8 * bytes_of_states,
+            ),
         )
         for name, form in one.forms.items()
     }
@@ -175,7 +222,9 @@ def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
     devices = {"A100 SXM 80GB": find_device("A100 SXM 80GB")}
     alone, eight = offer("1", "A100 SXM 80GB"), offer("8", "A100 SXM 80GB", 8)
     ranking = rank(heavy(100 * 2.0**30), [alone, eight], devices, JOB)
-    assert [(m.offer.instance_type, m.forecast.execution.zero_stage) for m in ranking.matches] == [("8", 1)]
+    assert [(m.offer.instance_type, m.forecast.execution.zero_stage) for m in ranking.matches] == [
+        ("8", 1)
+    ]
     (rejected,) = ranking.rejected
     assert (rejected.binding, rejected.offer.instance_type) == ("memory", "1")
     assert 20 < rejected.short_gib < 60
@@ -201,9 +250,11 @@ def test_parameters_are_sharded_where_states_alone_do_not_suffice():
 def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
     def written_s(states, **changes):
         (found,) = rank(
-            heavy(states), [offer("8", "A100 SXM 80GB", 8)], {"A100 SXM 80GB": find_device("A100 SXM 80GB")},
+            heavy(states),
+            [offer("8", "A100 SXM 80GB", 8)],
+            {"A100 SXM 80GB": find_device("A100 SXM 80GB")},
             replace(JOB, precisions=("bf16",), **changes),
-        ).matches  # fmt: skip
+        ).matches
         return found.forecast.execution.zero_stage, found.time.checkpoint_s / found.time.checkpoints
 
     (plain, small_s), (sharded, large_s) = written_s(50e9), written_s(100e9)
@@ -219,7 +270,9 @@ def test_a_global_batch_that_does_not_divide():
 
 
 def test_data_leave_another_cloud_for_money_and_take_time():
-    job = replace(JOB, data_from="aws", conditions=replace(QUIET, data_gb=100.0, download_gb_per_s=0.1))
+    job = replace(
+        JOB, data_from="aws", conditions=replace(QUIET, data_gb=100.0, download_gb_per_s=0.1)
+    )
     (away,) = ranked([T4], job).matches
     (home,) = ranked([replace(T4, provider="aws")], job).matches
     assert away.egress_usd == pytest.approx(9.0)
@@ -236,7 +289,9 @@ def test_electricity_is_paid_on_top():
 
 def test_a_job_that_never_ends_is_no_match():
     job = replace(
-        JOB, spot=True, conditions=JobConditions(preemption_mean_h=1e-4, checkpoint_every_s=1e6, startup_s=0.0)
+        JOB,
+        spot=True,
+        conditions=JobConditions(preemption_mean_h=1e-4, checkpoint_every_s=1e6, startup_s=0.0),
     )
     assert {m.spot for m in ranked([A100], job).matches} == {False}
 
@@ -245,4 +300,9 @@ def test_misuse():
     with pytest.raises(TrainpaceError, match="global_batch"):
         replace(JOB, global_batch=0)
     with pytest.raises(TrainpaceError, match="traced for"):
-        rank(replace(workload(), forms={"fp32": workload().forms["fp32"]}), [T4], {"T4": find_device("T4")}, JOB)
+        rank(
+            replace(workload(), forms={"fp32": workload().forms["fp32"]}),
+            [T4],
+            {"T4": find_device("T4")},
+            JOB,
+        )

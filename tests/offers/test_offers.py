@@ -34,7 +34,11 @@ def test_every_offer_has_a_source_and_a_device_of_the_catalogue():
 def test_no_offer_is_there_twice_and_spot_is_cheaper():
     keys = [(o.provider, o.instance_type, o.region) for o in snapshot()]
     assert len(keys) == len(set(keys))
-    assert all(o.spot_price_usd_per_hour < o.price_usd_per_hour for o in snapshot() if o.spot_price_usd_per_hour)
+    assert all(
+        o.spot_price_usd_per_hour < o.price_usd_per_hour
+        for o in snapshot()
+        if o.spot_price_usd_per_hour
+    )
 
 
 def test_no_hour_is_cheaper_than_its_electricity():
@@ -56,7 +60,9 @@ def test_hosts_are_in_the_catalogue_and_belong_to_servers_that_are_offered():
     for family in _server_hosts():
         assert find_host(family["cpu"]).name == family["cpu"]
         for start in family["starts"]:
-            assert any(p == family["provider"] and name.startswith(start) for p, name in offered), start
+            assert any(p == family["provider"] and name.startswith(start) for p, name in offered), (
+                start
+            )
     hosts = {o.instance_type: o.host for o in snapshot()}
     assert hosts["p4d.24xlarge"] == "Xeon Platinum 8275CL"
     assert hosts["p5.48xlarge"] == "EPYC 7R13"
@@ -75,7 +81,9 @@ def test_a_snapshot_survives_being_written():
 
 
 def test_a_machine_of_ones_own_names_its_host():
-    (named,) = parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "7742"\n', "mine.toml")
+    (named,) = parse_machines(
+        '[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "7742"\n', "mine.toml"
+    )
     assert (named.host, named.host_source) == ("EPYC 7742", "mine.toml")
     with pytest.raises(TrainpaceError, match=r"mine\.toml: unknown host CPU 'fast'"):
         parse_machines('[[machine]]\nname = "lab"\ndevice = "A100"\nhost = "fast"\n', "mine.toml")
@@ -89,7 +97,13 @@ def test_prices_are_stale_after_90_days_or_without_a_date():
 
 
 @pytest.mark.parametrize(
-    "line", ["aws,x,,T4,0,,,,1,,s,", "aws,x,,T4,1,,,,-1,,s,", "aws,x,,T4,many,,,,1,,s,", "a,x,,T4,1,,,,1,,s,soon"]
+    "line",
+    [
+        "aws,x,,T4,0,,,,1,,s,",
+        "aws,x,,T4,1,,,,-1,,s,",
+        "aws,x,,T4,many,,,,1,,s,",
+        "a,x,,T4,1,,,,1,,s,soon",
+    ],
 )
 def test_a_damaged_list_names_its_line(line):
     header = write_offers(()).strip()
@@ -123,11 +137,17 @@ def test_bought_machines_cost_their_share_of_the_years():
         ("[other]", "entries and nothing else"),
         ('[[machine]]\nname = "a"', "device"),
         ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5', "go together"),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1', "Give one"),
+        (
+            '[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1',
+            "Give one",
+        ),
         ('[[machine]]\nname = "a"\ndevice = "T4"\ncount = 0', "0 devices"),
         ('[[machine]]\nname = "a"\ndevice = "T4"\nprise = 2', "price"),
         ('[[machine]]\nname = "a"\ndevice = "T4"\nprice = 2\nprice_usd_per_hour = 1', "both price"),
-        ('[[machine]]\nname = "a"\ndevice = "T4"\n[[machine]]\nname = "a"\ndevice = "P4"', "two machines"),
+        (
+            '[[machine]]\nname = "a"\ndevice = "T4"\n[[machine]]\nname = "a"\ndevice = "P4"',
+            "two machines",
+        ),
     ],
 )
 def test_machines_that_cannot_be_are_one_sentence(text, said):
@@ -138,7 +158,10 @@ def test_machines_that_cannot_be_are_one_sentence(text, said):
 def test_what_an_idle_machine_costs_is_said():
     text = '[[machine]]\nname = "pc"\ndevice = "GTX 1080 Ti"\nprice = 0.1\nidle_watts = 60\nelectricity_usd_per_kwh = 0.3\n'
     (note,) = notes_on(parse_machines(text, "mine.toml"))
-    assert "machine pc: each one that waits for work draws 60 W: 1.44 kWh and 0.43 dollars a day." in note
+    assert (
+        "machine pc: each one that waits for work draws 60 W: 1.44 kWh and 0.43 dollars a day."
+        in note
+    )
     assert "from 120 s (assumed; boot_s says it) of idleness on" in note
     (note,) = notes_on(parse_machines(text + "boot_s = 45\n", "mine.toml"))
     assert "from 45 s of idleness on" in note
@@ -157,22 +180,35 @@ def test_a_machine_in_short_words():
 
 def item(**fields):
     usual = {
-        "instance_name": "p4d.24xlarge", "location": "us-east-1", "price": 21.95, "cpu": 96, "memory": 1152.0, "gpu_count": 8,
-        "gpu_name": "A100", "gpu_memory": 40.0, "spot": False, "provider": "aws",
-    }  # fmt: skip
+        "instance_name": "p4d.24xlarge",
+        "location": "us-east-1",
+        "price": 21.95,
+        "cpu": 96,
+        "memory": 1152.0,
+        "gpu_count": 8,
+        "gpu_name": "A100",
+        "gpu_memory": 40.0,
+        "spot": False,
+        "provider": "aws",
+    }
     return types.SimpleNamespace(**usual | fields)
 
 
 def test_gpuhunts_items_become_offers():
     items = [
-        item(), item(spot=True, price=8.0), item(provider="lambdalabs", instance_name="gpu_1x", gpu_count=1, gpu_memory=80.0),
-        item(instance_name="free", price=0.0), item(instance_name="cpu", gpu_count=0, gpu_name=None),
-        item(instance_name="new", gpu_name="Z9000", gpu_memory=512.0), item(instance_name="odd", gpu_memory=300.0),
-    ]  # fmt: skip
+        item(),
+        item(spot=True, price=8.0),
+        item(provider="lambdalabs", instance_name="gpu_1x", gpu_count=1, gpu_memory=80.0),
+        item(instance_name="free", price=0.0),
+        item(instance_name="cpu", gpu_count=0, gpu_name=None),
+        item(instance_name="new", gpu_name="Z9000", gpu_memory=512.0),
+        item(instance_name="odd", gpu_memory=300.0),
+    ]
     offers, unknown = offers_of(items, TODAY)
     assert [(o.provider, o.device, o.spot_price_usd_per_hour, o.as_of) for o in offers] == [
-        ("aws", "A100 SXM 40GB", 8.0, "2026-11-21"), ("lambda", "A100 SXM 80GB", None, "2026-11-21")
-    ]  # fmt: skip
+        ("aws", "A100 SXM 40GB", 8.0, "2026-11-21"),
+        ("lambda", "A100 SXM 80GB", None, "2026-11-21"),
+    ]
     assert unknown == {"Z9000": 1, "A100": 1}
 
 

@@ -22,7 +22,9 @@ def one():
 
 
 def server(one, hours, usd, spread=1.0, on_front=True):
-    time = replace(one.time, stepping_s=0.0, checkpoint_s=0.0, failures_s=0.0, startup_s=3600 * hours, usd=usd)
+    time = replace(
+        one.time, stepping_s=0.0, checkpoint_s=0.0, failures_s=0.0, startup_s=3600 * hours, usd=usd
+    )
     interval = replace(one.hours, low=hours / spread, high=hours * spread)
     assert isinstance(interval, Interval)
     return replace(one, time=time, hours=interval, on_front=on_front)
@@ -32,8 +34,16 @@ def test_cheapest_knee_and_fastest(one):
     slow, middle, quick = server(one, 10.0, 4.0), server(one, 2.0, 8.0), server(one, 1.0, 100.0)
     beaten = server(one, 11.0, 200.0, on_front=False)
     found = picks([slow, beaten, quick, middle])
-    assert [(pick.name, pick.match) for pick in found] == [("cheapest", slow), ("knee", middle), ("fastest", quick)]
-    assert [pick.hour_less_usd for pick in found] == [None, pytest.approx(4 / 8), pytest.approx(92 / 1)]
+    assert [(pick.name, pick.match) for pick in found] == [
+        ("cheapest", slow),
+        ("knee", middle),
+        ("fastest", quick),
+    ]
+    assert [pick.hour_less_usd for pick in found] == [
+        None,
+        pytest.approx(4 / 8),
+        pytest.approx(92 / 1),
+    ]
     assert [pick.as_fast for pick in found] == [None] * 3
 
 
@@ -53,7 +63,11 @@ def test_a_straight_front_has_no_knee(one):
 
 
 def test_a_cheaper_server_that_forecasts_cannot_tell_from_the_fastest_is_named(one):
-    slow, near, quick = server(one, 10.0, 4.0), server(one, 1.1, 50.0, spread=1.3), server(one, 1.0, 500.0, spread=1.3)
+    slow, near, quick = (
+        server(one, 10.0, 4.0),
+        server(one, 1.1, 50.0, spread=1.3),
+        server(one, 1.0, 500.0, spread=1.3),
+    )
     assert picks([slow, near, quick])[-1].as_fast is near
     sure = [
         replace(m, hours=replace(m.hours, low=m.mean_hours / 1.01, high=m.mean_hours * 1.01))

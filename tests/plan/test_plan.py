@@ -35,12 +35,19 @@ WAITING = (
 )
 
 
-def setting(gpu="A100", gpus=1, nodes=1, network=None, schedule=None, memory_gib=None, price=None) -> Setting:
+def setting(
+    gpu="A100", gpus=1, nodes=1, network=None, schedule=None, memory_gib=None, price=None
+) -> Setting:
     device = find_device(gpu)
     if memory_gib:
         device = replace(device, memory_gib=replace(device.memory_gib, value=memory_gib))
-    cluster = Cluster(device=device, devices_per_node=gpus, nodes=nodes, price_usd_per_device_hour=price,
-                      network_gb_per_s_per_device=None if network is None else network / gpus)  # fmt: skip
+    cluster = Cluster(
+        device=device,
+        devices_per_node=gpus,
+        nodes=nodes,
+        price_usd_per_device_hour=price,
+        network_gb_per_s_per_device=None if network is None else network / gpus,
+    )
     return Setting(MODEL, cluster, schedule or Schedule(samples=100_000, epochs=3.0))
 
 
@@ -57,9 +64,12 @@ BATCHES = st.sampled_from([4, 12, 64])
 
 def start_on(s: Setting, micro_batch=8, **changes) -> Execution:
     return Execution(
-        micro_batch=micro_batch, nnodes=s.cluster.nodes, nproc_per_node=s.cluster.devices_per_node,
-        optimizer="sgd_momentum", **changes,
-    )  # fmt: skip
+        micro_batch=micro_batch,
+        nnodes=s.cluster.nodes,
+        nproc_per_node=s.cluster.devices_per_node,
+        optimizer="sgd_momentum",
+        **changes,
+    )
 
 
 @settings(max_examples=6)
@@ -79,7 +89,9 @@ def test_promises(s, micro_batch, data):
     for row in range(0, len(found.grid), 31):
         execution = found.grid.execution(row)
         assert execution.global_batch == start.global_batch
-        f = forecast(MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node))
+        f = forecast(
+            MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node)
+        )
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
@@ -102,7 +114,11 @@ def test_promises(s, micro_batch, data):
         assert plan.end == best.execution
         assert plan.changes[-1].data == best.data
     first = next((c for c in plan.changes if c.makes_fit), None)
-    begin = Choice(execution=first.execution, data=first.data) if first else Choice(execution=start, data=data[0])
+    begin = (
+        Choice(execution=first.execution, data=first.data)
+        if first
+        else Choice(execution=start, data=data[0])
+    )
     assert plan.saved_s == pytest.approx(judge.job_s(begin) - plan.best.job_s, abs=1e-6)
     assert plan.start_fits == (first is None)
 
@@ -112,9 +128,16 @@ def test_promises(s, micro_batch, data):
 def test_experts_are_divided_where_that_is_best(nodes, memory_gib):
     """The best of a search over ep and all else is that of its executions forecast one by one."""
     experts = trace_task(language_task(), ("half",), Variant(optimizer="adamw"))
-    s = setting("H100", gpus=4, nodes=nodes, network=25.0, memory_gib=memory_gib)._replace(workload=experts)
+    s = setting("H100", gpus=4, nodes=nodes, network=25.0, memory_gib=memory_gib)._replace(
+        workload=experts
+    )
     start = start_on(s, micro_batch=256, precision="bf16")
-    found = search(s, start, executions_on(s.cluster, experts, start, Freedom(keep=("GPUs", "offload"))), WAITING[1:2])
+    found = search(
+        s,
+        start,
+        executions_on(s.cluster, experts, start, Freedom(keep=("GPUs", "offload"))),
+        WAITING[1:2],
+    )
     assert set(found.grid.ep.tolist()) == {1, 2, 4, 8} - ({8} if nodes == 1 else set())
     judge = Judge(s, start)
     rows = range(0, len(found.grid), len(found.grid) // 200)
@@ -135,7 +158,10 @@ def test_the_recommended_is_the_simplest_of_those_that_nothing_is_told_to_beat()
         """Whether any choice is faster than this one by more than forecasts of the two are told apart."""
         apart = found.told_apart(index)
         return bool(
-            (found.job_s[index] > found.startup_s + (found.job_s - found.startup_s) * np.exp(apart) * (1 + 1e-6)).any()
+            (
+                found.job_s[index]
+                > found.startup_s + (found.job_s - found.startup_s) * np.exp(apart) * (1 + 1e-6)
+            ).any()
         )
 
     assert not beaten(chosen)
@@ -151,13 +177,16 @@ def test_what_saves_less_than_is_told_apart_is_a_maybe():
     only_data = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "data"))
     slow = DataPath(workers=1, ms_per_sample=8.0)
     little, much = (
-        plan_changes(s, start, (slow, DataPath(workers=2, ms_per_sample=8.0 * share)), only_data) for share in (0.95, 0.5)
-    )  # fmt: skip
+        plan_changes(s, start, (slow, DataPath(workers=2, ms_per_sample=8.0 * share)), only_data)
+        for share in (0.95, 0.5)
+    )
     assert not little.changes
     (maybe,) = little.maybe
     assert maybe.saved_s == pytest.approx(0.05 * little.best.job_s, rel=0.05)
     assert maybe.told_apart == pytest.approx(1 - math.exp(-RESOLUTION["data"]))
-    assert [change.title for change in much.changes] == ["2 loader workers instead of 1 loader worker"]
+    assert [change.title for change in much.changes] == [
+        "2 loader workers instead of 1 loader worker"
+    ]
     assert 0 < much.changes[0].saved_at_least_s < much.changes[0].forecast_saved_s
     assert not much.maybe
 
@@ -165,12 +194,16 @@ def test_what_saves_less_than_is_told_apart_is_a_maybe():
 @pytest.mark.parametrize(
     ("simple", "less_simple"),
     [
-        ({}, {"zero_stage": 1}), ({"zero_stage": 1}, {"zero_stage": 2}), ({"zero_stage": 2}, {"zero_stage": 3}),
-        ({"zero_stage": 3}, {"tp": 2, "accumulation": 2}), ({"tp": 2, "accumulation": 2}, {"pp": 2, "accumulation": 2}),
-        ({}, {"activation_checkpointing": "selective"}), ({"compile": True}, {"compile": True, "channels_last": True}),
+        ({}, {"zero_stage": 1}),
+        ({"zero_stage": 1}, {"zero_stage": 2}),
+        ({"zero_stage": 2}, {"zero_stage": 3}),
+        ({"zero_stage": 3}, {"tp": 2, "accumulation": 2}),
+        ({"tp": 2, "accumulation": 2}, {"pp": 2, "accumulation": 2}),
+        ({}, {"activation_checkpointing": "selective"}),
+        ({"compile": True}, {"compile": True, "channels_last": True}),
         ({"precision": "amp_bf16"}, {"precision": "amp_fp16"}),
     ],
-)  # fmt: skip
+)
 def test_the_order_of_simplicity(simple, less_simple):
     start = Execution(nproc_per_node=2, precision="fp32")
     grid = Grid.of([start, replace(start, **simple), replace(start, **less_simple)])
@@ -199,7 +232,9 @@ def test_the_reason_names_what_an_expert_would_name():
 def test_changes_are_counted_as_they_are_named():
     s = setting(gpus=4, nodes=2, network=1.0)
     start = start_on(s)
-    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom(allow_global_batch=True)), WAITING)
+    found = search(
+        s, start, executions_on(s.cluster, MODEL, start, Freedom(allow_global_batch=True)), WAITING
+    )
     for row in range(0, len(found.grid), 41):
         for path in range(len(WAITING)):
             now = Choice(execution=start, data=WAITING[0])
@@ -253,7 +288,11 @@ def test_needless_sharding_says_what_the_states_take():
     s = setting(gpus=2)
     plan = plan_changes(s, start_on(s), freedom=Freedom(keep=("sharding",)))
     assert not [r for r in plan.rejected if "ZeRO" in r.title]
-    said = [r for r in plan_changes(s, start_on(s)).rejected if "ZeRO" in r.title or r.title == "no sharding"]
+    said = [
+        r
+        for r in plan_changes(s, start_on(s)).rejected
+        if "ZeRO" in r.title or r.title == "no sharding"
+    ]
     assert said
     assert all(r.lost_s is None or r.lost_s > -NOISE * plan.best.job_s for r in said)
 
@@ -262,7 +301,9 @@ def test_needless_sharding_says_what_the_states_take():
 def test_what_is_kept_stays(knob):
     s = setting(gpus=2, nodes=2, network=1.0)
     start = start_on(s)
-    plan = plan_changes(s, start, WAITING, Freedom(keep=(knob,), allow_global_batch=knob != "global batch"))
+    plan = plan_changes(
+        s, start, WAITING, Freedom(keep=(knob,), allow_global_batch=knob != "global batch")
+    )
     now = Choice(execution=start, data=WAITING[0])
     assert knob not in {k.name for k in differing(now, plan.best.choice)}
 
@@ -294,7 +335,9 @@ def test_with_a_noise_scale_the_job_ends_at_the_same_loss():
     in_steps = s._replace(schedule=Schedule(max_steps=1000), noise_scale=8.0)
     assert same_work(in_steps, larger, start).max_steps == pytest.approx(1000 * 2 / 9, abs=1)
     in_epochs = s._replace(noise_scale=8.0)
-    assert same_work(in_epochs, larger, start).epochs == pytest.approx(s.schedule.epochs * 2 / (1 + 1 / 8))
+    assert same_work(in_epochs, larger, start).epochs == pytest.approx(
+        s.schedule.epochs * 2 / (1 + 1 / 8)
+    )
     assert same_work(in_epochs, start, start) == s.schedule
     batches = [
         plan_changes(
@@ -310,10 +353,12 @@ def test_precision_goes_down_only_as_allowed():
     s = setting("H100")
     for precision in ("fp32", "amp_bf16", "bf16"):
         plan = plan_changes(s, start_on(s, precision=precision))
-        assert plan.best.choice.execution.precision in {"fp32": ("amp_bf16", "amp_fp16", "tf32")}.get(
-            precision, (precision, "amp_bf16", "amp_fp16") if precision != "bf16" else ("bf16",)
-        )
-    free = plan_changes(s, start_on(s, micro_batch=4096, precision="bf16"), freedom=Freedom(allow_fp8=True))
+        assert plan.best.choice.execution.precision in {
+            "fp32": ("amp_bf16", "amp_fp16", "tf32")
+        }.get(precision, (precision, "amp_bf16", "amp_fp16") if precision != "bf16" else ("bf16",))
+    free = plan_changes(
+        s, start_on(s, micro_batch=4096, precision="bf16"), freedom=Freedom(allow_fp8=True)
+    )
     assert free.best.choice.execution.precision == "fp8"
     assert [c.risk for c in free.changes if "fp8" in c.title] == ["medium"]
 
@@ -333,14 +378,21 @@ def test_data_becomes_a_change_when_it_is_waited_for():
 def test_a_ladder_of_one_rung():
     s = setting(memory_gib=1.5)
     start = start_on(s, micro_batch=8)
-    assert turned(Choice(execution=start), Choice(execution=replace(start, micro_batch=3)), KNOBS[1:2]) is None
-    rungs = ladder(Judge(s, start), Choice(execution=start), Choice(execution=replace(start, compile=True)))
+    assert (
+        turned(Choice(execution=start), Choice(execution=replace(start, micro_batch=3)), KNOBS[1:2])
+        is None
+    )
+    rungs = ladder(
+        Judge(s, start), Choice(execution=start), Choice(execution=replace(start, compile=True))
+    )
     assert [r.title for r in rungs] == ["torch.compile"]
 
 
 def test_a_job_of_seconds_is_not_told_to_compile():
     def compiles(samples):
-        s = setting(schedule=Schedule(samples=samples, epochs=1))._replace(workload=load_workload("resnet18", ("amp",)))
+        s = setting(schedule=Schedule(samples=samples, epochs=1))._replace(
+            workload=load_workload("resnet18", ("amp",))
+        )
         plan = plan_changes(s, start_on(s, precision="amp_bf16"))
         assert plan.best.job_s <= plan.now.job_s
         return plan.best.choice.execution.compile
@@ -399,6 +451,8 @@ def test_a_rung_never_needs_what_comes_later():
 
 def test_memory_formats_are_compared():
     s = setting()._replace(workload=load_workload("resnet18", ("amp",)))
-    plan = plan_changes(s, start_on(s, 64, precision="amp_bf16"), freedom=Freedom(keep=("compile",)))
+    plan = plan_changes(
+        s, start_on(s, 64, precision="amp_bf16"), freedom=Freedom(keep=("compile",))
+    )
     assert plan.best.choice.execution.channels_last
     assert "memory_format" in {key for change in plan.changes for key in change.settings}

@@ -52,14 +52,17 @@ CASES = {
     "hybrid": code(EIGHT, replace(EIGHT, zero_stage=3, shard_size=4)),
     "kept gathered": code(EIGHT, replace(EIGHT, zero_stage=3, reshard_after_forward=False)),
     "no sharding": code(replace(EIGHT, zero_stage=3), EIGHT),
-    "optimizer's offload": code(replace(EIGHT, zero_stage=2), replace(EIGHT, zero_stage=2, offload_optimizer=True)),
+    "optimizer's offload": code(
+        replace(EIGHT, zero_stage=2), replace(EIGHT, zero_stage=2, offload_optimizer=True)
+    ),
     "tensor parallelism": code(EIGHT, replace(EIGHT, tp=8, micro_batch=32)),
     "GPUs": code(replace(START, accumulation=8), EIGHT),
     "workers": code(START, START, WORKERS),
     "offline": code(START, START, (WORKERS[0], DataPath(workers=2, precomputed=True))),
-}  # fmt: skip
+}
 OFFLOADED = code(
-    replace(EIGHT, zero_stage=3), replace(EIGHT, zero_stage=3, offload_optimizer=True, offload_parameters=True)
+    replace(EIGHT, zero_stage=3),
+    replace(EIGHT, zero_stage=3, offload_optimizer=True, offload_parameters=True),
 )
 NEVER_RUN = (OFFLOADED, code(START, replace(START, precision="fp8")))
 """CPUOffloadPolicy wants an accelerator, and torchao is not installed: compiled, not run."""
@@ -68,7 +71,9 @@ NEVER_RUN = (OFFLOADED, code(START, replace(START, precision="fp8")))
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     store = tmp_path_factory.mktemp("group") / "store"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -77,25 +82,40 @@ def one_process(tmp_path_factory):
 def names(monkeypatch, tmp_path):
     """What a training loop has; torch.compile without a C++ compiler, shards that are the samples as they were."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    monkeypatch.setattr("trainpace.shards.ShardDataset", lambda folder, transform: dataset, raising=False)
+    monkeypatch.setattr(
+        "trainpace.shards.ShardDataset", lambda folder, transform: dataset, raising=False
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2))
     dataset = TensorDataset(torch.randn(32, 3, 8, 8), torch.randint(0, 2, (32,)))
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield {
-        "torch": torch, "DataLoader": DataLoader, "model": model, "dataset": dataset, "blocks": [model[0], model[1]],
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss_fn": nn.CrossEntropyLoss(), "lr": 0.1,
-        "inputs": torch.randn(4, 3, 8, 8), "targets": torch.randint(0, 2, (4,)), "x": torch.randn(4, 3, 8, 8),
-        "attention": nn.Identity(), "random_transform": None,
-    }  # fmt: skip
+        "torch": torch,
+        "DataLoader": DataLoader,
+        "model": model,
+        "dataset": dataset,
+        "blocks": [model[0], model[1]],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_fn": nn.CrossEntropyLoss(),
+        "lr": 0.1,
+        "inputs": torch.randn(4, 3, 8, 8),
+        "targets": torch.randint(0, 2, (4,)),
+        "x": torch.randn(4, 3, 8, 8),
+        "attention": nn.Identity(),
+        "random_transform": None,
+    }
     torch.set_float32_matmul_precision(before[0])
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*pin_memory", "ignore::DeprecationWarning")  # no card here; torch's own import
+@pytest.mark.filterwarnings(
+    "ignore:.*pin_memory", "ignore::DeprecationWarning"
+)  # no card here; torch's own import
 @pytest.mark.parametrize("case", CASES)
 def test_the_lines_run(case, names, one_process):
-    text = CASES[case].replace('"cuda"', '"cpu"').replace("(2, 4)", "(1, 1)")  # the mesh of one process
+    text = (
+        CASES[case].replace('"cuda"', '"cpu"').replace("(2, 4)", "(1, 1)")
+    )  # the mesh of one process
     exec(compile(text, case, "exec"), names)
     loss = names["loss_fn"](names["model"](names["inputs"]).float(), names["targets"])
     loss.backward()
@@ -112,8 +132,19 @@ def test_what_cannot_run_here_is_python(text):
 
 def test_every_knob_has_lines():
     said = "\n".join((*CASES.values(), *NEVER_RUN))
-    for words in ("autocast", "GradScaler", "torch.compile", "fully_shard", "DistributedDataParallel", "checkpoint(",
-                  "ZeroRedundancyOptimizer", "ShardDataset", "num_workers=2", "torchrun", "CPUOffloadPolicy"):  # fmt: skip
+    for words in (
+        "autocast",
+        "GradScaler",
+        "torch.compile",
+        "fully_shard",
+        "DistributedDataParallel",
+        "checkpoint(",
+        "ZeroRedundancyOptimizer",
+        "ShardDataset",
+        "num_workers=2",
+        "torchrun",
+        "CPUOffloadPolicy",
+    ):
         assert words in said
     from trainpace.plan.snippets import _LINES
 

@@ -17,7 +17,11 @@ from trainpace.process import allowed_cores, usable_cores
             0.5,
         ),
         ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "99000000\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        (
+            "1:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "99000000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
         ("not of a kernel\n", {}, None),
     ],
 )
@@ -26,5 +30,7 @@ def test_a_quota_is_a_number_of_cores(tmp_path, groups, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert allowed_cores(tmp_path / "groups", tmp_path) == (usable_cores() if cores is None else cores)
+    assert allowed_cores(tmp_path / "groups", tmp_path) == (
+        usable_cores() if cores is None else cores
+    )
     assert allowed_cores(tmp_path / "nothing", tmp_path) == usable_cores()

@@ -22,9 +22,7 @@ FORKS = (
     "import os, time\nend = time.monotonic() + 20\nwhile time.monotonic() < end and len(os.listdir('/proc')) < 3000:\n"
     "    os.fork()\n    time.sleep(0.02)\ntime.sleep(600)"
 )
-ENDLESS_ANSWER = (
-    "import sys\nwith open(sys.argv[2], 'w') as file:\n    for _ in range(4096): file.write('1' * (1 << 20))"
-)
+ENDLESS_ANSWER = "import sys\nwith open(sys.argv[2], 'w') as file:\n    for _ in range(4096): file.write('1' * (1 << 20))"
 
 
 # --- with real processes
@@ -54,7 +52,9 @@ def test_a_small_one_is_not_blamed_for_a_full_machine(worker, monkeypatch):
 def test_a_worker_that_starts_processes_without_end_is_ended(worker, monkeypatch, body):
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
     before = descendants(os.getpid())  # a browser of other tests, say
-    with pytest.raises(UserCodeError, match=r"^tracing m was ended: it ran \d[\d,]* processes at once\.$") as caught:
+    with pytest.raises(
+        UserCodeError, match=r"^tracing m was ended: it ran \d[\d,]* processes at once\.$"
+    ) as caught:
         run_isolated(worker(body), {}, 60, "tracing m")
     assert int(str(caught.value).split("it ran ")[1].split()[0].replace(",", "")) > 50
     assert set(descendants(os.getpid())) <= set(before)
@@ -81,7 +81,9 @@ def test_a_pools_worker_that_goes_beyond_is_the_reason(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "run", [run_isolated, lambda module, request, *rest: run_ranks(module, [request], *rest)], ids=["alone", "a rank"]
+    "run",
+    [run_isolated, lambda module, request, *rest: run_ranks(module, [request], *rest)],
+    ids=["alone", "a rank"],
 )
 def test_an_answer_without_end_is_ended(worker, monkeypatch, run):
     monkeypatch.setattr(workers, "MOST_BYTES", 1 << 24)
@@ -119,7 +121,11 @@ def test_a_commands_own_end_is_no_overstep():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="Linux's own")
 def test_the_kernel_takes_a_worker_before_others():
-    show = [sys.executable, "-c", "import time; time.sleep(1); print(open('/proc/self/oom_score_adj').read())"]
+    show = [
+        sys.executable,
+        "-c",
+        "import time; time.sleep(1); print(open('/proc/self/oom_score_adj').read())",
+    ]
     with Child(show, limits=usual_limits(), stdout=subprocess.PIPE) as child:
         assert int(child.stdout.read()) >= 500
     with open("/proc/self/oom_score_adj") as own, Child(show, stdout=subprocess.PIPE) as child:
@@ -134,18 +140,47 @@ def test_the_kernel_takes_a_worker_before_others():
     [
         ({}, 8),
         ({"proc/meminfo": "MemTotal: 1 kB\n"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": 4 * GIB, "sys/fs/cgroup/a/memory.current": GIB}, 3),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/memory.max": 4 * GIB,
+                "sys/fs/cgroup/a/memory.current": GIB,
+            },
+            3,
+        ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max"}, 8),
-        ({"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/memory.max": 4 * GIB, "sys/fs/cgroup/memory.current": 4 * GIB,
-          "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file {GIB // 2}\n"}, 1.5),
-        ({"proc/self/cgroup": "9:cpu:/\n4:memory,x:/j\n", "sys/fs/cgroup/memory/j/memory.limit_in_bytes": 2 * GIB,
-          "sys/fs/cgroup/memory/j/memory.usage_in_bytes": 2 * GIB, "sys/fs/cgroup/memory/j/memory.stat": f"total_inactive_file {GIB}\n"}, 1),
-        ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712}, 8),
+        (
+            {
+                "proc/self/cgroup": "0::/../x\n",
+                "sys/fs/cgroup/memory.max": 4 * GIB,
+                "sys/fs/cgroup/memory.current": 4 * GIB,
+                "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file {GIB // 2}\n",
+            },
+            1.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:cpu:/\n4:memory,x:/j\n",
+                "sys/fs/cgroup/memory/j/memory.limit_in_bytes": 2 * GIB,
+                "sys/fs/cgroup/memory/j/memory.usage_in_bytes": 2 * GIB,
+                "sys/fs/cgroup/memory/j/memory.stat": f"total_inactive_file {GIB}\n",
+            },
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712,
+            },
+            8,
+        ),
         ({"proc/self/cgroup": "nonsense\n"}, 8),
     ],
-)  # fmt: skip
+)
 def test_memory_that_is_left(tmp_path, files, gib):
-    machine = {"proc/meminfo": f"MemTotal: {16 << 20} kB\nMemAvailable: {8 << 20} kB\nHugePages_Total: 0\n"}
+    machine = {
+        "proc/meminfo": f"MemTotal: {16 << 20} kB\nMemAvailable: {8 << 20} kB\nHugePages_Total: 0\n"
+    }
     for name, text in {**machine, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(str(text))

@@ -10,7 +10,15 @@ import time
 import pytest
 
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
-from trainpace.process import Child, Pool, ending_of, failure_of, run_isolated, run_ranks, started_isolated
+from trainpace.process import (
+    Child,
+    Pool,
+    ending_of,
+    failure_of,
+    run_isolated,
+    run_ranks,
+    started_isolated,
+)
 from trainpace.process.guard import descendants
 
 STARTS_ANOTHER = """
@@ -59,14 +67,17 @@ def test_a_child_has_an_exit_code_and_pipes():
 
 
 @pytest.mark.parametrize(
-    ("code", "ending"), [(3, "ended with exit code 3"), (-11, "died of SIGSEGV"), (139, "died of SIGSEGV")]
+    ("code", "ending"),
+    [(3, "ended with exit code 3"), (-11, "died of SIGSEGV"), (139, "died of SIGSEGV")],
 )
 def test_how_a_process_ended(code, ending):
     assert ending_of(code) == ending
 
 
 def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
-    with Child([sys.executable, "-c", STARTS_ANOTHER + "time.sleep(600)", str(tmp_path / "pids")]) as child:
+    with Child(
+        [sys.executable, "-c", STARTS_ANOTHER + "time.sleep(600)", str(tmp_path / "pids")]
+    ) as child:
         pids = pids_in(tmp_path / "pids")
         assert child.exit_code is None
     assert not any(map(is_there, pids))
@@ -80,8 +91,13 @@ def test_what_an_ended_child_left_is_ended(tmp_path):
 
 @pytest.mark.parametrize("victim", ["us", "the guard"])
 def test_a_child_ends_when_we_or_its_guard_are_killed(tmp_path, victim):
-    command = [sys.executable, "-c", "import os, pathlib, sys, time; file = pathlib.Path(sys.argv[1] + '.part')\n"
-               "file.write_text(f'{os.getpid()} {os.getppid()}'); file.rename(sys.argv[1]); time.sleep(600)", str(tmp_path / "pids")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "import os, pathlib, sys, time; file = pathlib.Path(sys.argv[1] + '.part')\n"
+        "file.write_text(f'{os.getpid()} {os.getppid()}'); file.rename(sys.argv[1]); time.sleep(600)",
+        str(tmp_path / "pids"),
+    ]
     code = f"import time\nfrom trainpace.process import Child\nwith Child({command!r}) as child:\n    child.wait()"
     with subprocess.Popen([sys.executable, "-c", code]) as asker:
         pids = pids_in(tmp_path / "pids")
@@ -96,7 +112,9 @@ def test_a_command_that_is_not_there():
 
 def test_descendants_are_found_over_sessions():
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         found = descendants(process.pid)
         process.kill()
@@ -109,30 +127,91 @@ def test_descendants_are_found_over_sessions():
 
 def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
     code = STARTS_ANOTHER.replace("sys.argv[1]", "request['file']").strip()
-    assert run_isolated(worker(f"{code}\nreturn 'said'"), {"file": str(tmp_path / "pids")}, 60, "asking") == "said"
+    assert (
+        run_isolated(
+            worker(f"{code}\nreturn 'said'"), {"file": str(tmp_path / "pids")}, 60, "asking"
+        )
+        == "said"
+    )
     assert not any(map(is_there, pids_in(tmp_path / "pids")))
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "sentence"),
     [
-        ("raise ValueError('no such batch')", UserCodeError, "the model's code raised ValueError at made_worker.py line 3: no such batch"),
+        (
+            "raise ValueError('no such batch')",
+            UserCodeError,
+            "the model's code raised ValueError at made_worker.py line 3: no such batch",
+        ),
         ("raise MemoryError", OutOfMemory, "the memory is not enough. Try a smaller batch."),
-        ("from trainpace.errors import TrainpaceError\nraise TrainpaceError('misused.', 'Use it well.')", TrainpaceError, "misused. Use it well."),
-        ("import os; os._exit(3)", UserCodeError, "asking gave no answer: it ended with exit code 3."),
-        ("import os; os.kill(os.getpid(), 11)", UserCodeError, "asking gave no answer: it died of SIGSEGV."),
-        ("import os; os.kill(os.getpid(), 9)", OutOfMemory, "asking gave no answer: it died of SIGKILL, most likely for want of memory."),
-        ("raise KeyboardInterrupt", UserCodeError, "the model's code raised KeyboardInterrupt at made_worker.py line 3: no message"),
-        ("raise GeneratorExit('so')", UserCodeError, "the model's code raised GeneratorExit at made_worker.py line 3: so"),
-        ("class E(Exception):\n    def __str__(self): raise E\nraise E", UserCodeError, "the model's code raised E at made_worker.py line 5: its message cannot be read"),
-        ("import json, os\njson.dumps = os.replace = None\nraise ValueError('x')", UserCodeError, "the model's code raised ValueError at made_worker.py line 5: x"),
-        ("import sys, os; open(sys.argv[2], 'w').write('{\"result'); os._exit(0)", UserCodeError, "asking left an answer that is damaged; it ended with exit code 0."),
-        ("import sys, os; open(sys.argv[2], 'wb').write(bytes(range(256))); os._exit(0)", UserCodeError, "asking left an answer that is damaged; it ended with exit code 0."),
-        ("import sys, os; open(sys.argv[2], 'w').write('[1]'); os._exit(0)", UserCodeError, "asking left an answer that is damaged; it ended with exit code 0."),
-        ("import sys, os; os.mkdir(sys.argv[2]); os._exit(0)", UserCodeError, "asking left an answer that is damaged; it ended with exit code 0."),
-        ("import time; time.sleep(600)", TimedOut, "asking took longer than 3 s. Allow more with --timeout."),
+        (
+            "from trainpace.errors import TrainpaceError\nraise TrainpaceError('misused.', 'Use it well.')",
+            TrainpaceError,
+            "misused. Use it well.",
+        ),
+        (
+            "import os; os._exit(3)",
+            UserCodeError,
+            "asking gave no answer: it ended with exit code 3.",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            UserCodeError,
+            "asking gave no answer: it died of SIGSEGV.",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            OutOfMemory,
+            "asking gave no answer: it died of SIGKILL, most likely for want of memory.",
+        ),
+        (
+            "raise KeyboardInterrupt",
+            UserCodeError,
+            "the model's code raised KeyboardInterrupt at made_worker.py line 3: no message",
+        ),
+        (
+            "raise GeneratorExit('so')",
+            UserCodeError,
+            "the model's code raised GeneratorExit at made_worker.py line 3: so",
+        ),
+        (
+            "class E(Exception):\n    def __str__(self): raise E\nraise E",
+            UserCodeError,
+            "the model's code raised E at made_worker.py line 5: its message cannot be read",
+        ),
+        (
+            "import json, os\njson.dumps = os.replace = None\nraise ValueError('x')",
+            UserCodeError,
+            "the model's code raised ValueError at made_worker.py line 5: x",
+        ),
+        (
+            "import sys, os; open(sys.argv[2], 'w').write('{\"result'); os._exit(0)",
+            UserCodeError,
+            "asking left an answer that is damaged; it ended with exit code 0.",
+        ),
+        (
+            "import sys, os; open(sys.argv[2], 'wb').write(bytes(range(256))); os._exit(0)",
+            UserCodeError,
+            "asking left an answer that is damaged; it ended with exit code 0.",
+        ),
+        (
+            "import sys, os; open(sys.argv[2], 'w').write('[1]'); os._exit(0)",
+            UserCodeError,
+            "asking left an answer that is damaged; it ended with exit code 0.",
+        ),
+        (
+            "import sys, os; os.mkdir(sys.argv[2]); os._exit(0)",
+            UserCodeError,
+            "asking left an answer that is damaged; it ended with exit code 0.",
+        ),
+        (
+            "import time; time.sleep(600)",
+            TimedOut,
+            "asking took longer than 3 s. Allow more with --timeout.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_is_one_sentence(worker, body, kind, sentence):
     with pytest.raises(kind) as caught:
         run_isolated(worker(body), {}, 3 if kind is TimedOut else 60, "asking")
@@ -147,7 +226,10 @@ def test_temporary_files_of_a_worker_that_is_ended_go(worker, tmp_path, monkeypa
     module = worker(body)
     with pytest.raises(OutOfMemory):
         run_isolated(module, {}, 60, "asking")
-    assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"made_worker.py", "__pycache__"}
+    assert {path.name for path in set(tmp_path.iterdir()) - before} <= {
+        "made_worker.py",
+        "__pycache__",
+    }
 
 
 def test_the_compilers_cache_stays_where_torch_has_it(worker, monkeypatch):
@@ -169,7 +251,9 @@ def test_ranks_answer_by_the_first(worker):
 
 
 def test_a_rank_that_was_killed_is_the_reason(worker):
-    module = worker("import os, time\nif request['rank']: os.kill(os.getpid(), 11)\ntime.sleep(600)")
+    module = worker(
+        "import os, time\nif request['rank']: os.kill(os.getpid(), 11)\ntime.sleep(600)"
+    )
     with pytest.raises(UserCodeError, match="rank 1 of a test gave no answer: it died of SIGSEGV"):
         run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test")
 

@@ -16,7 +16,12 @@ def arrays(stretches):
 
 
 def covered(stretches, low=0, high=80):
-    return {moment for start, length in stretches for moment in range(start, start + length) if low <= moment < high}
+    return {
+        moment
+        for start, length in stretches
+        for moment in range(start, start + length)
+        if low <= moment < high
+    }
 
 
 @given(STRETCHES)
@@ -49,7 +54,9 @@ def test_closing_gaps_covers_no_less_and_leaves_only_longer_gaps(stretches, gap)
 
 
 def test_an_operators_own_time_is_without_those_that_it_calls():
-    spans = Spans(np.array([0.0, 1.0, 2.0, 6.0, 12.0]), np.array([10.0, 5.0, 4.0, 9.0, 13.0]), np.arange(5))
+    spans = Spans(
+        np.array([0.0, 1.0, 2.0, 6.0, 12.0]), np.array([10.0, 5.0, 4.0, 9.0, 13.0]), np.arange(5)
+    )
     assert own_us(spans).tolist() == [3.0, 2.0, 2.0, 3.0, 1.0]
 
 

@@ -24,12 +24,18 @@ def test_a_public_step_of_a_small_model_is_bound_by_launching():
     found = read_profiled(EXAMPLES / "kineto_v100.json")
     [rank] = found.ranks
     assert found.verdict == "launch"
-    assert (rank.device, rank.steps, rank.told_by[:12]) == ("Tesla V100-DGXS-32GB", 1, "ProfilerStep")
+    assert (rank.device, rank.steps, rank.told_by[:12]) == (
+        "Tesla V100-DGXS-32GB",
+        1,
+        "ProfilerStep",
+    )
     assert found.step_ms == pytest.approx(13.41)
     shares = {s.cause: s.ms for s in found.shares}
     assert math.fsum(shares.values()) == pytest.approx(13.41)
     assert shares["data"] == pytest.approx(0.725)
-    assert shares["compute"] == pytest.approx(0.020, abs=1e-6)  # twelve kernels of one to three microseconds
+    assert shares["compute"] == pytest.approx(
+        0.020, abs=1e-6
+    )  # twelve kernels of one to three microseconds
     assert shares["host_to_device"] == pytest.approx(0.002, abs=1e-6)
     assert rank.kernels == 12
     assert found.kernels[0].name == "volta_sgemm_128x32_nt"
@@ -66,7 +72,9 @@ with profile(
 def test_a_trace_of_this_torch_is_read(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "trace.json.gz"
-    subprocess.run([sys.executable, "-c", SCRIPT, str(out)], check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(out)], check=True, capture_output=True, timeout=300
+    )
     found = read_profiled(out)
     [rank] = found.ranks
     assert (rank.steps, rank.on_device) == (6, False)
@@ -81,11 +89,20 @@ def test_a_trace_of_this_torch_is_read(tmp_path):
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 1}, {"separators": (",", ":")}])
 @pytest.mark.parametrize("piece_bytes", [7, 1000, 1 << 22])
-def test_a_file_gives_the_same_in_pieces_of_any_size_and_layout(layout, piece_bytes, tmp_path, monkeypatch):
+def test_a_file_gives_the_same_in_pieces_of_any_size_and_layout(
+    layout, piece_bytes, tmp_path, monkeypatch
+):
     monkeypatch.setattr("trainpace.intake.PIECE_BYTES", piece_bytes)
     trace = made.trace_of(made.events_of(made.LAUNCHING, 3), rank=3, world_size=8)
     trace["traceEvents"].append(
-        {"ph": "X", "cat": "cpu_op", "name": 'größer }, {"ph"', "ts": made.CLOCK_US, "dur": 1.5, "args": {}}
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": 'größer }, {"ph"',
+            "ts": made.CLOCK_US,
+            "dur": 1.5,
+            "args": {},
+        }
     )
     (tmp_path / "t.json").write_text(json.dumps(trace, ensure_ascii=False, **layout))
     found = read_kineto(tmp_path / "t.json")
@@ -97,7 +114,9 @@ def test_a_file_gives_the_same_in_pieces_of_any_size_and_layout(layout, piece_by
 def test_runs_of_events_are_decoded_at_once(tmp_path, monkeypatch):
     made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.LAUNCHING, 100)))
     alone = []
-    monkeypatch.setattr(events, "_event", lambda value, real=events._event: (alone.append(value), real(value))[1])
+    monkeypatch.setattr(
+        events, "_event", lambda value, real=events._event: (alone.append(value), real(value))[1]
+    )
     assert len(read_kineto(tmp_path / "t.json").kernels) == 1900
     assert len(alone) < 10
 
@@ -109,8 +128,17 @@ def test_an_array_of_events_alone_is_a_trace(tmp_path):
 
 def test_what_no_event_can_be_is_left_out_and_counted(tmp_path):
     events_ = made.events_of(made.COMPUTING, 2)
-    wrong = [{"ts": "soon"}, {"ts": None}, {"dur": -1}, {"ts": 1e300}, {"dur": float("nan")}, {"ts": True}]
-    events_ += [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 1.0} | one for one in wrong]
+    wrong = [
+        {"ts": "soon"},
+        {"ts": None},
+        {"dur": -1},
+        {"ts": 1e300},
+        {"dur": float("nan")},
+        {"ts": True},
+    ]
+    events_ += [
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 1.0} | one for one in wrong
+    ]
     events_ += [
         None,
         7,
@@ -177,21 +205,36 @@ def test_one_event_may_not_fill_the_memory(tmp_path, monkeypatch):
         (made.ADD, "memory"),
         (made.ALL_REDUCE, "communication"),
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8>(Params)", "matrix"),
+        (
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8>(Params)",
+            "matrix",
+        ),
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix"),
         ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_SE_K1", "matrix"),
-        ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)", "matrix"),
+        (
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)",
+            "matrix",
+        ),
         ("void cudnn::ops::nchwToNhwcKernel<__half, float>", "memory"),
         ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "memory"),
-        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16", "matrix"),
-        ("void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>", "memory"),
+        (
+            "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16",
+            "matrix",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
+            "memory",
+        ),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::conv_like>", "memory"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Metadata, FusedAdamMathFunctor<float>>", "memory"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Metadata, FusedAdamMathFunctor<float>>",
+            "memory",
+        ),
         ("triton_poi_fused_add_mul_0", "memory"),
         ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", "memory"),
         ("my_kernel", "other"),
     ],
-)  # fmt: skip
+)
 def test_kernels_are_told_by_their_names(name, kind):
     assert kind_of(name) == kind
 
@@ -204,7 +247,13 @@ def test_copies_are_told_by_their_direction():
         "Memset (Device)",
         "Memcpy PtoP (Device -> Device)",
     )
-    assert [kind_of_copy(name) for name in names] == ["copy", "copy", "memory", "memory", "communication"]
+    assert [kind_of_copy(name) for name in names] == [
+        "copy",
+        "copy",
+        "memory",
+        "memory",
+        "communication",
+    ]
 
 
 def test_short_names_keep_what_tells_kernels_apart():

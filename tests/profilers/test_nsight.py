@@ -26,7 +26,11 @@ def test_steps_by_nvtx_and_the_same_shares_as_of_torch(tmp_path):
     found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.EXCHANGING]))
     assert shares(found) == {"compute": 5.0, "communication": 5.0}
     [rank] = found.ranks
-    assert (rank.told_by, rank.steps, rank.device) == ("ranges named step #", 7, "NVIDIA A100-SXM4-80GB")
+    assert (rank.told_by, rank.steps, rank.device) == (
+        "ranges named step #",
+        7,
+        "NVIDIA A100-SXM4-80GB",
+    )
     assert rank.hidden_ms == pytest.approx(1.0)
     assert found.kernels[0].name == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -43,7 +47,9 @@ def test_an_idle_device_without_a_reason_is_said_to_have_none(tmp_path):
 
 
 def test_each_process_is_a_rank(tmp_path):
-    found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING, made.EXCHANGING]))
+    found = read_profiled(
+        made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING, made.EXCHANGING])
+    )
     assert [rank.rank for rank in found.ranks] == [0, 1]
     assert [rank.communication_ms for rank in found.ranks] == pytest.approx([0.0, 6.0])
 
@@ -57,11 +63,16 @@ def test_two_reports_are_two_nodes(tmp_path):
 @pytest.mark.parametrize(
     "statement",
     [
-        "DROP TABLE NVTX_EVENTS", "DROP TABLE TARGET_INFO_GPU", "DROP TABLE CUPTI_ACTIVITY_KIND_MEMCPY", "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME",
-        "DROP TABLE StringIds", "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName",
-        "UPDATE StringIds SET value = CAST(x'ff00fe' AS TEXT)", "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 'p', correlationId = 'c'",
+        "DROP TABLE NVTX_EVENTS",
+        "DROP TABLE TARGET_INFO_GPU",
+        "DROP TABLE CUPTI_ACTIVITY_KIND_MEMCPY",
+        "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME",
+        "DROP TABLE StringIds",
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName",
+        "UPDATE StringIds SET value = CAST(x'ff00fe' AS TEXT)",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 'p', correlationId = 'c'",
     ],
-)  # fmt: skip
+)
 def test_what_an_export_lacks_is_done_without(statement, tmp_path):
     file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), statement)
     found = read_profiled(file)
@@ -84,10 +95,11 @@ def test_old_exports_without_processes_are_one_process(tmp_path):
 def test_times_that_cannot_be_right_are_left_out(tmp_path):
     file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], steps=3)
     changed(
-        file, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE correlationId = 1",
+        file,
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE correlationId = 1",
         "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = start - 1 WHERE correlationId = 2",
         "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 9223372036854775807 WHERE correlationId = 3",
-    )  # fmt: skip
+    )
     [trace] = read_nsight(file)
     assert (len(trace.kernels), trace.skipped) == (6, 3)
 
@@ -97,11 +109,13 @@ def test_times_that_cannot_be_right_are_left_out(tmp_path):
     [
         ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",),
         ("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL",),
-        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",
-         "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n)"
-         " SELECT start, start AS end FROM n"),
+        (
+            "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n)"
+            " SELECT start, start AS end FROM n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_database_without_kernels_is_refused(statements, tmp_path):
     file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), *statements)
     with pytest.raises(UnreadableInput, match="no kernel of a GPU"):

@@ -21,8 +21,11 @@ def folder_of(tmp_path, works, name="rank{}.pt.trace.json.gz", world=None):
 def late(ms):
     """A rank that computes for so much longer, and keeps the other waiting in its exchange."""
     own, waiting = 4000.0 + ms, 4000.0 - ms
-    kernels = ((GEMM, 10.0, 100.0, 100.0 + own), (ALL_REDUCE, 20.0, 100.0 + own, 100.0 + own + waiting + 1000.0),
-               (ADD, 30.0, 9100.0, 10_100.0))  # fmt: skip
+    kernels = (
+        (GEMM, 10.0, 100.0, 100.0 + own),
+        (ALL_REDUCE, 20.0, 100.0 + own, 100.0 + own + waiting + 1000.0),
+        (ADD, 30.0, 9100.0, 10_100.0),
+    )
     return Work(10_000.0, kernels, operators=(("aten::mm", 5.0, 60.0),))
 
 
@@ -42,7 +45,15 @@ def test_no_rank_is_blamed_for_a_small_difference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "work", [made.COMPUTING, made.WAITING_FOR_DATA, made.LAUNCHING, made.EXCHANGING, made.SYNCHRONISING, made.COPYING]
+    "work",
+    [
+        made.COMPUTING,
+        made.WAITING_FOR_DATA,
+        made.LAUNCHING,
+        made.EXCHANGING,
+        made.SYNCHRONISING,
+        made.COPYING,
+    ],
 )
 def test_bounds_are_above_what_is_seen_and_below_the_step(work, tmp_path):
     found = read_profiled(made.write(tmp_path / "t.json", made.trace_of(made.events_of(work))))
@@ -61,7 +72,8 @@ def test_bounds_are_above_what_is_seen_and_below_the_step(work, tmp_path):
 def test_the_longest_of_several_traces_of_a_rank_counts(tmp_path):
     for name, steps in (("a", 3), ("b", 6)):
         made.write(
-            tmp_path / f"{name}.json", made.trace_of(made.events_of(made.COMPUTING, steps), rank=0, world_size=2)
+            tmp_path / f"{name}.json",
+            made.trace_of(made.events_of(made.COMPUTING, steps), rank=0, world_size=2),
         )
     found = read_profiled(tmp_path)
     assert [rank.steps for rank in found.ranks] == [5]
@@ -79,7 +91,10 @@ def test_a_damaged_file_among_others_is_said(tmp_path):
 
 def test_the_rank_is_taken_from_the_files_name_where_the_trace_lacks_it(tmp_path):
     for rank in (7, 3):
-        made.write(tmp_path / f"rank-{rank}.Jul_15.pt.trace.json", made.trace_of(made.events_of(made.COMPUTING)))
+        made.write(
+            tmp_path / f"rank-{rank}.Jul_15.pt.trace.json",
+            made.trace_of(made.events_of(made.COMPUTING)),
+        )
     assert [rank.rank for rank in read_profiled(tmp_path).ranks] == [3, 7]
 
 

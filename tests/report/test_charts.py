@@ -32,7 +32,14 @@ from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.match import match_pictures
 from trainpace.report.pages import tables_of
 from trainpace.report.plan import SHARDING, layout_map, plan_ladder
-from trainpace.report.step_charts import Timed, memory_at_peak, role_chart, roofline_chart, step_breakdown, step_gantt
+from trainpace.report.step_charts import (
+    Timed,
+    memory_at_peak,
+    role_chart,
+    roofline_chart,
+    step_breakdown,
+    step_gantt,
+)
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -44,8 +51,10 @@ def chart(*series, **more):
 
 
 def test_a_chart_survives_json():
-    one = chart(Series(name="s", kind="line", tone="measured", x=(1.0, 2.0), y=(3.0, None)),
-                marks=(Mark(axis="point", at=1, y=2, text="here", tone="best"),))  # fmt: skip
+    one = chart(
+        Series(name="s", kind="line", tone="measured", x=(1.0, 2.0), y=(3.0, None)),
+        marks=(Mark(axis="point", at=1, y=2, text="here", tone="best"),),
+    )
     assert from_json(to_json(one), Chart) == one
     assert to_jsonable(one)["series"][0]["y"] == (3.0, None)
 
@@ -109,7 +118,10 @@ def test_a_measured_sweep_names_its_jump():
 def test_a_wide_band_does_not_flatten_the_curve():
     one = asked(workload(), batches=range(1, 5))
     wide = [
-        replace(f, step_time_interval_ms=replace(f.step_time_interval_ms, high=100 * f.step.total_ms)) for f in one.rows
+        replace(
+            f, step_time_interval_ms=replace(f.step_time_interval_ms, high=100 * f.step.total_ms)
+        )
+        for f in one.rows
     ]
     made = forecast_sweep(wide, {})
     assert made.y.high == pytest.approx(2.5 * max(f.step.total_ms for f in one.rows))
@@ -118,8 +130,12 @@ def test_a_wide_band_does_not_flatten_the_curve():
 
 def test_parts_of_a_step_add_up():
     one = asked(workload(), batches=(8, 64))
-    made = step_breakdown([Timed("", str(i), f.step, f.step_time_interval_ms) for i, f in enumerate(one.rows)])
-    for bar, f in zip(made.groups[0].bars, sorted(one.rows, key=lambda f: f.step.total_ms), strict=True):
+    made = step_breakdown(
+        [Timed("", str(i), f.step, f.step_time_interval_ms) for i, f in enumerate(one.rows)]
+    )
+    for bar, f in zip(
+        made.groups[0].bars, sorted(one.rows, key=lambda f: f.step.total_ms), strict=True
+    ):
         assert bar.total == pytest.approx(f.step.total_ms)
         assert [s.value for s in bar.segments] == [getattr(f.step, part) for part in STEP_PARTS]
         assert (bar.low, bar.high) == (f.step_time_interval_ms.low, f.step_time_interval_ms.high)
@@ -127,7 +143,9 @@ def test_parts_of_a_step_add_up():
 
 def test_the_fastest_step_is_named_with_its_group():
     one, other = asked(workload(), batches=(8, 64)).rows
-    made = step_breakdown([Timed("batch 8", "forecast", one.step), Timed("batch 64", "forecast", other.step)])
+    made = step_breakdown(
+        [Timed("batch 8", "forecast", one.step), Timed("batch 64", "forecast", other.step)]
+    )
     assert made.finding.startswith("Batch 8, forecast: ")
     assert step_breakdown([Timed("", "forecast", one.step)]).finding[0].isupper()
 
@@ -172,16 +190,26 @@ def test_scaling_of_what_needs_several_devices_begins_there():
 
 def test_a_wide_interval_does_not_flatten_the_bars():
     f = asked(workload()).rows[0]
-    made = step_breakdown([Timed("", "a", f.step, replace(f.step_time_interval_ms, high=100 * f.step.total_ms))])
+    made = step_breakdown(
+        [Timed("", "a", f.step, replace(f.step_time_interval_ms, high=100 * f.step.total_ms))]
+    )
     assert made.longest(made.groups[0]) == pytest.approx(2.5 * f.step.total_ms)
 
 
 def test_a_plan_comes_down_step_by_step():
     setting = Setting(
-        workload(), asked(workload(), "A100").forecaster.target.cluster, Schedule(samples=100_000, epochs=3.0)
+        workload(),
+        asked(workload(), "A100").forecaster.target.cluster,
+        Schedule(samples=100_000, epochs=3.0),
     )
-    plan = plan_changes(setting, asked(workload()).rows[0].execution, (DataPath(workers=0, ms_per_sample=8.0, beside=False),
-                                                                       DataPath(workers=1, ms_per_sample=0.01, precomputed=True)))  # fmt: skip
+    plan = plan_changes(
+        setting,
+        asked(workload()).rows[0].execution,
+        (
+            DataPath(workers=0, ms_per_sample=8.0, beside=False),
+            DataPath(workers=1, ms_per_sample=0.01, precomputed=True),
+        ),
+    )
     bars = plan_ladder(plan).groups[0].bars
     assert bars[0].total == pytest.approx(plan.now.job_s / 3600, rel=1e-6)
     assert bars[-1].segments[0].value == pytest.approx(plan.best.job_s / 3600)
@@ -192,10 +220,17 @@ def test_a_plan_comes_down_step_by_step():
 
 def test_a_plan_says_what_it_brings():
     def change(saved_s, **more):
-        return Change(title="c", execution=Execution(micro_batch=8), forecast_saved_s=saved_s, **more)
+        return Change(
+            title="c", execution=Execution(micro_batch=8), forecast_saved_s=saved_s, **more
+        )
 
     end = Outlook(
-        choice=Choice(execution=Execution(micro_batch=8)), changes=2, step_ms=1, job_s=7200, needed_gib=1, num_devices=1
+        choice=Choice(execution=Execution(micro_batch=8)),
+        changes=2,
+        step_ms=1,
+        job_s=7200,
+        needed_gib=1,
+        num_devices=1,
     )
     plan = Plan(start=Execution(micro_batch=8), changes=(change(7200),), best=end)
     assert plan_ladder(plan).finding == "1 change brings the job from 4 h to 2 h, 50% less."
@@ -214,8 +249,14 @@ def ladder_of(*rows):
 
 def test_a_ladder_counts_what_was_kept():
     baseline = {"title": "baseline", "total": 1.0}
-    made = speedups(ladder_of(baseline, {"title": "a", "total": 2.0}, {"title": "b", "kept": False},
-                              {"title": "c", "total": 1.5, "kept": False}))  # fmt: skip
+    made = speedups(
+        ladder_of(
+            baseline,
+            {"title": "a", "total": 2.0},
+            {"title": "b", "kept": False},
+            {"title": "c", "total": 1.5, "kept": False},
+        )
+    )
     assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
     assert made.finding == "1 of 2 changes was kept; it makes a step 2.0 times as fast."
     none = speedups(ladder_of(baseline, {"title": "a", "total": 0.5, "kept": False}))
@@ -224,16 +265,31 @@ def test_a_ladder_counts_what_was_kept():
 
 
 def test_forecasts_that_held_are_counted():
-    forecast = {"forecast_ms": 100.0, "forecast_interval_ms": Interval(low=90, high=110, coverage=0.9, basis="")}
-    made = rung_times(ladder_of({"title": "a", "measured_ms": 105.0, **forecast}, {"title": "b", "measured_ms": 120.0, **forecast},
-                                {"title": "c", "measured_ms": 5.0}))  # fmt: skip
+    forecast = {
+        "forecast_ms": 100.0,
+        "forecast_interval_ms": Interval(low=90, high=110, coverage=0.9, basis=""),
+    }
+    made = rung_times(
+        ladder_of(
+            {"title": "a", "measured_ms": 105.0, **forecast},
+            {"title": "b", "measured_ms": 120.0, **forecast},
+            {"title": "c", "measured_ms": 5.0},
+        )
+    )
     assert made.finding == "Forecast intervals that contain the measurement: 1 of 2."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 
 
 def test_a_diagnosis_adds_up_to_the_step():
-    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
-    d = diagnose(recording(rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())))
+    blocks = [
+        block("plain", data=16, forward=2, backward=3),
+        block("cached_batch", forward=2, backward=3),
+    ] * 3
+    d = diagnose(
+        recording(
+            rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
+        )
+    )
     bars = shares_chart(d.shares, d.verdict, "").groups[0].bars
     assert math.fsum(bar.total for bar in bars) == pytest.approx(d.step_ms, rel=0.01)
     plain, without = proofs_chart(d).groups[0].bars
@@ -249,7 +305,9 @@ def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
     layouts = layouts_of(setting, plan.end)
     shown = layout_map(plan, layouts)
     by_name = {
-        (row, column): cell for row, cells in shown.rows for column, cell in zip(shown.columns, cells, strict=True)
+        (row, column): cell
+        for row, cells in shown.rows
+        for column, cell in zip(shown.columns, cells, strict=True)
     }
     assert len([c for c in by_name.values() if c is not None]) == len(layouts)
     for at in layouts:
@@ -257,7 +315,9 @@ def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
         cell = by_name[SHARDING[e.zero_stage], f"{e.micro_batch} x {e.accumulation}"]
         assert cell.value == (at.step_ms if at.fits else None)
         assert (cell.mark == "recommended") == (e == plan.end)
-    ranked = sorted((c.value, shown.shade(c)) for c in by_name.values() if c is not None and c.value is not None)
+    ranked = sorted(
+        (c.value, shown.shade(c)) for c in by_name.values() if c is not None and c.value is not None
+    )
     assert [shade for _, shade in ranked] == sorted((shade for _, shade in ranked), reverse=True)
     assert {ranked[0][1], ranked[-1][1]} == {SHADES - 1, 0}
     assert layout_map(plan, layouts[:1]) is None
@@ -265,7 +325,9 @@ def test_a_heat_map_has_every_layout_in_its_place_and_marks_the_recommended():
 
 def test_what_does_not_fit_has_no_shade():
     cell = Cell(value=None, said="96 GiB")
-    of = HeatMap(title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),))
+    of = HeatMap(
+        title="t", finding="f", across="a", down="d", columns=("1",), rows=(("r", (cell,)),)
+    )
     assert of.shade(cell) == -1
     with pytest.raises(TrainpaceError, match="1 cells in 2 columns"):
         replace(of, columns=("1", "2"))
@@ -273,8 +335,12 @@ def test_what_does_not_fit_has_no_shade():
 
 def test_a_gantt_chart_has_every_part_of_a_step_in_turn():
     model = stacked()
-    e = Execution(micro_batch=4, accumulation=3, nproc_per_node=4, nnodes=2, optimizer=model.optimizer)
-    cluster = Cluster(device=find_device("A100"), devices_per_node=4, nodes=2, network_gb_per_s_per_device=3.0)
+    e = Execution(
+        micro_batch=4, accumulation=3, nproc_per_node=4, nnodes=2, optimizer=model.optimizer
+    )
+    cluster = Cluster(
+        device=find_device("A100"), devices_per_node=4, nodes=2, network_gb_per_s_per_device=3.0
+    )
     f = Forecaster(model, Target(cluster)).forecast(e)
     made = step_gantt(f, "two nodes")
     rows = {bar.label: bar for bar in made.groups[0].bars}
@@ -283,7 +349,9 @@ def test_a_gantt_chart_has_every_part_of_a_step_in_turn():
     assert max(bar.end for bar in rows.values()) == pytest.approx(f.step.total_ms)
     assert [s.name for s in rows["device"].segments].count("backward") == 3
     spans = sorted((start, start + s.value) for bar in rows.values() for s, start in bar.placed)
-    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans)), "one after the other"
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans)), (
+        "one after the other"
+    )
     assert made.longest(made.groups[0]) == pytest.approx(f.step.total_ms)
     (_, _, table, _), *_ = tables_of(made)
     assert [row[0] for row in table] == list(rows)
@@ -301,7 +369,9 @@ def test_points_of_a_scaling_curve_say_their_efficiency():
     made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
     points = made.series[-1]
     first = points.y[0] / points.x[0]
-    for n, rate, label, mark in zip(points.x[1:], points.y[1:], points.labels[1:], made.marks, strict=True):
+    for n, rate, label, mark in zip(
+        points.x[1:], points.y[1:], points.labels[1:], made.marks, strict=True
+    ):
         assert mark.text == f"{rate / first / n:.0%}"
         assert label.endswith(mark.text)
     assert points.y[-1] / points.x[-1] < 0.99 * first
@@ -320,12 +390,22 @@ def test_what_others_measured_of_the_same_stands_over_the_curve():
     closest = nearest(one.forecaster.workload, one.rows[0].execution, find_device("T4")).closest
     run = replace(closest.run, micro_batch=32, global_batch=32, gpus=1, step_time_ms=123.0)
     same = replace(
-        closest, run=run, alike=("the same operators", "the same card"), unlike=("batch 32 instead of 1", "Keras")
+        closest,
+        run=run,
+        alike=("the same operators", "the same card"),
+        unlike=("batch 32 instead of 1", "Keras"),
     )
 
     def points(*near, rows=one.rows):
-        made = forecast_sweep(rows, {}, [Nearness(model="m", device=rows[0].device, batch=1, runs=near, closest=None)])
-        return [(x, y) for s in made.series if s.tone == "measured" for x, y in zip(s.x, s.y, strict=True)]
+        made = forecast_sweep(
+            rows, {}, [Nearness(model="m", device=rows[0].device, batch=1, runs=near, closest=None)]
+        )
+        return [
+            (x, y)
+            for s in made.series
+            if s.tone == "measured"
+            for x, y in zip(s.x, s.y, strict=True)
+        ]
 
     assert points(same) == [(32.0, 123.0)]
     assert points(same, rows=one.rows[:20]) == []
@@ -335,7 +415,11 @@ def test_what_others_measured_of_the_same_stands_over_the_curve():
 
 def test_the_peak_of_memory_names_its_owners():
     one = asked(traced(), batches=(8,))
-    (made,) = [c for c in forecast_pictures([one], {}) if c is not None and c.title == "Memory over the step"]
+    (made,) = [
+        c
+        for c in forecast_pictures([one], {})
+        if c is not None and c.title == "Memory over the step"
+    ]
     whole = one.rows[0].memory.allocated_gib
     said = re.findall(r"([\d.]+) GiB \(\d+%\)", made.finding.partition("At the peak: ")[2])
     assert math.fsum(map(float, said)) == pytest.approx(whole, rel=0.05)
@@ -344,26 +428,44 @@ def test_the_peak_of_memory_names_its_owners():
 def test_a_heat_map_names_a_faster_layout_only_where_it_is_faster_by_something():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2)
     setting = Setting(workload(), cluster, Schedule(samples=1000, epochs=1.0))
-    plan = plan_changes(setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,))
+    plan = plan_changes(
+        setting, Execution(micro_batch=4, nproc_per_node=2, optimizer="sgd_momentum"), (NO_WAIT,)
+    )
     own, other = layouts_of(setting, plan.end)[:2]
     own = replace(own, execution=plan.end, step_ms=100.0)
     assert layout_map(plan, [own, replace(other, step_ms=99.5)]).finding.endswith(
         "; no other takes as much as 1 % less."
     )
-    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(" takes 20 % less by forecast.")
+    assert layout_map(plan, [own, replace(other, step_ms=80.0)]).finding.endswith(
+        " takes 20 % less by forecast."
+    )
 
 
 def test_the_three_picks_are_named_on_the_front():
     offers = [
-        Offer(provider="p", instance_type=f"{gpu} {n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
-        for gpu, price in (("T4", 0.5), ("A100", 2.0), ("H100", 4.0)) for n in (1, 4, 8)
-    ]  # fmt: skip
+        Offer(
+            provider="p",
+            instance_type=f"{gpu} {n}",
+            device=gpu,
+            count=n,
+            price_usd_per_hour=price * n,
+            network_gb_per_s=10.0,
+        )
+        for gpu, price in (("T4", 0.5), ("A100", 2.0), ("H100", 4.0))
+        for n in (1, 4, 8)
+    ]
     job = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64)
-    ranking = rank_servers(workload(), offers, {o.device: find_device(o.device) for o in offers}, job)
+    ranking = rank_servers(
+        workload(), offers, {o.device: find_device(o.device) for o in offers}, job
+    )
     three = picks(ranking.matches)
     made, *_ = match_pictures(ranking, three)
-    assert {(m.at, m.y) for m in made.marks} == {(p.match.mean_hours, p.match.mean_usd) for p in three}
-    assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][: len(three)]
+    assert {(m.at, m.y) for m in made.marks} == {
+        (p.match.mean_hours, p.match.mean_usd) for p in three
+    }
+    assert [m.text.partition(":")[0] for m in made.marks] == ["cheapest", "in between", "fastest"][
+        : len(three)
+    ]
 
 
 def test_roles_share_the_device_s_time():

@@ -15,7 +15,9 @@ from trainpace.trace import load_workload
 
 @pytest.fixture(scope="module")
 def found():
-    return nearest(load_workload("resnet50", ("fp32",)), Execution(micro_batch=32), find_device("T4"))
+    return nearest(
+        load_workload("resnet50", ("fp32",)), Execution(micro_batch=32), find_device("T4")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -43,20 +45,28 @@ def test_each_near_run_is_a_line_with_both_figures(capsys, found):
     for line, near in zip(lines, found.runs, strict=True):
         run = near.run
         assert run.in_fit
-        measured, forecast = (1e3 * run.global_batch / ms for ms in (run.step_time_ms, run.forecast_ms))
-        assert line.startswith(f"  {run.model} on T4, batch {run.micro_batch}, fp32: {measured:.0f} images/s, forecast")
+        measured, forecast = (
+            1e3 * run.global_batch / ms for ms in (run.step_time_ms, run.forecast_ms)
+        )
+        assert line.startswith(
+            f"  {run.model} on T4, batch {run.micro_batch}, fp32: {measured:.0f} images/s, forecast"
+        )
         assert f"({100 * (forecast / measured - 1):+.0f} %*)" in line
 
 
 def test_a_run_that_was_not_in_the_fit_has_no_star(capsys, found):
-    mine = replace(found, runs=tuple(replace(near, run=replace(near.run, in_fit=False)) for near in found.runs))
+    mine = replace(
+        found, runs=tuple(replace(near, run=replace(near.run, in_fit=False)) for near in found.runs)
+    )
     assert not any("*" in line for line in lines_of(capsys, mine))
 
 
 def test_where_nothing_is_near_the_nearest_is_named(capsys, found):
     far = replace(found, runs=(), closest=replace(found.closest, distance=2.0))
     text = " ".join(" ".join(lines_of(capsys, far)).split())
-    assert text.startswith("Measured by others: nothing near. The nearest is ResNet50 on T4, batch 32, fp32 (")
+    assert text.startswith(
+        "Measured by others: nothing near. The nearest is ResNet50 on T4, batch 32, fp32 ("
+    )
     assert lines_of(capsys, replace(far, closest=None)) == []
     assert lines_of(capsys) == []
 
@@ -66,7 +76,17 @@ def test_json_has_the_source_and_what_makes_it_near(found):
     assert entry["gpu"] == "T4"
     assert not entry["none_near"]
     near = entry["nearest"][0]
-    for name in ("source", "url", "licence", "date", "trust", "step_time_ms", "forecast_ms", "in_fit", "error_pct"):
+    for name in (
+        "source",
+        "url",
+        "licence",
+        "date",
+        "trust",
+        "step_time_ms",
+        "forecast_ms",
+        "in_fit",
+        "error_pct",
+    ):
         assert near[name] is not None
     assert "the same card" in near["alike"]
     assert json.loads(json.dumps(entry)) == entry
@@ -93,12 +113,21 @@ def test_rows_of_a_page_say_what_is_not_near(found):
 
 def test_forecast_shows_them_and_leaves_them_out(capsys, tmp_path):
     page = tmp_path / "page.html"
-    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--html", str(page)]) == 0
+    assert (
+        code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--html", str(page)]) == 0
+    )
     assert "ResNet50 on T4, batch 32, fp32: " in capsys.readouterr().out
     assert "Measured by others" in page.read_text()
-    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--evidence", "none"]) == 0
+    assert (
+        code_of(["forecast", "resnet50", "--gpu", "T4", "--batch", "32", "--evidence", "none"]) == 0
+    )
     assert "Measured by others" not in capsys.readouterr().out
-    assert code_of(["forecast", "resnet50", "--gpu", "T4", "--gpu", "A100", "--batch", "16,32", "--json"]) == 0
+    assert (
+        code_of(
+            ["forecast", "resnet50", "--gpu", "T4", "--gpu", "A100", "--batch", "16,32", "--json"]
+        )
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
     assert [entry["gpu"] for entry in answer["evidence"]] == ["T4", "A100 SXM 40GB"]
     assert all(len(entry["nearest"]) <= 1 for entry in answer["evidence"])

@@ -67,7 +67,12 @@ def test_details_have_all_that_a_screen_has(name):
 
 @pytest.mark.parametrize(
     ("width", "details"),
-    [*((width, True) for width in (60, 72, 80, 100, 120, 200)), (60, False), (80, False), (120, False)],
+    [
+        *((width, True) for width in (60, 72, 80, 100, 120, 200)),
+        (60, False),
+        (80, False),
+        (120, False),
+    ],
 )
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
 def test_every_verb_keeps_to_the_width(name, width, details):

@@ -47,7 +47,10 @@ def climbed():
         rung("compile", compile=True),
         rung("shards"),
     )
-    return climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).actions())
+    return climb(
+        ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0),
+        World(ms_of).actions(),
+    )
 
 
 def test_the_table(climbed):
@@ -66,24 +69,31 @@ def test_the_table(climbed):
 
 def test_the_verdict(climbed):
     said = "\n".join(table_of(climbed).verdict)
-    assert "20.0x in total (20 to 20): a step takes 5 ms instead of 100 ms, 5 % of the time." in said
+    assert (
+        "20.0x in total (20 to 20): a step takes 5 ms instead of 100 ms, 5 % of the time." in said
+    )
     assert "The whole job: 4 min instead of 1 h 1 min, $0.13 instead of $2.03." in said
     assert "Assumed: a start takes 1 min, a GPU fails every 50,000 h" in said
     assert "bf16: undone, out of memory: the memory is not enough." in said
     assert "Forecast intervals that contain the measurement: 2 of 4." in said
     assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said
-    assert "Next: use the settings that were kept in your training: micro-batch 16 x 1, 2 workers, shards." in said
+    assert (
+        "Next: use the settings that were kept in your training: micro-batch 16 x 1, 2 workers, shards."
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"samples": 160.0, "low": 90.0, "high": 300.0, "steps": 200.0},
-         "Gradient noise scale: 160 samples (90 %: 90 to 300), from the first 200 steps of 16"),
+        (
+            {"samples": 160.0, "low": 90.0, "high": 300.0, "steps": 200.0},
+            "Gradient noise scale: 160 samples (90 %: 90 to 300), from the first 200 steps of 16",
+        ),
         ({"samples": 160.0, "low": 90.0, "steps": 200.0}, "90 to no upper limit"),
         ({"steps": 40.0}, "too large to be estimated from 40 steps of 16"),
     ],
-)  # fmt: skip
+)
 def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     def with_noise(setup):
         return replace(result(100.0), noise_scale=told if setup.loader.workers else {})
@@ -91,7 +101,9 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     lines = table_of(climb(ladder(rung("workers", workers=2)), World(with_noise).actions())).verdict
     assert any(said in line for line in lines), lines
     rule = "To the same loss: Global batch 32 needs 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
-    assert any(line.startswith(rule) and "x 1.83 with SGD" in line for line in lines) == ("samples" in told)
+    assert any(line.startswith(rule) and "x 1.83 with SGD" in line for line in lines) == (
+        "samples" in told
+    )
 
 
 def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
@@ -99,13 +111,22 @@ def test_the_whole_is_what_was_measured_from_end_to_end(climbed):
     gain = Gain(ratio=16.0, low=15.0, high=17.0, trials=4)
     ends = EndToEnd(key="", first_ms=(90.0, 110.0, 96.0), last_ms=(6.0, 6.0, 7.0), gain=gain)
     table = table_of(replace(climbed, end_to_end=ends))
-    assert table.verdict[0] == "16.0x in total (15 to 17): a step takes 6 ms instead of 96 ms, 6.25 % of the time."
-    assert any("compare the first and the last setup, which ran in turn" in line for line in table.verdict)
-    assert "The whole job: 4 min 36 s instead of 58 min 36 s, $0.15 instead of $1.95." in table.verdict
+    assert (
+        table.verdict[0]
+        == "16.0x in total (15 to 17): a step takes 6 ms instead of 96 ms, 6.25 % of the time."
+    )
+    assert any(
+        "compare the first and the last setup, which ran in turn" in line for line in table.verdict
+    )
+    assert (
+        "The whole job: 4 min 36 s instead of 58 min 36 s, $0.15 instead of $1.95." in table.verdict
+    )
     assert table.rows[-1].total == pytest.approx(20)
     assert "together they make a step 16.0 times as fast" in speedups(table).finding
     alone = table_of(replace(climbed, end_to_end=None))
-    assert alone.verdict[0] == "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time."
+    assert (
+        alone.verdict[0] == "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time."
+    )
 
 
 def test_speed_ups_multiply_where_the_machine_slows_down():
@@ -114,9 +135,18 @@ def test_speed_ups_multiply_where_the_machine_slows_down():
 
     def slowing(setup):
         tried.append(setup)
-        return 1.02 ** len(tried) * 100.0 / (2 if setup.loader.workers else 1) / (1.3 if setup.execution.compile else 1)
+        return (
+            1.02 ** len(tried)
+            * 100.0
+            / (2 if setup.loader.workers else 1)
+            / (1.3 if setup.execution.compile else 1)
+        )
 
-    rungs = (rung("compile", compile=True), rung("bf16", precision="amp_bf16"), rung("workers", workers=2))
+    rungs = (
+        rung("compile", compile=True),
+        rung("bf16", precision="amp_bf16"),
+        rung("workers", workers=2),
+    )
     rows = table_of(climb(ladder(*rungs), World(slowing).actions())).rows
     assert [r.kept for r in rows] == [True, True, False, True]
     assert rows[1].total == pytest.approx(rows[1].ratio)
@@ -132,7 +162,12 @@ def test_an_epoch_holds_its_validation():
     table = table_of(climbed)
     head, cells = head_and_rows(table)
     assert [row[head.index("an epoch")] for row in cells] == ["10 s", "5 s"]  # 100 steps
-    assert head.index("an epoch") < head.index("whole job") < head.index("rung speed-up") < head.index("total speed-up")
+    assert (
+        head.index("an epoch")
+        < head.index("whole job")
+        < head.index("rung speed-up")
+        < head.index("total speed-up")
+    )
     assert "An epoch: 5 s instead of 10 s." in table.verdict
     validated = replace(climbed.ladder, conditions=JobConditions(evaluation_samples=800))
     known = table_of(replace(climbed, ladder=validated))
@@ -142,21 +177,30 @@ def test_an_epoch_holds_its_validation():
     ]  # 50 batches more, as whole steps where nothing is known of them
     assert any("800 samples validated (as whole steps" in line for line in known.verdict)
     baseline = climbed.baseline
-    tried = replace(baseline.tried[0], foreseen=replace(baseline.tried[0].foreseen, evaluating_share=0.4))
-    forward = table_of(replace(climbed, ladder=validated, baseline=replace(baseline, tried=(tried,))))
+    tried = replace(
+        baseline.tried[0], foreseen=replace(baseline.tried[0].foreseen, evaluating_share=0.4)
+    )
+    forward = table_of(
+        replace(climbed, ladder=validated, baseline=replace(baseline, tried=(tried,)))
+    )
     assert forward.rows[0].epoch_s == pytest.approx(10 + 50 * 0.1 * 0.4)
-    given = replace(climbed.ladder, conditions=JobConditions(evaluate_every_steps=50, evaluation_s=3.0))
+    given = replace(
+        climbed.ladder, conditions=JobConditions(evaluate_every_steps=50, evaluation_s=3.0)
+    )
     assert [r.epoch_s for r in table_of(replace(climbed, ladder=given)).rows] == [16, 11]
 
 
 def test_a_forecast_that_could_not_be_made_is_said(climbed):
     def none(reason):
         rungs = [
-            replace(r, tried=tuple(replace(t, foreseen=StepForecast(reason=reason)) for t in r.tried))
+            replace(
+                r, tried=tuple(replace(t, foreseen=StepForecast(reason=reason)) for t in r.tried)
+            )
             for r in climbed.rungs
         ]
         start = replace(
-            climbed.baseline, tried=(replace(climbed.baseline.tried[0], foreseen=StepForecast(reason=reason)),)
+            climbed.baseline,
+            tried=(replace(climbed.baseline.tried[0], foreseen=StepForecast(reason=reason)),),
         )
         return table_of(replace(climbed, baseline=start, rungs=tuple(rungs)))
 
@@ -164,9 +208,11 @@ def test_a_forecast_that_could_not_be_made_is_said(climbed):
     head, cells = head_and_rows(table)
     assert [row[head.index("forecast")] for row in cells] == ["none"] * 5
     assert any(
-        line == "No forecast of baseline, workers, bf16, compile, shards: this machine could not be calibrated: it took longer"
-        " than 340 s." for line in table.verdict
-    )  # fmt: skip
+        line
+        == "No forecast of baseline, workers, bf16, compile, shards: this machine could not be calibrated: it took longer"
+        " than 340 s."
+        for line in table.verdict
+    )
     assert "forecast" not in head_and_rows(none(NO_FORECAST))[0]
 
 
@@ -202,7 +248,9 @@ def test_names_cannot_break_the_page():
 
 
 def test_a_dry_run(capsys):
-    ahead = preview(ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).actions())
+    ahead = preview(
+        ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).actions()
+    )
     print_ahead(ahead, [["env python"], [], ["env python -m x"]])
     printed = capsys.readouterr().out
     assert "not possible" in printed
@@ -221,14 +269,23 @@ def test_the_thesis_case(monkeypatch):
     table = thesis_table()
     head, rows = head_and_rows(table)
     last = dict(zip(head, rows[-1], strict=True))
-    assert (last["total speed-up"], last["whole job"], last["of the first"]) == ("21.53x", "33.1 days", "4.64 %")
+    assert (last["total speed-up"], last["whole job"], last["of the first"]) == (
+        "21.53x",
+        "33.1 days",
+        "4.64 %",
+    )
     assert rows[0][head.index("whole job")] == "713 days (1.95 years)"
     assert head[1] == "an epoch, measured"
-    assert markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()
+    assert (
+        markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()
+    )
 
 
 def test_the_chosen_alternative_stands_beside_the_title():
     table = table_of(
-        climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).actions())
+        climb(
+            ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)),
+            World(ms_of).actions(),
+        )
     )
     assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]

@@ -18,7 +18,10 @@ def rows():
     """Of each length as many samples, whose time grows faster than the length below 1024 tokens and slower above."""
     (one,) = asked(stacked(), "H100 SXM").rows
     costs = dict(zip(LENGTHS, (10.0, 15.0, 40.0), strict=True))
-    return [replace(one, sequence_length=length, cost_usd=costs[length], fits=True) for length in LENGTHS]
+    return [
+        replace(one, sequence_length=length, cost_usd=costs[length], fits=True)
+        for length in LENGTHS
+    ]
 
 
 def test_the_cheapest_of_several_lengths_is_by_the_token(rows):
@@ -30,10 +33,15 @@ def test_the_cheapest_of_several_lengths_is_by_the_token(rows):
 
 
 def test_a_chart_of_lengths_draws_devices_on_which_something_fits_and_names_those_left_out(rows):
-    names = [find_device(name).name for name in ("K80", "P100", "V100", "T4", "A100", "H100", "H200", "L4")]
+    names = [
+        find_device(name).name
+        for name in ("K80", "P100", "V100", "T4", "A100", "H100", "H200", "L4")
+    ]
     assert len(names) == len(SERIES_TONES) + 2
     nothing_fits_on, *others = names
-    many = [replace(row, device=name, fits=name != nothing_fits_on) for name in names for row in rows]
+    many = [
+        replace(row, device=name, fits=name != nothing_fits_on) for name in names for row in rows
+    ]
     made = lengths_chart(many)
     assert [line.name for line in made.series] == others[: len(SERIES_TONES)]
     assert made.note.endswith(f" Not drawn: {others[-1]}.")

@@ -23,9 +23,15 @@ price_usd_per_hour = 2.5
 def page(tmp_path, **asked):
     (tmp_path / "mine.toml").write_text(MINE)
     request = MatchRequest(
-        model=workload(), samples=10_000_000, epochs=3, machines=str(tmp_path / "mine.toml"), gpu=("A100 SXM 40GB",),
-        no_journal=True, evidence="none", **asked,
-    )  # fmt: skip
+        model=workload(),
+        samples=10_000_000,
+        epochs=3,
+        machines=str(tmp_path / "mine.toml"),
+        gpu=("A100 SXM 40GB",),
+        no_journal=True,
+        evidence="none",
+        **asked,
+    )
     answer = run(request, Silent())
     text = match_page(answer, "cost", "", ranking_json(answer, TODAY), TODAY)
     text = re.sub(r"(?s)<(script|style).*?</\1>", " ", text)

@@ -17,7 +17,20 @@ from trainpace.records import Record
 from trainpace.report import html_of
 from trainpace.verbs.request import Rows
 
-ALLOWED = {"div", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
+ALLOWED = {
+    "div",
+    "p",
+    "strong",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "details",
+    "summary",
+    "pre",
+}
 
 
 class Checked(HTMLParser):
@@ -80,13 +93,19 @@ def test_units_stand_beside_names_and_what_is_as_usual_is_left_out():
         retries: int = 0
         notes: str = ""
 
-    facts = Facts(peak_memory_gib=2.5, samples_per_second=100, hours=Interval(low=1, high=2, coverage=0.9, basis=""))
+    facts = Facts(
+        peak_memory_gib=2.5,
+        samples_per_second=100,
+        hours=Interval(low=1, high=2, coverage=0.9, basis=""),
+    )
     rows = Checked(html_of(facts)).rows
     assert rows == [["peak memory, GiB", "2.5"], ["samples per second", "100"], ["hours", "1 to 2"]]
 
 
 @pytest.mark.parametrize(
-    "noun", [*every_noun(), machine_profile(), measurement(), entry(batch=1)], ids=lambda n: type(n).__name__
+    "noun",
+    [*every_noun(), machine_profile(), measurement(), entry(batch=1)],
+    ids=lambda n: type(n).__name__,
 )
 def test_every_noun(noun):
     shown = html_of(noun)
@@ -98,11 +117,16 @@ def test_every_noun(noun):
 def test_answers_of_the_real_verbs():
     """They come through the API, which gives them their display."""
     forecasts = trainpace.forecast("resnet18", gpu=["T4", "V100"], batch=8, evidence="none")
-    assert {row[0] for row in Checked(forecasts._repr_html_()).rows[1:3]} == {"T4", "V100 SXM2 16GB"}
+    assert {row[0] for row in Checked(forecasts._repr_html_()).rows[1:3]} == {
+        "T4",
+        "V100 SXM2 16GB",
+    }
     ranking = trainpace.match("resnet18", samples="1.28M", epochs=2, gpu=["T4"])
     shown = Checked(ranking._repr_html_())
     assert ("offer provider" in shown.text, "All: offer device T4" in shown.text) == (True, True)
-    plan = trainpace.plan("resnet18", gpu="A100", batch=64, samples="1.28M", epochs=90, evidence="none")
+    plan = trainpace.plan(
+        "resnet18", gpu="A100", batch=64, samples="1.28M", epochs=90, evidence="none"
+    )
     assert plan.changes[0].title in Checked(plan._repr_html_()).text
     answer = trainpace.schedule(samples=9000, epochs=3, micro_batch=8, step_time="10ms")
     assert ["steps", "3,375"] in Checked(answer._repr_html_()).rows
@@ -112,7 +136,10 @@ def test_lists_are_tables():
     gpus = trainpace.gpus()
     shown = Checked(gpus._repr_html_())
     assert isinstance(gpus, list)
-    assert (shown.text.startswith("Devices"), f"20 of {len(catalogue()):,} are shown." in shown.text) == (True, True)
+    assert (
+        shown.text.startswith("Devices"),
+        f"20 of {len(catalogue()):,} are shown." in shown.text,
+    ) == (True, True)
     assert html_of([]) == "<div><p><strong>List</strong></p></div>"
 
 
@@ -124,7 +151,12 @@ def test_foreign_text_is_escaped_wherever_it_stands():
         inner: tuple[Row, ...]
 
     shown = html_of(
-        Foreign(name=HOSTILE, several=(HOSTILE, "\x1b[2J"), named={HOSTILE: HOSTILE}, inner=(row(HOSTILE), row("b")))
+        Foreign(
+            name=HOSTILE,
+            several=(HOSTILE, "\x1b[2J"),
+            named={HOSTILE: HOSTILE},
+            inner=(row(HOSTILE), row("b")),
+        )
     )
     seen = Checked(shown)
     assert seen.text.count("document.title") >= 6
@@ -132,7 +164,9 @@ def test_foreign_text_is_escaped_wherever_it_stands():
 
 
 def test_an_answer_of_any_size_stays_small():
-    many = Answer(rows=tuple(row(f"GPU {i}" * 500, i) for i in range(5000)), notes=("x" * 10**6,) * 50)
+    many = Answer(
+        rows=tuple(row(f"GPU {i}" * 500, i) for i in range(5000)), notes=("x" * 10**6,) * 50
+    )
     shown = html_of(many)
     assert len(shown) < 60_000
     assert "20 of 5,000 are shown." in shown

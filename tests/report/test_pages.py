@@ -61,7 +61,10 @@ def test_the_policy_allows_just_what_is_inside(page):
     _, text = page
     found = read(text)
     for kind in ("script", "style"):
-        inside = {base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in found.texts.get(kind, [])}
+        inside = {
+            base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()
+            for t in found.texts.get(kind, [])
+        }
         (rule,) = [r for r in found.policy.split(";") if r.strip().startswith(f"{kind}-src")]
         assert set(re.findall(r"'sha256-(.*?)'", rule)) == inside
         assert "unsafe" not in rule
@@ -72,7 +75,9 @@ def test_names_are_inert(page):
     name, text = page
     found = read(text)
     assert "img" not in found.tags
-    assert not {a for a in found.attributes if a.startswith("on") or a in ("style", "src", "href", "srcset")}
+    assert not {
+        a for a in found.attributes if a.startswith("on") or a in ("style", "src", "href", "srcset")
+    }
     assert HOSTILE not in text
     if name != "nothing_fits":
         assert "&lt;img src=x" in text or "&lt;b&gt;" in text
@@ -88,7 +93,9 @@ def test_it_is_small_and_has_its_charts(page):
     name, text = page
     assert len(text) < 2**20
     assert text.count('<figure class="chart">') == CANVASES.get(name, 0)
-    assert read(text).texts.get("script", []) == ([asset(s) for s in SCRIPTS] if name in CANVASES else [])
+    assert read(text).texts.get("script", []) == (
+        [asset(s) for s in SCRIPTS] if name in CANVASES else []
+    )
 
 
 def test_the_verdict_comes_first(page):
@@ -118,10 +125,19 @@ def test_a_model_that_cannot_be_forecast_is_said():
     from answers import asked
 
     one = asked(workload(), "T4")
-    refused = one._replace(rows=[type(one.rows[0])(**{
-        **{f: getattr(one.rows[0], f) for f in one.rows[0].__struct_fields__}, "step": None, "reason": "no such rate.",
-        "step_time_interval_ms": None, "mfu": None,
-    })])  # fmt: skip
+    refused = one._replace(
+        rows=[
+            type(one.rows[0])(
+                **{
+                    **{f: getattr(one.rows[0], f) for f in one.rows[0].__struct_fields__},
+                    "step": None,
+                    "reason": "no such rate.",
+                    "step_time_interval_ms": None,
+                    "mfu": None,
+                }
+            )
+        ]
+    )
     text = forecast_page([refused], {})
     assert "No forecast is possible. No such rate." in text
 
@@ -129,7 +145,11 @@ def test_a_model_that_cannot_be_forecast_is_said():
 def test_the_kept_ranks_are_those_shown(monkeypatch):
     monkeypatch.setattr("trainpace.report.match.MOST_ROWS", 2)
     text = PAGES["match"]()
-    kept = next(data["rows"] for data in map(json.loads, read(text).texts["application/json"]) if "rows" in data)
+    kept = next(
+        data["rows"]
+        for data in map(json.loads, read(text).texts["application/json"])
+        if "rows" in data
+    )
     shown = re.findall(r"<tr[^>]*><td[^>]*>(\d+)(?:&nbsp;\*)?</td>", text)
     assert [row["rank"] for row in kept] == list(map(int, shown))
     assert any(row["rank"] > 2 and row["pareto"] for row in kept)

@@ -43,11 +43,18 @@ def opened(browser, files):
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda e: complaints.append(str(e)))
-        page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith("file:") else None)
+        page.on(
+            "request", lambda r: complaints.append(r.url) if not r.url.startswith("file:") else None
+        )
         page.goto((files / f"{name}.html").as_uri())
-        page.wait_for_function("n => document.querySelectorAll('.plot canvas').length === n", arg=CANVASES.get(name, 0))
+        page.wait_for_function(
+            "n => document.querySelectorAll('.plot canvas').length === n", arg=CANVASES.get(name, 0)
+        )
         return page
 
     yield open_page
@@ -75,7 +82,9 @@ def test_a_phone_shows_it_without_scrolling_the_page_sideways(opened, name):
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     # what is wider scrolls within itself, and no column of words is so narrow that its rows fill a screen
-    heights = page.evaluate("[...document.querySelectorAll('tr')].map(r => r.getBoundingClientRect().height)")
+    heights = page.evaluate(
+        "[...document.querySelectorAll('tr')].map(r => r.getBoundingClientRect().height)"
+    )
     assert max(heights, default=0) < 400
 
 
@@ -103,8 +112,13 @@ def test_the_keyboard_reaches_every_control(opened, name):
     reached = set()
     for _ in range(wanted + 1):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
-    assert len(reached - {page.evaluate("[...document.querySelectorAll('*')].indexOf(document.body)")}) >= wanted
+        reached.add(
+            page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)")
+        )
+    assert (
+        len(reached - {page.evaluate("[...document.querySelectorAll('*')].indexOf(document.body)")})
+        >= wanted
+    )
     if page.locator("summary").count():
         page.locator("summary").first.focus()
         page.keyboard.press("Enter")
@@ -128,12 +142,18 @@ def test_it_is_drawn_again_for_another_width_and_another_scheme(opened):
     canvas = page.locator(".plot canvas").first
     wide, light = canvas.bounding_box()["width"], canvas.evaluate("c => c.toDataURL()")
     page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_function("() => document.querySelector('.plot canvas').getBoundingClientRect().width < 400")
+    page.wait_for_function(
+        "() => document.querySelector('.plot canvas').getBoundingClientRect().width < 400"
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.set_viewport_size({"width": 1280, "height": 720})
-    page.wait_for_function("w => document.querySelector('.plot canvas').getBoundingClientRect().width === w", arg=wide)
+    page.wait_for_function(
+        "w => document.querySelector('.plot canvas').getBoundingClientRect().width === w", arg=wide
+    )
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("a => document.querySelector('.plot canvas').toDataURL() !== a", arg=light)
+    page.wait_for_function(
+        "a => document.querySelector('.plot canvas').toDataURL() !== a", arg=light
+    )
 
 
 def test_a_chart_can_be_changed_in_place_and_new_ones_are_drawn(opened):

@@ -5,7 +5,17 @@ import math
 
 import pytest
 
-from trainpace.report.charts import INK, PAGE, SERIES_TONES, SHADES, SOFT, TEXTURES, TONES, css_variables, shade_share
+from trainpace.report.charts import (
+    INK,
+    PAGE,
+    SERIES_TONES,
+    SHADES,
+    SOFT,
+    TEXTURES,
+    TONES,
+    css_variables,
+    shade_share,
+)
 
 
 def luminance(colour):
@@ -25,7 +35,9 @@ def test_contrast(scheme):
     assert contrast(INK[scheme], page) >= 7
     assert contrast(SOFT[scheme], page) >= 4.5
     assert {
-        name: contrast(pair[scheme], page) for name, pair in TONES.items() if contrast(pair[scheme], page) < 3
+        name: contrast(pair[scheme], page)
+        for name, pair in TONES.items()
+        if contrast(pair[scheme], page) < 3
     } == {}
 
 
@@ -42,11 +54,24 @@ def test_the_style_sheet_has_every_tone_twice():
     assert all(css_variables().count(f"--tone-{name}:") == 2 for name in TONES)
 
 
-DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+DEUTERANOPIA = (
+    (0.367322, 0.860646, -0.227968),
+    (0.280085, 0.672501, 0.047413),
+    (-0.011820, 0.042940, 0.968881),
+)
 """On linear RGB (Machado, Oliveira and Fernandes 2009, severity 1)."""
 STACKS = {
     "memory": ("parameters", "gradients", "states", "activations", "reserve"),
-    "step": ("data", "host_to_device", "host_overhead", "forward", "backward", "optimizer", "communication", "idle"),
+    "step": (
+        "data",
+        "host_to_device",
+        "host_overhead",
+        "forward",
+        "backward",
+        "optimizer",
+        "communication",
+        "idle",
+    ),
 }
 APART = 12.0
 """Difference in CIE Lab that is seen at a glance between two areas that touch."""
@@ -59,14 +84,19 @@ def linear(colour):
 
 def without_green(colour):
     rgb = linear(colour)
-    return [min(1.0, max(0.0, sum(m * c for m, c in zip(row, rgb, strict=True)))) for row in DEUTERANOPIA]
+    return [
+        min(1.0, max(0.0, sum(m * c for m, c in zip(row, rgb, strict=True))))
+        for row in DEUTERANOPIA
+    ]
 
 
 def lab(rgb):
     r, g, b = rgb
-    xyz = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505, 0.2126 * r + 0.7152 * g + 0.0722 * b, (
-        0.0193 * r + 0.1192 * g + 0.9505 * b
-    ) / 1.089  # fmt: skip
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089,
+    )
     x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
@@ -75,10 +105,12 @@ def lab(rgb):
 @pytest.mark.parametrize("stack", STACKS)
 def test_an_eye_without_green_tells_the_parts_of_a_stack_apart_by_colour_or_texture(stack, scheme):
     alike = [
-        (a, b) for a, b in itertools.combinations(STACKS[stack], 2)
-        if math.dist(lab(without_green(TONES[a][scheme])), lab(without_green(TONES[b][scheme]))) < APART
+        (a, b)
+        for a, b in itertools.combinations(STACKS[stack], 2)
+        if math.dist(lab(without_green(TONES[a][scheme])), lab(without_green(TONES[b][scheme])))
+        < APART
         and TEXTURES.get(a) == TEXTURES.get(b)
-    ]  # fmt: skip
+    ]
     assert alike == []
 
 
@@ -87,5 +119,8 @@ def test_words_can_be_read_on_every_shade_of_a_heat_map(scheme):
     page, tone = (colour[1:] for colour in (PAGE[scheme], TONES["first"][scheme]))
     for shade in range(SHADES):
         share = shade_share(shade)
-        mixed = [round((1 - share) * int(page[i : i + 2], 16) + share * int(tone[i : i + 2], 16)) for i in (0, 2, 4)]
+        mixed = [
+            round((1 - share) * int(page[i : i + 2], 16) + share * int(tone[i : i + 2], 16))
+            for i in (0, 2, 4)
+        ]
         assert contrast(INK[scheme], "#{:02x}{:02x}{:02x}".format(*mixed)) >= 4.5

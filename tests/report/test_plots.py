@@ -32,9 +32,12 @@ def dots(body):
     }
     return [
         (2 * column + across, 4 * row + up)
-        for row, text in enumerate(rows) for column, c in enumerate(text) if "\u2800" < c <= "\u28ff"
-        for bit, (across, up) in places.items() if (ord(c) - 0x2800) & bit
-    ]  # fmt: skip
+        for row, text in enumerate(rows)
+        for column, c in enumerate(text)
+        if "\u2800" < c <= "\u28ff"
+        for bit, (across, up) in places.items()
+        if (ord(c) - 0x2800) & bit
+    ]
 
 
 @given(points, points, widths)
@@ -44,7 +47,9 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
     assert all(len(line) <= width for line in lines[1:])
     assert HEIGHT - 3 <= len(lines) - 3 <= HEIGHT + 3
     scale = [i for i, line in enumerate(lines) if "┤" in line or "└" in line]
-    assert len({below - above for above, below in itertools.pairwise(scale)}) == 1, "ticks are evenly far apart"
+    assert len({below - above for above, below in itertools.pairwise(scale)}) == 1, (
+        "ticks are evenly far apart"
+    )
     body = "\n".join(lines[1:-1])
     assert 1 <= body.count("▲") <= 2  # once on either series
     assert f"▲{measured[-1][0]}" in lines[-1]
@@ -67,14 +72,19 @@ def test_a_curve_is_as_high_as_its_values_to_a_dot_and_has_no_gap():
     assert columns == list(range(columns[0], columns[-1] + 1))
     lowest, highest = min(y for _, y in drawn), max(y for _, y in drawn)
     assert (highest - 1.5) / (lowest - 1.5) == pytest.approx(10, rel=0.15)
-    steps = {max(y for x, y in drawn if x == at) - max(y for x, y in drawn if x == at - 1) for at in columns[1:]}
+    steps = {
+        max(y for x, y in drawn if x == at) - max(y for x, y in drawn if x == at - 1)
+        for at in columns[1:]
+    }
     assert steps <= {0, 1}, "a straight line has no stairs of a whole row"
 
 
 def test_a_jump_is_an_upright_part_of_the_curve():
     drawn = dots(chart((), {5}, "", [(x, 10.0 if x < 5 else 40.0) for x in range(1, 9)], 60))
     tall = [
-        x for x in {x for x, _ in drawn} if max(y for a, y in drawn if a == x) - min(y for a, y in drawn if a == x) > 1
+        x
+        for x in {x for x, _ in drawn}
+        if max(y for a, y in drawn if a == x) - min(y for a, y in drawn if a == x) > 1
     ]
     assert tall
     assert {y for x, y in drawn if x == 0} != {y for x, y in drawn if x == max(a for a, _ in drawn)}

@@ -7,7 +7,13 @@ import pytest
 
 from public_made import RUNS, public
 from trainpace.evidence import Score, ScoreLine
-from trainpace.report import accuracy_chart, print_public_run, print_public_runs, print_public_score, public_facts
+from trainpace.report import (
+    accuracy_chart,
+    print_public_run,
+    print_public_runs,
+    print_public_score,
+    public_facts,
+)
 from trainpace.report.public import MOST_POINTS
 from trainpace.validation import Row, summarise
 
@@ -44,19 +50,41 @@ def test_a_run_is_shown_with_its_source_and_licence():
 
 def rows(*errors, inside=True):
     return [
-        Row(index=0, file="", model="m", gpu="T4", num_gpus=1, precision="fp32", batch=8, measured_ms=100.0, forecast_ms=100.0 + e,
-            low_ms=80.0, high_ms=120.0, error_pct=e, in_interval=inside)
+        Row(
+            index=0,
+            file="",
+            model="m",
+            gpu="T4",
+            num_gpus=1,
+            precision="fp32",
+            batch=8,
+            measured_ms=100.0,
+            forecast_ms=100.0 + e,
+            low_ms=80.0,
+            high_ms=120.0,
+            error_pct=e,
+            in_interval=inside,
+        )
         for e in errors
-    ]  # fmt: skip
+    ]
 
 
 def test_the_score_says_first_what_no_constant_was_fitted_on():
     new, fitted = summarise("new", rows(10.0, -30.0)), summarise("fitted", rows(1.0, 2.0, 3.0))
     line = ScoreLine(name="T4", in_fit=fitted, not_in_fit=new)
     score = Score(
-        fingerprint="x", runs=5, without_forecast=7, overall=summarise("all", rows(10.0, -30.0, 1.0, 2.0, 3.0)), in_fit=fitted,
-        not_in_fit=new, by_card=(line,), by_model_kind=(line,), by_source=(line,), by_way=(line,), rows=(),
-    )  # fmt: skip
+        fingerprint="x",
+        runs=5,
+        without_forecast=7,
+        overall=summarise("all", rows(10.0, -30.0, 1.0, 2.0, 3.0)),
+        in_fit=fitted,
+        not_in_fit=new,
+        by_card=(line,),
+        by_model_kind=(line,),
+        by_source=(line,),
+        by_way=(line,),
+        rows=(),
+    )
     text = said(print_public_score, score)
     assert text.startswith(
         "2 forecasts of public runs that no constant was fitted on are off by 20.0 % on average (median 20.0 %);"
@@ -65,9 +93,18 @@ def test_the_score_says_first_what_no_constant_was_fitted_on():
     assert "errors are smaller than yours will be" in " ".join(text.split())
     empty = summarise("none", [])
     nothing = Score(
-        fingerprint="x", runs=0, without_forecast=1, overall=empty, in_fit=empty, not_in_fit=empty, by_card=(), by_model_kind=(),
-        by_source=(), by_way=(), rows=(),
-    )  # fmt: skip
+        fingerprint="x",
+        runs=0,
+        without_forecast=1,
+        overall=empty,
+        in_fit=empty,
+        not_in_fit=empty,
+        by_card=(),
+        by_model_kind=(),
+        by_source=(),
+        by_way=(),
+        rows=(),
+    )
     assert "None of the public runs" in said(print_public_score, nothing)
 
 

@@ -52,8 +52,15 @@ class Anything(Record):
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_no_text_leaves_that_is_not_known(secret):
-    own = Anything(text=secret, model=secret, name=secret, several=(secret, "T4"), named={secret: "T4", "T4": secret},
-                   environment={"torch": secret, "cpu": secret, secret: "2.13.0"}, step_ms=12.25)  # fmt: skip
+    own = Anything(
+        text=secret,
+        model=secret,
+        name=secret,
+        several=(secret, "T4"),
+        named={secret: "T4", "T4": secret},
+        environment={"torch": secret, "cpu": secret, secret: "2.13.0"},
+        step_ms=12.25,
+    )
     outer = replace(own, inner=(own, {secret: own, "T4": own}))
     page = clean(outer)
     assert secret not in page
@@ -63,18 +70,34 @@ def test_no_text_leaves_that_is_not_known(secret):
 
 
 def test_what_everybody_knows_leaves():
-    known = Anything(text="adamw", model="resnet50", name="RTX 3090", several=("amp_bf16", "fitted"), named={"T4": "V100 SXM2 16GB"},
-                     environment={"torch": "2.13.0+cpu", "python": "3.11.7", "host": "3.11"}, step_ms=12.25)  # fmt: skip
+    known = Anything(
+        text="adamw",
+        model="resnet50",
+        name="RTX 3090",
+        several=("amp_bf16", "fitted"),
+        named={"T4": "V100 SXM2 16GB"},
+        environment={"torch": "2.13.0+cpu", "python": "3.11.7", "host": "3.11"},
+        step_ms=12.25,
+    )
     assert leaving(known) == {
-        "text": "adamw", "model": "resnet50", "name": "RTX 3090", "several": ["amp_bf16", "fitted"], "named": {"T4": "V100 SXM2 16GB"},
-        "environment": {"torch": "2.13.0", "python": "3.11.7"}, "step_ms": 12.25,
-    }  # fmt: skip
+        "text": "adamw",
+        "model": "resnet50",
+        "name": "RTX 3090",
+        "several": ["amp_bf16", "fitted"],
+        "named": {"T4": "V100 SXM2 16GB"},
+        "environment": {"torch": "2.13.0", "python": "3.11.7"},
+        "step_ms": 12.25,
+    }
 
 
 def test_a_forecast_of_an_own_model():
-    model = replace(answers.traced(), model="/home/alice-q7/train_gan.py:task", notes=("seen on node17",))
+    model = replace(
+        answers.traced(), model="/home/alice-q7/train_gan.py:task", notes=("seen on node17",)
+    )
     one = asked(model)
-    page = clean(Forecasts(rows=tuple(one.rows), jumps={}, notes=("10.1.2.3 says so",), sweeps=(one,)))
+    page = clean(
+        Forecasts(rows=tuple(one.rows), jumps={}, notes=("10.1.2.3 says so",), sweeps=(one,))
+    )
     assert "own model" in page
     assert f"{one.rows[0].step.total_ms:.3g}" in page
 
@@ -88,7 +111,12 @@ def test_a_measurement_and_its_environment():
     assert "2.13.0" in clean(own)
     outcomes = measured(range(1, 9), jump_at=4)
     sweep = MeasuredSweep(
-        measurements=tuple(outcomes), failed=(), analysis=analyse(outcomes), forecasts={}, causes={}, sweep=None
+        measurements=tuple(outcomes),
+        failed=(),
+        analysis=analyse(outcomes),
+        forecasts={},
+        causes={},
+        sweep=None,
     )
     page = clean(sweep)
     assert "samples per second" in page
@@ -98,8 +126,14 @@ def test_a_measurement_and_its_environment():
 
 def test_a_diagnosis_whose_script_has_a_name():
     data = replace(loader(), dataset="/home/alice-q7/train_gan.py")
-    seen = recording(replace(rank(data=16, forward=2, backward=3, loader=data, fetch=fetch()), host="node17"))
-    seen = replace(seen, command=("python", "/home/alice-q7/train_gan.py", "--token", "hunter2-q7"), seen="on node17")
+    seen = recording(
+        replace(rank(data=16, forward=2, backward=3, loader=data, fetch=fetch()), host="node17")
+    )
+    seen = replace(
+        seen,
+        command=("python", "/home/alice-q7/train_gan.py", "--token", "hunter2-q7"),
+        seen="on node17",
+    )
     found = diagnose(seen)
     page = clean(replace(found, why=("look at train_gan.py line 8",), warnings=("node17 is busy",)))
     assert "waiting for data" in page
@@ -122,13 +156,19 @@ def test_own_machines_have_no_names():
 
 
 def test_an_examination():
-    check = Check(part="disk", status="problem", finding="/home/alice-q7 is full", advice="ask hunter2-q7")
+    check = Check(
+        part="disk", status="problem", finding="/home/alice-q7 is full", advice="ask hunter2-q7"
+    )
     assert "problem" in clean(
-        Examination(kind="cpu", device="node17", checks=(check,), traces={"disk": "File train_gan.py"})
+        Examination(
+            kind="cpu", device="node17", checks=(check,), traces={"disk": "File train_gan.py"}
+        )
     )
 
 
-@pytest.mark.parametrize("noun", [*every_noun(), machine_profile()], ids=lambda noun: type(noun).__name__)
+@pytest.mark.parametrize(
+    "noun", [*every_noun(), machine_profile()], ids=lambda noun: type(noun).__name__
+)
 def test_every_noun_becomes_a_page(noun):
     page = clean(noun)
     assert page.startswith("<!doctype html>")
@@ -137,4 +177,6 @@ def test_every_noun_becomes_a_page(noun):
 
 
 def test_a_value_that_is_hostile_is_left_out():
-    assert "<script>document" not in shared_page({"T4": answers.HOSTILE, answers.HOSTILE: "T4"}, "x")
+    assert "<script>document" not in shared_page(
+        {"T4": answers.HOSTILE, answers.HOSTILE: "T4"}, "x"
+    )

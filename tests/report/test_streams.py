@@ -118,8 +118,23 @@ def test_the_clock_alone(monkeypatch):
 
 
 def test_the_real_command_in_a_terminal():
-    out = in_a_terminal(sys.executable, "-m", "trainpace", "schedule", "--samples", "1000", "--epochs", "2", "--global-batch", "10",
-                        "--step-time", "1s", "--deadline", "1min", code=1)  # fmt: skip
+    out = in_a_terminal(
+        sys.executable,
+        "-m",
+        "trainpace",
+        "schedule",
+        "--samples",
+        "1000",
+        "--epochs",
+        "2",
+        "--global-batch",
+        "10",
+        "--step-time",
+        "1s",
+        "--deadline",
+        "1min",
+        code=1,
+    )
     assert "38;5;160mNo:" in out, "red"
     plain = re.sub(r"\x1b\[[\d;]*m", "", out)
     assert "No: 3 min 20 s is 2 min 20 s over 1 min." in plain
@@ -133,7 +148,9 @@ def test_visible_text_has_no_control_characters_and_is_as_long(text):
     assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n"]
     assert visible(shown) == shown
     assert [
-        c for c, d in zip(text, shown, strict=True) if c != d and unicodedata.category(c) not in ("Cc", "Cs", "Cf")
+        c
+        for c, d in zip(text, shown, strict=True)
+        if c != d and unicodedata.category(c) not in ("Cc", "Cs", "Cf")
     ] == []
 
 

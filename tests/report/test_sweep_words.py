@@ -3,17 +3,31 @@
 from msgspec.structs import replace
 
 from trainpace.outcome import Jump
-from trainpace.report.sweep_words import MOST_JUMPS, jumps_in_words, no_jumps, shape_in_words, trend_in_words
+from trainpace.report.sweep_words import (
+    MOST_JUMPS,
+    jumps_in_words,
+    no_jumps,
+    shape_in_words,
+    trend_in_words,
+)
 from trainpace.trend import trend_of
 
 JUMP = Jump(
-    before=16, batch=17, before_ms=37.0, after_ms=69.0, excess_ms=30.0, causes=("a padded batch",), next_good=32
+    before=16,
+    batch=17,
+    before_ms=37.0,
+    after_ms=69.0,
+    excess_ms=30.0,
+    causes=("a padded batch",),
+    next_good=32,
 )
 
 
 def test_the_size_before_a_jump_is_the_better_one_only_if_it_is():
     (words,) = jumps_in_words([JUMP], {16: 432.0, 17: 246.0})
-    assert "Better than 17 (246): batch 16 (432 samples/s); the next good batch size is 32." in words
+    assert (
+        "Better than 17 (246): batch 16 (432 samples/s); the next good batch size is 32." in words
+    )
     assert "Cause: a padded batch." in words
     (words,) = jumps_in_words([replace(JUMP, after_ms=38.0, next_good=None)], {})
     assert "Better than" not in words
@@ -45,7 +59,9 @@ def test_a_trend_is_told_with_its_line_and_its_knee():
     assert f"hardly grows from batch {trend.knee_batch} on" in words[1]
     steep = trend_of(sizes, [1.0] * 64, [float(b) for b in sizes])
     assert steep.knee_batch == 61
-    assert "every smaller batch has over 5 % less" in trend_in_words(replace(steep, knee_batch=64))[1]
+    assert (
+        "every smaller batch has over 5 % less" in trend_in_words(replace(steep, knee_batch=64))[1]
+    )
 
 
 def test_a_jump_between_sizes_with_a_gap_names_both():

@@ -19,7 +19,9 @@ from trainpace.report.streams import PLAIN, plain
 from trainpace.report.terminal import Column, layout, words
 
 texts = st.text("abcdefgh /_.-é", max_size=40)
-numbers = st.one_of(st.integers(0, 10**9).map(str), st.floats(0, 1e6).map(lambda x: f"{x:.3g} to {2 * x:.3g}"))
+numbers = st.one_of(
+    st.integers(0, 10**9).map(str), st.floats(0, 1e6).map(lambda x: f"{x:.3g} to {2 * x:.3g}")
+)
 widths = st.integers(40, 200)
 
 
@@ -27,9 +29,11 @@ widths = st.integers(40, 200)
 def tables(draw):
     kinds = draw(st.lists(st.booleans(), min_size=1, max_size=9))
     columns = [
-        words(draw(texts), draw(st.integers(0, 5)), draw(st.integers(6, 20))) if w else Column(draw(texts), draw(st.integers(0, 5)))
+        words(draw(texts), draw(st.integers(0, 5)), draw(st.integers(6, 20)))
+        if w
+        else Column(draw(texts), draw(st.integers(0, 5)))
         for w in kinds
-    ]  # fmt: skip
+    ]
     row = st.tuples(*(texts if w else numbers for w in kinds))
     return columns, draw(st.lists(row, max_size=5))
 
@@ -90,14 +94,21 @@ def test_columns_that_are_empty_in_every_row_are_left_out_where_that_is_asked():
 def test_bars_shrink_with_the_room():
     rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
     for width in (60, 26):
-        out = printed(width, lambda: terminal.print_table([words("part"), Column("ms"), words("", least=8)], rows))
+        out = printed(
+            width,
+            lambda: terminal.print_table([words("part"), Column("ms"), words("", least=8)], rows),
+        )
         long, short = (out.splitlines()[i].count("█") for i in (3, 4))
         assert short == pytest.approx(long / 2, abs=1)
     assert long < 20
 
 
 @given(
-    st.lists(st.sampled_from(["a", "words", "12.3 ms", "5 GiB", "90 %", "1 h 12 min", "samples,"]), max_size=30), widths
+    st.lists(
+        st.sampled_from(["a", "words", "12.3 ms", "5 GiB", "90 %", "1 h 12 min", "samples,"]),
+        max_size=30,
+    ),
+    widths,
 )
 def test_a_number_stays_with_its_unit(parts, width):
     text = " ".join(parts)
@@ -116,7 +127,16 @@ def test_the_next_command_can_be_copied(command, width):
 
 
 def test_a_shell_reads_the_command_as_it_was_meant():
-    command = ["printf", "%s|", "a b.py:f", "it's", "$HOME", "RTX 3090", "--gpu", "a long one, of many words"]
+    command = [
+        "printf",
+        "%s|",
+        "a b.py:f",
+        "it's",
+        "$HOME",
+        "RTX 3090",
+        "--gpu",
+        "a long one, of many words",
+    ]
     out = printed(40, lambda: terminal.print_next(command)).removeprefix("Next: ")
     assert out.count("\\\n") == 2
     said = subprocess.run(["sh", "-c", out], capture_output=True, text=True, check=True).stdout
@@ -125,14 +145,20 @@ def test_a_shell_reads_the_command_as_it_was_meant():
 
 def test_why_stands_beside_the_command_or_below_it():
     assert (
-        printed(60, lambda: terminal.print_next("trainpace gpus", "all cards")) == "Next: trainpace gpus  (all cards)\n"
+        printed(60, lambda: terminal.print_next("trainpace gpus", "all cards"))
+        == "Next: trainpace gpus  (all cards)\n"
     )
-    below = printed(40, lambda: terminal.print_next("trainpace gpus", "all cards that the catalogue has"))
+    below = printed(
+        40, lambda: terminal.print_next("trainpace gpus", "all cards that the catalogue has")
+    )
     assert below.splitlines()[0] == "Next: trainpace gpus"
 
 
 def luminance(r, g, b):
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in (r, g, b)]
+    linear = [
+        c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4
+        for c in (r, g, b)
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -140,7 +166,9 @@ def luminance(r, g, b):
 def test_colours_are_readable_on_white_and_on_black(style):
     own = luminance(*Color.parse(style.split()[-1]).get_truecolor())
     for other in (luminance(255, 255, 255), luminance(0, 0, 0)):
-        assert (max(own, other) + 0.05) / (min(own, other) + 0.05) >= 3, "WCAG 2.2, 1.4.3 and 1.4.11"
+        assert (max(own, other) + 0.05) / (min(own, other) + 0.05) >= 3, (
+            "WCAG 2.2, 1.4.3 and 1.4.11"
+        )
 
 
 SHOWN = (
@@ -152,8 +180,14 @@ SHOWN = (
 
 
 def run(**environment):
-    clean = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "PYTHONIOENCODING")}
-    done = subprocess.run([sys.executable, "-c", SHOWN], env=clean | environment, capture_output=True, check=True)
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "PYTHONIOENCODING")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN], env=clean | environment, capture_output=True, check=True
+    )
     return done.stdout.decode(environment.get("PYTHONIOENCODING", "utf-8"))
 
 

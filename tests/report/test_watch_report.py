@@ -92,7 +92,11 @@ def test_without_workers_data_is_no_waiting(tmp_path):
 
 
 def test_waiting_for_the_loader_to_start_is_said(tmp_path):
-    write_process(tmp_path, [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]], [0, 10])
+    write_process(
+        tmp_path,
+        [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]],
+        [0, 10],
+    )
     write_worker(tmp_path, 0, [(1, 6)])
     assert findings(timeline_of(tmp_path)) == [
         "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker process prepares batches 50 %"
@@ -102,7 +106,9 @@ def test_waiting_for_the_loader_to_start_is_said(tmp_path):
 
 def test_steps_are_numbered_where_there_is_room(tmp_path):
     bounds = [0, 100, 101, 102, 200]
-    write_process(tmp_path, [[("forward", "Net", b, b + 1, 0)] for b in bounds[:4]], bounds, first=50)
+    write_process(
+        tmp_path, [[("forward", "Net", b, b + 1, 0)] for b in bounds[:4]], bounds, first=50
+    )
     svg = timeline_svg(timeline_of(tmp_path, range(50, 54)))
     assert re.findall(r'<text class="small" [^>]*>(step \d+|5\d)</text>', svg) == ["step 50", "53"]
 
@@ -132,7 +138,9 @@ def test_bars_are_as_long_as_they_took(waiting):
     for rect in ElementTree.fromstring(timeline_svg(waiting)).findall(f"{SVG}rect"):
         tip = rect.find(f"{SVG}title")
         if tip is not None:
-            rows.setdefault(rect.get("y"), []).append((tip.text, float(rect.get("x")), float(rect.get("width"))))
+            rows.setdefault(rect.get("y"), []).append(
+                (tip.text, float(rect.get("x")), float(rect.get("width")))
+            )
     training, worker = rows.values()
     whole = sum(width for _, _, width in training)
     assert whole == pytest.approx(sum(width for _, _, width in worker), abs=0.2)
@@ -152,17 +160,30 @@ def test_names_are_escaped(waiting):
 
 def test_the_page_carries_figures_and_data(waiting):
     page = timeline_page(waiting, "t")
-    assert re.findall(r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>', page) == [
-        ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("the script&#39;s own code", "1", "10 %"),
-    ]  # fmt: skip
-    assert '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>' in page
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1))
+    assert re.findall(
+        r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>',
+        page,
+    ) == [
+        ("waiting for data", "4", "40 %"),
+        ("forward", "3", "30 %"),
+        ("backward", "2", "20 %"),
+        ("the script&#39;s own code", "1", "10 %"),
+    ]
+    assert (
+        '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>'
+        in page
+    )
+    data = json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1)
+    )
     assert data["record"] == "Timeline"
     assert len(data["lanes"][0]["bars"]) == 40
 
 
 def test_many_steps_make_no_huge_picture(tmp_path):
-    spans = [[("forward", "Net", 10 * i + j, 10 * i + j + 0.5, 0) for j in range(9)] for i in range(300)]
+    spans = [
+        [("forward", "Net", 10 * i + j, 10 * i + j + 0.5, 0) for j in range(9)] for i in range(300)
+    ]
     write_process(tmp_path, spans, range(0, 3001, 10))
     timeline = timeline_of(tmp_path, range(300))
     assert len(timeline.lanes[0].bars) > 5000
@@ -173,7 +194,10 @@ def test_the_device_is_the_one_that_the_recorder_named():
     """Also one that says nothing of its memory, as Apple's."""
     on_cpu, on_mps = recordings.rank(forward=5.0), recordings.rank(forward=5.0, accelerator="mps")
     assert (trained_on(on_cpu), trained_on(on_mps)) == ("on the CPU (1 thread)", "on mps")
-    assert ["CPU" in " ".join(caveats(recordings.recording(one))) for one in (on_cpu, on_mps)] == [True, False]
+    assert ["CPU" in " ".join(caveats(recordings.recording(one))) for one in (on_cpu, on_mps)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("reason", ["", "RuntimeError: no item() on meta tensors"])

@@ -47,7 +47,10 @@ def test_a_schedule_has_its_rounds_in_time():
     from msgspec.structs import replace
 
     question = Question(
-        schedule=Schedule(epochs=54.0), conditions=replace(ONLY_STEPS, repeats=27), epoch_time_s=3600.0, halving=3
+        schedule=Schedule(epochs=54.0),
+        conditions=replace(ONLY_STEPS, repeats=27),
+        epoch_time_s=3600.0,
+        halving=3,
     )
     found = answer(question)
     assert found.time.total_s == 27 * 54 * 3600

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
-from trainpace.schedule import GradientNorms, learning_rate_for_noise_scale, noise_scale, samples_factor, steps_factor
+from trainpace.schedule import (
+    GradientNorms,
+    learning_rate_for_noise_scale,
+    noise_scale,
+    samples_factor,
+    steps_factor,
+)
 
 SMALL, BIG = 8, 32
 
@@ -18,7 +24,9 @@ def drawn(seed, steps, signal=1.0, deviation=2.0, dims=50):
     parts = true + rng.normal(0, deviation / np.sqrt(SMALL), size=(steps, BIG // SMALL, dims))
     small = np.square(parts).sum(axis=-1)[:, 0]
     big = np.square(parts.mean(axis=1)).sum(axis=-1)
-    return GradientNorms(small_batch=SMALL, big_batch=BIG, small_squared=tuple(small), big_squared=tuple(big))
+    return GradientNorms(
+        small_batch=SMALL, big_batch=BIG, small_squared=tuple(small), big_squared=tuple(big)
+    )
 
 
 def test_a_known_scale_is_found():
@@ -47,12 +55,16 @@ def test_no_signal_is_no_number():
 
 
 def test_gradients_without_noise_have_a_scale_of_nothing():
-    same = GradientNorms(small_batch=1, big_batch=2, small_squared=(3.0,) * 20, big_squared=(3.0,) * 20)
+    same = GradientNorms(
+        small_batch=1, big_batch=2, small_squared=(3.0,) * 20, big_squared=(3.0,) * 20
+    )
     assert noise_scale(same).samples == 0
 
 
 def test_steps_that_are_all_alike_leave_no_doubt():
-    alike = GradientNorms(small_batch=1, big_batch=2, small_squared=(4.0,) * 20, big_squared=(3.0,) * 20)
+    alike = GradientNorms(
+        small_batch=1, big_batch=2, small_squared=(4.0,) * 20, big_squared=(3.0,) * 20
+    )
     found = noise_scale(alike)
     # |G|^2 = 2 x 3 - 4, and tr(Sigma) = (4 - 3) / (1 - 1/2)
     assert (found.gradient_squared, found.covariance_trace) == pytest.approx((2, 2))
@@ -80,24 +92,39 @@ def test_steps_that_resemble_their_neighbours_tell_less():
     """100 steps in runs of 5 alike ones are worth 20: their interval is about sqrt(5) times as wide as that of 100 that differ."""
     few = drawn(5, 80)
     repeated = GradientNorms(
-        small_batch=SMALL, big_batch=BIG, small_squared=tuple(np.repeat(few.small_squared, 5)),
+        small_batch=SMALL,
+        big_batch=BIG,
+        small_squared=tuple(np.repeat(few.small_squared, 5)),
         big_squared=tuple(np.repeat(few.big_squared, 5)),
-    )  # fmt: skip
+    )
     shuffled = np.random.default_rng(0).permutation(400)
     mixed = GradientNorms(
-        small_batch=SMALL, big_batch=BIG, small_squared=tuple(np.array(repeated.small_squared)[shuffled]),
+        small_batch=SMALL,
+        big_batch=BIG,
+        small_squared=tuple(np.array(repeated.small_squared)[shuffled]),
         big_squared=tuple(np.array(repeated.big_squared)[shuffled]),
-    )  # fmt: skip
+    )
     in_runs, apart = noise_scale(repeated), noise_scale(mixed)
     assert in_runs.samples == pytest.approx(apart.samples)
     assert 1.5 < (in_runs.high - in_runs.low) / (apart.high - apart.low) < 2.6
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"small_batch": 32}, {"small_batch": 0}, {"small_squared": (1.0,)}, {"big_squared": (float("nan"), 1.0)}]
+    "wrong",
+    [
+        {"small_batch": 32},
+        {"small_batch": 0},
+        {"small_squared": (1.0,)},
+        {"big_squared": (float("nan"), 1.0)},
+    ],
 )
 def test_norms_that_make_no_sense(wrong):
-    right = {"small_batch": 8, "big_batch": 32, "small_squared": (1.0, 1.0), "big_squared": (0.0, 1.0)}
+    right = {
+        "small_batch": 8,
+        "big_batch": 32,
+        "small_squared": (1.0, 1.0),
+        "big_squared": (0.0, 1.0),
+    }
     assert GradientNorms(**right).big_squared == (0.0, 1.0)
     with pytest.raises(TrainpaceError):
         GradientNorms(**right | wrong)
@@ -106,19 +133,33 @@ def test_norms_that_make_no_sense(wrong):
 def test_norms_that_make_no_sense_are_told():
     def refusal(small_batch, small_squared, big_squared):
         with pytest.raises(TrainpaceError) as refused:
-            GradientNorms(small_batch=small_batch, big_batch=32, small_squared=small_squared, big_squared=big_squared)
+            GradientNorms(
+                small_batch=small_batch,
+                big_batch=32,
+                small_squared=small_squared,
+                big_squared=big_squared,
+            )
         return str(refused.value)
 
     assert refusal(32, (1.0,), (1.0,)) == (
         "batches of 32 and 32 samples tell no noise. The smaller one is a part of the larger one."
     )
-    assert refusal(8, (1.0,), (1.0, 1.0)) == "each step has one length for the small batch and one for the big one."
+    assert (
+        refusal(8, (1.0,), (1.0, 1.0))
+        == "each step has one length for the small batch and one for the big one."
+    )
     for norm in (-1.0, float("inf")):
-        assert refusal(8, (norm,), (1.0,)) == refusal(8, (1.0,), (norm,)) == "a squared length is a number from 0."
+        assert (
+            refusal(8, (norm,), (1.0,))
+            == refusal(8, (1.0,), (norm,))
+            == "a squared length is a number from 0."
+        )
 
 
 def test_a_few_steps_tell_nothing():
-    with pytest.raises(TrainpaceError, match=r"^9 steps are too few to tell a noise scale\. Take 10 or more\.$"):
+    with pytest.raises(
+        TrainpaceError, match=r"^9 steps are too few to tell a noise scale\. Take 10 or more\.$"
+    ):
         noise_scale(drawn(0, 9))
     assert noise_scale(drawn(0, 10, deviation=0.1)).steps == 10
 
@@ -146,11 +187,19 @@ def test_far_below_the_scale_rules_are_the_usual_ones_and_far_above_nothing_chan
 @pytest.mark.parametrize("factor", [steps_factor, samples_factor])
 @pytest.mark.parametrize(
     ("noise", "old", "new"),
-    [(-1, 8, 8), (float("inf"), 8, 8), (100, 0, 8), (100, 8, 0), (100, float("nan"), 8), (0, 8, float("inf"))],
+    [
+        (-1, 8, 8),
+        (float("inf"), 8, 8),
+        (100, 0, 8),
+        (100, 8, 0),
+        (100, float("nan"), 8),
+        (0, 8, float("inf")),
+    ],
 )
 def test_scales_and_batches_that_are_none(factor, noise, old, new):
     with pytest.raises(
-        TrainpaceError, match=r"^a noise scale is a number of samples from 0, and a global batch is above 0\.$"
+        TrainpaceError,
+        match=r"^a noise scale is a number of samples from 0, and a global batch is above 0\.$",
     ):
         factor(noise, old, new)
 

@@ -22,7 +22,11 @@ samples = st.integers(1, 10**6)
 
 def executions():
     return st.builds(
-        Execution, micro_batch=sizes, accumulation=sizes, nnodes=st.integers(1, 8), nproc_per_node=st.integers(1, 8)
+        Execution,
+        micro_batch=sizes,
+        accumulation=sizes,
+        nnodes=st.integers(1, 8),
+        nproc_per_node=st.integers(1, 8),
     )
 
 
@@ -42,7 +46,11 @@ def test_two_devices_with_batch_2_are_an_effective_batch_of_4():
 
 def test_global_batch_with_nodes_and_processes():
     execution = Execution(micro_batch=8, accumulation=4, nnodes=2, nproc_per_node=8)
-    assert (execution.world_size, execution.data_parallel_size, execution.global_batch) == (16, 16, 512)
+    assert (execution.world_size, execution.data_parallel_size, execution.global_batch) == (
+        16,
+        16,
+        512,
+    )
 
 
 def test_tensor_and_pipeline_parallelism_divide_the_data_parallel_size():
@@ -94,13 +102,17 @@ def test_what_says_the_size_of_an_epoch_twice_or_not_at_all():
 
 
 def test_drop_last_that_leaves_nothing_says_so():
-    loader = refusal_of(lambda: epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16)))
+    loader = refusal_of(
+        lambda: epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16))
+    )
     assert loader == (
         "10 samples do not fill one step: micro-batch 16 x accumulation 1 x data-parallel size 1 = 16 samples, with drop_last."
         " Use a smaller batch, or keep the last batch."
     )
     eight = Execution(micro_batch=4, accumulation=8)
-    trainer = refusal_of(lambda: epoch_steps(Schedule(samples=10, partial_accumulation="drop"), eight))
+    trainer = refusal_of(
+        lambda: epoch_steps(Schedule(samples=10, partial_accumulation="drop"), eight)
+    )
     assert (
         "micro-batch 4 x accumulation 8 x data-parallel size 1 = 32 samples, with partial accumulation dropped."
         in trainer
@@ -111,13 +123,35 @@ def test_what_is_dropped_is_not_counted_as_seen():
     """23 samples in micro-batches of 4, three to a step: five full micro-batches and one of 3, so one full step and one more."""
     execution = Execution(micro_batch=4, accumulation=3)
     all_of_it = epoch_steps(Schedule(samples=23), execution)
-    assert asdict(all_of_it) == {"steps": 2, "micro_steps_per_rank": 6, "samples_seen": 23, "last_step_samples": 11}
+    assert asdict(all_of_it) == {
+        "steps": 2,
+        "micro_steps_per_rank": 6,
+        "samples_seen": 23,
+        "last_step_samples": 11,
+    }
     loader = epoch_steps(Schedule(samples=23, drop_last=True), execution)
-    assert asdict(loader) == {"steps": 2, "micro_steps_per_rank": 5, "samples_seen": 20, "last_step_samples": 8}
-    trainer = epoch_steps(Schedule(samples=23, drop_last=True, partial_accumulation="drop"), execution)
-    assert asdict(trainer) == {"steps": 1, "micro_steps_per_rank": 3, "samples_seen": 12, "last_step_samples": 12}
+    assert asdict(loader) == {
+        "steps": 2,
+        "micro_steps_per_rank": 5,
+        "samples_seen": 20,
+        "last_step_samples": 8,
+    }
+    trainer = epoch_steps(
+        Schedule(samples=23, drop_last=True, partial_accumulation="drop"), execution
+    )
+    assert asdict(trainer) == {
+        "steps": 1,
+        "micro_steps_per_rank": 3,
+        "samples_seen": 12,
+        "last_step_samples": 12,
+    }
     only_trainer = epoch_steps(Schedule(samples=23, partial_accumulation="drop"), execution)
-    assert asdict(only_trainer) == {"steps": 2, "micro_steps_per_rank": 6, "samples_seen": 23, "last_step_samples": 11}
+    assert asdict(only_trainer) == {
+        "steps": 2,
+        "micro_steps_per_rank": 6,
+        "samples_seen": 23,
+        "last_step_samples": 11,
+    }
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
@@ -132,8 +166,12 @@ def test_a_global_batch_that_micro_batches_do_not_give():
         "global batch 250 is not a multiple of micro-batch 32 x data-parallel size 2 = 64."
         " Nearest global batches: 192 and 256; or a micro-batch that divides 250."
     )
-    assert "Nearest global batches: 64; or" in refusal_of(lambda: accumulation_for_global_batch(50, 32, 2))
-    assert "Nearest global batches: 64; or" in refusal_of(lambda: accumulation_for_global_batch(0, 32, 2))
+    assert "Nearest global batches: 64; or" in refusal_of(
+        lambda: accumulation_for_global_batch(50, 32, 2)
+    )
+    assert "Nearest global batches: 64; or" in refusal_of(
+        lambda: accumulation_for_global_batch(0, 32, 2)
+    )
 
 
 def test_both_rules_for_the_learning_rate():
@@ -145,8 +183,14 @@ def test_both_rules_for_the_learning_rate():
     assert (factors.linear, factors.square_root, factors.learning_rate) == (None, None, None)
     assert (factors.linear_factor, factors.square_root_factor) == (0.25, 0.5)
     assert learning_rate_advice(4, 1, 0.1).linear == pytest.approx(0.025)
-    assert refusal_of(lambda: learning_rate_advice(256, 0)) == "global batches are counts from 1, not 0."
-    assert refusal_of(lambda: learning_rate_advice(-3, 256)) == "global batches are counts from 1, not -3."
+    assert (
+        refusal_of(lambda: learning_rate_advice(256, 0))
+        == "global batches are counts from 1, not 0."
+    )
+    assert (
+        refusal_of(lambda: learning_rate_advice(-3, 256))
+        == "global batches are counts from 1, not -3."
+    )
     for rate in (0.0, -1.0, float("inf")):
         assert refusal_of(lambda rate=rate: learning_rate_advice(1, 2, rate)) == (
             f"the learning rate is {rate}; it must be above 0."
@@ -188,7 +232,10 @@ def test_the_same_global_batch_gives_the_same_steps(n, micro, accumulation, rank
     split = Execution(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
     whole = Execution(micro_batch=micro * accumulation * ranks)
     assert split.global_batch == whole.global_batch
-    assert epoch_steps(Schedule(samples=n), split).steps == epoch_steps(Schedule(samples=n), whole).steps
+    assert (
+        epoch_steps(Schedule(samples=n), split).steps
+        == epoch_steps(Schedule(samples=n), whole).steps
+    )
 
 
 @given(samples, executions(), st.floats(0.01, 100), st.floats(0.01, 100))
@@ -228,13 +275,17 @@ def test_counts_are_from_1_to_1e18(name):
     assert refusal_of(lambda: Schedule(epochs=0.0)) == "epochs is 0.0; it must be above 0."
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}]
+)
 def test_impossible_schedules(wrong):
     with pytest.raises(TrainpaceError):
         Schedule(**wrong)
 
 
-@pytest.mark.parametrize("name", ["micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp"])
+@pytest.mark.parametrize(
+    "name", ["micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp"]
+)
 def test_impossible_executions(name):
     with pytest.raises(TrainpaceError, match=name):
         Execution(**{name: 0})

@@ -51,7 +51,9 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "made_here.py"
 
 
-@pytest.mark.parametrize("name", ["Data", "made", "loader", "loaded", "task", "numbers", "split", "Offline"])
+@pytest.mark.parametrize(
+    "name", ["Data", "made", "loader", "loaded", "task", "numbers", "split", "Offline"]
+)
 def test_what_has_samples(file, name):
     assert len(load_dataset(f"{file}:{name}")) == 3
 
@@ -59,10 +61,15 @@ def test_what_has_samples(file, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("of", r"needs arguments \(folder, size\)\. Write a function without arguments that returns of\(\.\.\.\)"),
-        ("Stream", "is an IterableDataset"), ("streamed", "is an IterableDataset"), ("MADE", "unknown name"),
+        (
+            "of",
+            r"needs arguments \(folder, size\)\. Write a function without arguments that returns of\(\.\.\.\)",
+        ),
+        ("Stream", "is an IterableDataset"),
+        ("streamed", "is an IterableDataset"),
+        ("MADE", "unknown name"),
     ],
-)  # fmt: skip
+)
 def test_what_has_not(file, name, words):
     with pytest.raises(TrainpaceError) as caught:
         load_dataset(f"{file}:{name}")

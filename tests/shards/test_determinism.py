@@ -64,8 +64,12 @@ def test_drawing_without_effect_is_allowed():
 def test_the_random_transform_is_named():
     inner = Compose(scale, Flip())
     assert "in image" in said(Data(Compose(scale, inner)))
-    assert "Flip, transform 2 of 2 in transform.transforms[1], is random" in said(Data(Compose(scale, inner)))
-    assert "Flip, transform 3 of 3 in transform, is random" in said(Data(Compose(scale, scale, Flip())))
+    assert "Flip, transform 2 of 2 in transform.transforms[1], is random" in said(
+        Data(Compose(scale, inner))
+    )
+    assert "Flip, transform 3 of 3 in transform, is random" in said(
+        Data(Compose(scale, scale, Flip()))
+    )
 
 
 def test_a_compose_is_left_as_it_was():
@@ -93,13 +97,19 @@ def test_the_line_that_draws_is_named(draw):
     generator = name.removeprefix("draw_").replace("python", "Python")
     message = said(Data(extra=draw))
     assert "in extra" in message
-    assert message.endswith(f": test_determinism.py line {line} ({name}) draws from the generator of {generator}.")
+    assert message.endswith(
+        f": test_determinism.py line {line} ({name}) draws from the generator of {generator}."
+    )
 
 
 def test_a_generator_outside_of_the_users_code(monkeypatch):
     library = types.ModuleType("library")
     exec(
-        compile("import random\ndef draw():\n    return random.random()\n", "/elsewhere/library.py", "exec"),
+        compile(
+            "import random\ndef draw():\n    return random.random()\n",
+            "/elsewhere/library.py",
+            "exec",
+        ),
         library.__dict__,
     )
     data = Data(extra=library.draw)
@@ -108,7 +118,9 @@ def test_a_generator_outside_of_the_users_code(monkeypatch):
 
 def test_other_sources_of_chance_are_told_apart():
     own = np.random.default_rng(0)
-    assert "not by a generator of Python, numpy or torch" in said(Data(extra=lambda: float(own.random())))
+    assert "not by a generator of Python, numpy or torch" in said(
+        Data(extra=lambda: float(own.random()))
+    )
     counter = iter(range(10**6))
     assert "what it did before" in said(Data(extra=lambda: next(counter)))
 

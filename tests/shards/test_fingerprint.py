@@ -48,7 +48,10 @@ def taken(project):
     from trainpace.shards.files import Fingerprint
 
     done = subprocess.run(
-        [sys.executable, "-c", SHOW, str(project / "data.py:Files")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SHOW, str(project / "data.py:Files")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return from_json(done.stdout, Fingerprint)
 
@@ -72,8 +75,14 @@ def test_it_is_the_same_for_the_same(project):
     [
         (lambda p: rewrite(p / "helper.py", "2 *", "30 *"), ["helper.py has changed"]),
         (lambda p: (p / "1.txt").write_text("other"), ["1.txt has changed"]),
-        (lambda p: rewrite(p / "data.py", "32", "128"), ["data.py has changed", "dataset settings has changed"]),
-        (lambda p: (p / "9.txt").write_text("9"), ["number of samples has changed", "dataset settings has changed"]),
+        (
+            lambda p: rewrite(p / "data.py", "32", "128"),
+            ["data.py has changed", "dataset settings has changed"],
+        ),
+        (
+            lambda p: (p / "9.txt").write_text("9"),
+            ["number of samples has changed", "dataset settings has changed"],
+        ),
     ],
 )
 def test_it_sees(project, change, words):
@@ -86,7 +95,9 @@ def test_it_sees(project, change, words):
 def test_it_sees_code_outside_the_folder(project):
     inner = project / "inner"
     inner.mkdir()
-    (inner / "data.py").write_text(f"import sys\nsys.path.append({str(project)!r})\n{textwrap.dedent(CODE)}")
+    (inner / "data.py").write_text(
+        f"import sys\nsys.path.append({str(project)!r})\n{textwrap.dedent(CODE)}"
+    )
     (inner / "0.txt").write_text("0")
     first = taken(inner)
     rewrite(project / "helper.py", "2 *", "3 *")

@@ -58,21 +58,29 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     (out / "shard-000001.json").write_text("{")
     found = run("--verify", "--out", out)
     assert found.returncode == 1
-    assert [line.split(":")[:2] for line in found.stdout.splitlines() if line.startswith("shard-")] == [
-        ["shard-000001.parquet", " its record cannot be read"], ["shard-000002.parquet", " changed"],
-        ["shard-000005.parquet", " truncated"], ["shard-000008.parquet", " missing"],
-    ]  # fmt: skip
+    assert [
+        line.split(":")[:2] for line in found.stdout.splitlines() if line.startswith("shard-")
+    ] == [
+        ["shard-000001.parquet", " its record cannot be read"],
+        ["shard-000002.parquet", " changed"],
+        ["shard-000005.parquet", " truncated"],
+        ["shard-000008.parquet", " missing"],
+    ]
     mended = run("--repair", "--out", out, *FLAGS)
     assert mended.returncode == 0, mended.stderr
     assert "Computed 40 samples" in mended.stdout
     assert run("--verify", "--out", out, "--json").returncode == 0
     assert read(out) == list(range(90))
     after = {p.name: p.stat().st_mtime_ns for p in out.glob("*.parquet")}
-    assert {n for n in after if after[n] != before[n]} == {f"shard-00000{i}.parquet" for i in (1, 2, 5, 8)}
+    assert {n for n in after if after[n] != before[n]} == {
+        f"shard-00000{i}.parquet" for i in (1, 2, 5, 8)
+    }
 
 
 def test_from_the_folder_of_the_script_with_torch_loaded(tmp_path):
-    (tmp_path / "squares.py").write_text("import torch\nsquares = [(torch.tensor(i * i), i) for i in range(20)]\n")
+    (tmp_path / "squares.py").write_text(
+        "import torch\nsquares = [(torch.tensor(i * i), i) for i in range(20)]\n"
+    )
     done = run("squares.py:squares", "--out", "out", *FLAGS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(read(tmp_path / "out")) == 20
@@ -86,7 +94,9 @@ def test_bad_samples_are_set_aside(file, tmp_path):
     lines = [json.loads(line) for line in (out / "bad_samples.jsonl").read_text().splitlines()]
     assert lines == [{"index": i, "reason": "OSError: cannot identify image file"} for i in (7, 50)]
     assert read(out) == [i for i in range(90) if i not in (7, 50)]
-    refused = run(f"{file}:broken_at_7_and_50", "--out", tmp_path / "other", *FLAGS, "--max-bad", "0.01")
+    refused = run(
+        f"{file}:broken_at_7_and_50", "--out", tmp_path / "other", *FLAGS, "--max-bad", "0.01"
+    )
     assert refused.returncode == 2
     assert "more than --max-bad 1 % of 90" in refused.stderr
     assert "cannot identify image file" in refused.stderr
@@ -116,7 +126,10 @@ def test_what_has_changed_is_refused(file, tmp_path):
     assert "Traceback" not in refused.stderr
     assert run(f"{file}:Numbers", "--out", out, *FLAGS, "--again").returncode == 0
     assert ShardDataset(out)[3][0][0, 0] == 4
-    assert "--shard-samples was 10" in run(f"{file}:Numbers", "--out", out, "--shard-samples", "30").stderr
+    assert (
+        "--shard-samples was 10"
+        in run(f"{file}:Numbers", "--out", out, "--shard-samples", "30").stderr
+    )
 
 
 def test_a_dataset_that_every_process_puts_together_otherwise(file, tmp_path):
@@ -129,7 +142,8 @@ def test_a_dataset_that_every_process_puts_together_otherwise(file, tmp_path):
 
 def test_a_tasks_dataset(file, tmp_path):
     file.write_text(
-        NUMBERS + "\nimport torch\n\ndef task():\n    return torch.nn.Linear(1, 1), None, None, Numbers(20)\n"
+        NUMBERS
+        + "\nimport torch\n\ndef task():\n    return torch.nn.Linear(1, 1), None, None, Numbers(20)\n"
     )
     assert run(f"{file}:task", "--out", tmp_path / "out", *FLAGS).returncode == 0
     assert read(tmp_path / "out") == list(range(20))
@@ -161,13 +175,19 @@ def test_bad_input_is_told_in_a_sentence(text, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.py:D", "--out", "x"], "no such file"), (["none", "--out", "x"], "is not FILE.py:NAME"),
-        (["--out", "x"], "Name a TARGET"), (["--verify", "--out", "x"], "holds no precomputed samples"),
-        (["a.py:D", "--out", "x", "--part", "3/2"], "not a part"), (["a.py:D", "--out", "."], "holds other files"),
+        (["none.py:D", "--out", "x"], "no such file"),
+        (["none", "--out", "x"], "is not FILE.py:NAME"),
+        (["--out", "x"], "Name a TARGET"),
+        (["--verify", "--out", "x"], "holds no precomputed samples"),
+        (["a.py:D", "--out", "x", "--part", "3/2"], "not a part"),
+        (["a.py:D", "--out", "."], "holds other files"),
         (["a.py:D", "--out", "locked"], "cannot use locked: is a directory"),
-        (["a.py:D", "--out", "/proc/x", "--estimate"], "trainpace: cannot write into /proc: no such file or directory"),
+        (
+            ["a.py:D", "--out", "/proc/x", "--estimate"],
+            "trainpace: cannot write into /proc: no such file or directory",
+        ),
     ],
-)  # fmt: skip
+)
 def test_misuse(arguments, words, tmp_path):
     (tmp_path / "something").touch()
     (tmp_path / "a.py").write_text("D = [1]")
@@ -180,9 +200,20 @@ def test_misuse(arguments, words, tmp_path):
 
 def test_two_at_once_are_refused(file, tmp_path):
     out = tmp_path / "out"
-    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full"))
+    file.write_text(
+        NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full")
+    )
     first = subprocess.Popen(
-        [sys.executable, "-m", "trainpace", "precompute", f"{file}:Numbers", "--out", str(out), *FLAGS]
+        [
+            sys.executable,
+            "-m",
+            "trainpace",
+            "precompute",
+            f"{file}:Numbers",
+            "--out",
+            str(out),
+            *FLAGS,
+        ]
     )
     while not (out / "plan.json").exists():
         assert first.poll() is None
@@ -197,11 +228,23 @@ def test_two_at_once_are_refused(file, tmp_path):
 
 def test_interrupted(file, tmp_path):
     out = tmp_path / "out"
-    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full"))
+    file.write_text(
+        NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full")
+    )
     begun = subprocess.Popen(
-        [sys.executable, "-m", "trainpace", "precompute", f"{file}:Numbers", "--out", str(out), *FLAGS],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "trainpace",
+            "precompute",
+            f"{file}:Numbers",
+            "--out",
+            str(out),
+            *FLAGS,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not (out / "shard-000000.json").exists():
         assert begun.poll() is None
         time.sleep(0.02)
@@ -216,9 +259,20 @@ def test_interrupted(file, tmp_path):
 @pytest.mark.slow
 def test_killed_at_random_moments(file, tmp_path):
     out = tmp_path / "out"
-    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.005); return np.full"))
+    file.write_text(
+        NUMBERS.replace("return np.full", "import time; time.sleep(0.005); return np.full")
+    )
     chance = random.Random(3)
-    command = [sys.executable, "-m", "trainpace", "precompute", f"{file}:Numbers", "--out", str(out), *FLAGS]
+    command = [
+        sys.executable,
+        "-m",
+        "trainpace",
+        "precompute",
+        f"{file}:Numbers",
+        "--out",
+        str(out),
+        *FLAGS,
+    ]
     kept = set()
     for _ in range(5):
         begun = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -240,7 +294,9 @@ def small_disk(tmp_path):
     place.mkdir()
     if (
         os.getuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True
+        ).returncode
     ):
         pytest.skip("needs to mount a small file system")
     yield place
@@ -249,7 +305,9 @@ def small_disk(tmp_path):
 
 def test_a_full_disk(small_disk, tmp_path):
     # large where the first look at samples does not come
-    text = NUMBERS.replace("(3, 5)", "(180, 180) if index in range(13, 25) or index in range(26, 38) else (9, 9)")
+    text = NUMBERS.replace(
+        "(3, 5)", "(180, 180) if index in range(13, 25) or index in range(26, 38) else (9, 9)"
+    )
     (tmp_path / "large.py").write_text(text)
     out = small_disk / "out"
     (small_disk / "ballast").write_bytes(bytes(2_000_000))
@@ -278,11 +336,19 @@ def test_a_full_disk(small_disk, tmp_path):
 
 def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE_S", 0.4)
-    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(1.5 * (index == 26)); return np.full"))
+    file.write_text(
+        NUMBERS.replace(
+            "return np.full", "import time; time.sleep(1.5 * (index == 26)); return np.full"
+        )
+    )
     notes = []
-    settings = Settings(target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10)
+    settings = Settings(
+        target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10
+    )
     assert precompute(settings, note=notes.append).finished
-    assert [note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note]
+    assert [
+        note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note
+    ]
 
 
 def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
@@ -294,7 +360,9 @@ def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
 
 
 def test_estimate_leaves_nothing_behind(file, tmp_path):
-    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.003); return np.full"))
+    file.write_text(
+        NUMBERS.replace("return np.full", "import time; time.sleep(0.003); return np.full")
+    )
     done = run(f"{file}:Numbers", "--out", tmp_path / "out", "--estimate", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -302,20 +370,39 @@ def test_estimate_leaves_nothing_behind(file, tmp_path):
     assert found["costs"]["compute_s"] > 3e-3 > found["costs"]["read_s"]
     assert 60 < found["costs"]["sample_bytes"] < 400
     assert {p.name for p in tmp_path.iterdir()} <= {file.name, "__pycache__"}
-    never = run(f"{file}:Numbers", "--out", tmp_path / "out", "--estimate", "--step-ms", "500", "--batch", "8")
+    never = run(
+        f"{file}:Numbers",
+        "--out",
+        tmp_path / "out",
+        "--estimate",
+        "--step-ms",
+        "500",
+        "--batch",
+        "8",
+    )
     assert never.returncode == 1
     assert "No: the steps take longer than the data as it is." in never.stdout
 
 
 COSTS = SampleCosts(
-    samples=10_000, measured=64, compute_s=0.02, sample_bytes=1e5, read_s=1e-4, read_cold_s=1e-3, memory_bytes=10**10,
+    samples=10_000,
+    measured=64,
+    compute_s=0.02,
+    sample_bytes=1e5,
+    read_s=1e-4,
+    read_cold_s=1e-3,
+    memory_bytes=10**10,
     free_bytes=10**11,
-)  # fmt: skip
+)
 
 
 def test_the_decision():
     plain = decide(COSTS, workers=2)
-    assert (plain.compute_once_s, plain.epoch_now_s, plain.epoch_after_s) == (100.0, 100.0, pytest.approx(0.5))
+    assert (plain.compute_once_s, plain.epoch_now_s, plain.epoch_after_s) == (
+        100.0,
+        100.0,
+        pytest.approx(0.5),
+    )
     assert plain.pays
     assert plain.epochs_to_pay == pytest.approx(100 / 99.5)
     beside_steps = decide(COSTS, workers=2, step_s=0.32, batch=64)
@@ -331,8 +418,14 @@ def test_large_data_are_read_from_the_disk_and_need_room():
     large = decide(replace(COSTS, sample_bytes=2e6), workers=2)
     assert not large.from_cache
     assert large.epoch_after_s == pytest.approx(5.0)
-    assert decide(replace(COSTS, sample_bytes=2e7), workers=2).reason == "there is not enough room on the disk"
-    assert "reading back takes 200% of computing" in decide(replace(COSTS, compute_s=5e-5), workers=2).reason
+    assert (
+        decide(replace(COSTS, sample_bytes=2e7), workers=2).reason
+        == "there is not enough room on the disk"
+    )
+    assert (
+        "reading back takes 200% of computing"
+        in decide(replace(COSTS, compute_s=5e-5), workers=2).reason
+    )
 
 
 def test_a_length_that_nobody_could_compute_is_refused(tmp_path):

@@ -23,7 +23,9 @@ LEAVES = {
     "bool tensor": lambda r: torch.from_numpy(r.random(5) < 0.5),
     "scalar tensor": lambda r: torch.tensor(r.random()),
     "array of any length": lambda r: r.integers(0, 9, int(r.integers(0, 5))),
-    "tensor of any shape": lambda r: torch.zeros(tuple(r.integers(0, 3, int(r.integers(0, 3)))), dtype=torch.int16),
+    "tensor of any shape": lambda r: torch.zeros(
+        tuple(r.integers(0, 3, int(r.integers(0, 3)))), dtype=torch.int16
+    ),
     "empty array": lambda r: np.zeros((0, 3), np.uint8),
     "not contiguous": lambda r: torch.arange(12).reshape(3, 4).t() + int(r.integers(9)),
     "big-endian": lambda r: r.integers(0, 9, 3).astype(">i4"),
@@ -56,22 +58,29 @@ def equal(a, b):
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kinds=st.lists(st.sampled_from(sorted(LEAVES)), min_size=1, max_size=5),
-    nest=st.sampled_from(["single", "tuple", "list", "dict", "deep"]), count=st.integers(1, 12),
-    shard_samples=st.integers(1, 7), group_rows=st.integers(1, 4), seed=st.integers(0, 99),
-)  # fmt: skip
+    nest=st.sampled_from(["single", "tuple", "list", "dict", "deep"]),
+    count=st.integers(1, 12),
+    shard_samples=st.integers(1, 7),
+    group_rows=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
 def test_round_trip(tmp_path_factory, kinds, nest, count, shard_samples, group_rows, seed):
     rng = np.random.default_rng(seed)
 
     def sample():
         leaves = [LEAVES[kind](rng) for kind in kinds]
         return {
-            "single": lambda: leaves[0], "tuple": lambda: tuple(leaves), "list": lambda: leaves,
+            "single": lambda: leaves[0],
+            "tuple": lambda: tuple(leaves),
+            "list": lambda: leaves,
             "dict": lambda: {f"k{i}": leaf for i, leaf in enumerate(leaves)},
             "deep": lambda: {"a": (leaves[0], [leaves]), "b": {"c": leaves[-1]}},
-        }[nest]()  # fmt: skip
+        }[nest]()
 
     samples = [sample() for _ in range(count)]
-    data = ShardDataset(write_folder(tmp_path_factory.mktemp("s"), samples, shard_samples, group_rows))
+    data = ShardDataset(
+        write_folder(tmp_path_factory.mktemp("s"), samples, shard_samples, group_rows)
+    )
     assert len(data) == count
     assert all(equal(data[i], samples[i]) for i in range(count))
     order = rng.integers(0, count, 5).tolist()
@@ -79,7 +88,8 @@ def test_round_trip(tmp_path_factory, kinds, nest, count, shard_samples, group_r
 
 
 @pytest.mark.parametrize(
-    "kind", sorted(set(LEAVES) - {"picture", "big-endian", "array of any length", "tensor of any shape"})
+    "kind",
+    sorted(set(LEAVES) - {"picture", "big-endian", "array of any length", "tensor of any shape"}),
 )
 def test_a_batch_is_what_torch_collates(tmp_path, kind):
     rng = np.random.default_rng(0)
@@ -113,11 +123,17 @@ def test_every_parquet_reader_can_read_it(tmp_path):
 @pytest.mark.parametrize(
     ("sample", "reason"),
     [
-        (None, "NoneType"), ((1, None), "^part 1 is a NoneType"), ({1: 2}, "keys are not all text"), ((), "empty"),
-        (2**70, "beyond 64 bits"), (np.array(["a"]), "dtype <U1"), (torch.eye(3).to_sparse(), "sparse"),
-        ({"a": {"b": 1}, "a.b": 2}, "have the name 'a.b'"), (Image.new("CMYK", (2, 2)), "mode CMYK"),
+        (None, "NoneType"),
+        ((1, None), "^part 1 is a NoneType"),
+        ({1: 2}, "keys are not all text"),
+        ((), "empty"),
+        (2**70, "beyond 64 bits"),
+        (np.array(["a"]), "dtype <U1"),
+        (torch.eye(3).to_sparse(), "sparse"),
+        ({"a": {"b": 1}, "a.b": 2}, "have the name 'a.b'"),
+        (Image.new("CMYK", (2, 2)), "mode CMYK"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_kept_is_said(sample, reason):
     with pytest.raises(UnsupportedSample, match=reason):
         encode(sample)
@@ -135,11 +151,20 @@ def test_a_sample_unlike_the_others_is_said():
 @pytest.mark.parametrize(
     ("others", "sample", "reason"),
     [
-        ({"ids": [1, 2], "label": 3}, {"ids": [1, 2, 3], "label": 3}, "^ids is a list of 3, in the other samples of 2; make it an"),
-        ((0, {"a": [(1,)]}), (0, {"a": [(1, 2)]}), r"^part 1\.a\.0 is a tuple of 2, in the other samples of 1"),
-        ([1, 2], [1], "^it is a list of 1, in the other samples of 2"), ({"a": 1}, {"b": 1}, "another arrangement"),
+        (
+            {"ids": [1, 2], "label": 3},
+            {"ids": [1, 2, 3], "label": 3},
+            "^ids is a list of 3, in the other samples of 2; make it an",
+        ),
+        (
+            (0, {"a": [(1,)]}),
+            (0, {"a": [(1, 2)]}),
+            r"^part 1\.a\.0 is a tuple of 2, in the other samples of 1",
+        ),
+        ([1, 2], [1], "^it is a list of 1, in the other samples of 2"),
+        ({"a": 1}, {"b": 1}, "another arrangement"),
     ],
-)  # fmt: skip
+)
 def test_lists_of_another_length_are_named(others, sample, reason):
     with pytest.raises(UnsupportedSample, match=reason):
         encode(sample, encode(others).layout)

@@ -163,33 +163,51 @@ def test_missing_and_damaged_folders(tmp_path):
     with pytest.raises(UnreadableInput, match="holds no finished shards"):
         ShardStream(tmp_path, 4)
     (tmp_path / "plan.json").touch()
-    with pytest.raises(UnreadableInput, match=r"is not finished\. Give its trainpace precompute command again"):
+    with pytest.raises(
+        UnreadableInput, match=r"is not finished\. Give its trainpace precompute command again"
+    ):
         ShardDataset(tmp_path)
     place = write_folder(tmp_path / "s", [np.zeros(3)] * 6, 3, 3)
     with open(place / "shard-000001.parquet", "r+b") as file:
         file.truncate(100)
     data = ShardDataset(place)
     assert data[0].shape == (3,)
-    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is not as long as it was written"):
+    with pytest.raises(
+        UnreadableInput, match=r"shard-000001\.parquet is not as long as it was written"
+    ):
         data[3]
     (place / "shard-000001.parquet").unlink()
     with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is missing\. Mend it"):
         data[3]
     (place / "shard-000001.parquet").mkdir()
-    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet cannot be read: is a directory\.$"):
+    with pytest.raises(
+        UnreadableInput, match=r"shard-000001\.parquet cannot be read: is a directory\.$"
+    ):
         data[3]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    ranks=st.integers(1, 5), workers=st.integers(1, 4), batch=st.integers(1, 40), buffer=st.integers(1, 250),
-    epoch=st.integers(0, 3), drop_last=st.booleans(),
-)  # fmt: skip
-def test_exactly_once_over_ranks_and_workers(folder, monkeypatch, ranks, workers, batch, buffer, epoch, drop_last):
+    ranks=st.integers(1, 5),
+    workers=st.integers(1, 4),
+    batch=st.integers(1, 40),
+    buffer=st.integers(1, 250),
+    epoch=st.integers(0, 3),
+    drop_last=st.booleans(),
+)
+def test_exactly_once_over_ranks_and_workers(
+    folder, monkeypatch, ranks, workers, batch, buffer, epoch, drop_last
+):
     taken, counts = [], set()
     for rank in range(ranks):
         one = ShardStream(
-            folder, batch, seed=2, buffer_samples=buffer, rank=rank, world_size=ranks, drop_last=drop_last
+            folder,
+            batch,
+            seed=2,
+            buffer_samples=buffer,
+            rank=rank,
+            world_size=ranks,
+            drop_last=drop_last,
         )
         one.place(epoch)
         of_workers = []
@@ -197,7 +215,9 @@ def test_exactly_once_over_ranks_and_workers(folder, monkeypatch, ranks, workers
             info = SimpleNamespace(id=worker, num_workers=workers)
             with monkeypatch.context() as patch:
                 patch.setattr(torch.utils.data, "get_worker_info", lambda info=info: info)
-                patch.setattr(shard_dataset, "_allocate", lambda count: torch.empty(count, dtype=torch.uint8))
+                patch.setattr(
+                    shard_dataset, "_allocate", lambda count: torch.empty(count, dtype=torch.uint8)
+                )
                 of_workers.append(ids(one))
         in_turn = [b for group in zip_longest(*of_workers) for b in group if b is not None]
         assert in_turn == ids(one)
@@ -217,7 +237,9 @@ def padded(samples):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_of_many_lengths_are_collated_by_the_users_function(tmp_path, workers):
     place = write_folder(tmp_path / "s", [torch.arange(n % 5 + 1) for n in range(20)], 10, 5)
-    by_position = ShardDataset(place).loader(4, shuffle=False, collate_fn=padded, num_workers=workers)
+    by_position = ShardDataset(place).loader(
+        4, shuffle=False, collate_fn=padded, num_workers=workers
+    )
     assert [batch.shape for batch in by_position] == [(4, 4), (4, 5), (4, 5), (4, 5), (4, 5)]
     streamed = ShardStream(place, 4, shuffle=False, collate_fn=padded).loader(num_workers=workers)
     assert all(map(torch.equal, streamed, by_position))

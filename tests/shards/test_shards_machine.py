@@ -12,7 +12,13 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from trainpace.errors import Contradiction
 from trainpace.records import load
@@ -49,7 +55,13 @@ class Files:
 
     def __init__(self, patch):
         self.left = None
-        for where, name in ((os, "replace"), (os, "link"), (Path, "replace"), (Path, "unlink"), (Path, "write_text")):
+        for where, name in (
+            (os, "replace"),
+            (os, "link"),
+            (Path, "replace"),
+            (Path, "unlink"),
+            (Path, "write_text"),
+        ):
             patch.setattr(where, name, self._counted(getattr(where, name)))
 
     def _counted(self, change):
@@ -85,16 +97,36 @@ class PoolHere:
             dataset = user_dataset.load_dataset(self._target)
             now = user_dataset.settings_of(dataset)
             if do == "inspect":
-                yield worker, {"inspection": msgspec.to_builtins(precompute_worker.inspect(dataset, self._target, now))}
+                yield (
+                    worker,
+                    {
+                        "inspection": msgspec.to_builtins(
+                            precompute_worker.inspect(dataset, self._target, now)
+                        )
+                    },
+                )
             elif do == "fingerprint":
-                yield worker, {"fingerprint": msgspec.to_builtins(user_dataset.fingerprint(dataset, self._target, now))}
+                yield (
+                    worker,
+                    {
+                        "fingerprint": msgspec.to_builtins(
+                            user_dataset.fingerprint(dataset, self._target, now)
+                        )
+                    },
+                )
             else:
                 if PoolHere.interrupted_after == 0:
                     raise KeyboardInterrupt
-                PoolHere.interrupted_after = PoolHere.interrupted_after and PoolHere.interrupted_after - 1
+                PoolHere.interrupted_after = (
+                    PoolHere.interrupted_after and PoolHere.interrupted_after - 1
+                )
                 plan = msgspec.convert(request["plan"], files.ShardPlan)
-                computed, bad = precompute_worker.compute(dataset, plan, request["number"], lambda *_: None)
-                shard = files.write_shard(Path(request["folder"]), plan, request["number"], computed, bad)
+                computed, bad = precompute_worker.compute(
+                    dataset, plan, request["number"], lambda *_: None
+                )
+                shard = files.write_shard(
+                    Path(request["folder"]), plan, request["number"], computed, bad
+                )
                 yield worker, {"shard": msgspec.to_builtins(shard)}
 
 
@@ -105,7 +137,9 @@ class Shards(RuleBasedStateMachine):
         self.patch.setattr(computing, "Pool", PoolHere)
         self.patch.setattr(user_dataset, "_users_files", lambda: [self.file])
         self.patch.setattr(sys, "path", list(sys.path))
-        self.patch.setattr(sys, "dont_write_bytecode", True)  # a file may change twice within a second
+        self.patch.setattr(
+            sys, "dont_write_bytecode", True
+        )  # a file may change twice within a second
         self.home = Path(tempfile.mkdtemp(prefix="trainpace-machine-"))
         self.file, self.out = self.home / "numbers_here.py", self.home / "out"
         self.code = {"samples": SAMPLES, "bad": -1, "factor": 3}
@@ -159,7 +193,9 @@ class Shards(RuleBasedStateMachine):
             self.begun = dict(self.code), load(self.out / files.PLAN, files.ShardPlan).shard_samples
         now = self.finished()
         if not request.again:
-            assert {n: text for n, text in before.items() if n not in request.repair}.items() <= now.items()
+            assert {
+                n: text for n, text in before.items() if n not in request.repair
+            }.items() <= now.items()
         return done
 
     def text_of(self, file):
@@ -168,13 +204,23 @@ class Shards(RuleBasedStateMachine):
     def finished(self):
         """Number and record of every shard that is there whole."""
         here = (
-            (int(path.stem.rpartition("-")[2]) for path in self.out.glob("shard-*.json")) if self.out.exists() else ()
+            (int(path.stem.rpartition("-")[2]) for path in self.out.glob("shard-*.json"))
+            if self.out.exists()
+            else ()
         )
-        return {n: files.shard_record(self.out, n).read_text() for n in here if files.finished_shard(self.out, n)}
+        return {
+            n: files.shard_record(self.out, n).read_text()
+            for n in here
+            if files.finished_shard(self.out, n)
+        }
 
     def changed(self):
         """Shards of the right length and another content, which only `verify` finds."""
-        contents = {n: files.shard_file(self.out, n).read_bytes() for n in self.originals if n in self.finished()}
+        contents = {
+            n: files.shard_file(self.out, n).read_bytes()
+            for n in self.originals
+            if n in self.finished()
+        }
         return {n for n, content in contents.items() if content != self.originals[n]}
 
     def check_whole(self, done):
@@ -184,20 +230,30 @@ class Shards(RuleBasedStateMachine):
             return
         data = ShardDataset(self.out)
         good = [i for i in range(SAMPLES) if i != self.code["bad"]]
-        assert [data[i] for i in range(len(data))] == [(i * self.code["factor"], float(i)) for i in good]
-        bad = [json.loads(line)["index"] for line in (self.out / files.BAD_SAMPLES).read_text().splitlines()]
+        assert [data[i] for i in range(len(data))] == [
+            (i * self.code["factor"], float(i)) for i in good
+        ]
+        bad = [
+            json.loads(line)["index"]
+            for line in (self.out / files.BAD_SAMPLES).read_text().splitlines()
+        ]
         assert bad == [i for i in range(SAMPLES) if i == self.code["bad"]]
 
     # --- runs
 
-    @rule(shard_samples=st.sampled_from([None, None, None, 4, 7]), again=st.sampled_from([False, False, False, True]))
+    @rule(
+        shard_samples=st.sampled_from([None, None, None, 4, 7]),
+        again=st.sampled_from([False, False, False, True]),
+    )
     def to_the_end(self, shard_samples, again):
         done = self.run(self.request(shard_samples, again=again))
         if done is not None:
             self.check_whole(done)
 
     @rule(
-        left=st.integers(0, 40), again=st.sampled_from([False, False, True]), shard_samples=st.sampled_from([None, 4])
+        left=st.integers(0, 40),
+        again=st.sampled_from([False, False, True]),
+        shard_samples=st.sampled_from([None, 4]),
     )
     def killed(self, left, again, shard_samples):
         self.files.left = left
@@ -266,7 +322,9 @@ class Shards(RuleBasedStateMachine):
 
 
 def run_machine(examples, steps):
-    run_state_machine_as_test(Shards, settings=settings(max_examples=examples, stateful_step_count=steps))
+    run_state_machine_as_test(
+        Shards, settings=settings(max_examples=examples, stateful_step_count=steps)
+    )
 
 
 def test_any_order_of_runs_and_damage():

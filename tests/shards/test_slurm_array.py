@@ -36,7 +36,10 @@ def test_parts():
     assert part_of(None, {}) == (0, 1)
     assert part_of(None, slurm) == (2, 4)
     assert part_of("2/8", slurm) == (1, 8)
-    assert part_of(None, {**slurm, "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_STEP": "2"}) == (2, 4)
+    assert part_of(None, {**slurm, "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_STEP": "2"}) == (
+        2,
+        4,
+    )
     for wrong in ("0/4", "5/4", "2", "a/b", "-1/3"):
         with pytest.raises(TrainpaceError, match="not a part"):
             part_of(wrong, {})
@@ -44,13 +47,24 @@ def test_parts():
         part_of(None, {**slurm, "SLURM_ARRAY_TASK_ID": "9"})
 
 
-@given(samples=st.integers(1, 10**6), size=st.floats(1, 1e9), workers=st.integers(1, 512), parts=st.integers(1, 20))
+@given(
+    samples=st.integers(1, 10**6),
+    size=st.floats(1, 1e9),
+    workers=st.integers(1, 512),
+    parts=st.integers(1, 20),
+)
 def test_parts_are_disjoint_and_all(samples, size, workers, parts):
     shard_samples, rows = shard_sizes(samples, size, workers)
     plan = ShardPlan(
-        target="a.py:b", samples=samples, shard_samples=shard_samples, group_rows=rows, layout=encode(1).layout,
-        fingerprint=NOTHING, probe_bytes=size, probe_s=1.0,
-    )  # fmt: skip
+        target="a.py:b",
+        samples=samples,
+        shard_samples=shard_samples,
+        group_rows=rows,
+        layout=encode(1).layout,
+        fingerprint=NOTHING,
+        probe_bytes=size,
+        probe_s=1.0,
+    )
     assert 1 <= rows <= shard_samples
     assert rows * size <= 2**21 or rows == 1
     assert shard_samples * size <= 2**27 or shard_samples <= rows

@@ -6,24 +6,40 @@ import sys
 
 import pytest
 
-BLOCKED = "import sys; sys.modules['torch'] = None; from trainpace.cli import main; main(sys.argv[1:])"
+BLOCKED = (
+    "import sys; sys.modules['torch'] = None; from trainpace.cli import main; main(sys.argv[1:])"
+)
 
 
 def answer(*arguments):
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["schedule", "--help"], ["forecast", "--help"], ["gpus"]], ids=" ".join
+    "arguments",
+    [["--help"], ["schedule", "--help"], ["forecast", "--help"], ["gpus"]],
+    ids=" ".join,
 )
 def test_help_and_catalogue(arguments):
     assert len(answer(*arguments).splitlines()) > 10
 
 
 def test_a_schedule():
-    given = ["--samples", "50k", "--global-batch", "128", "--epochs", "2", "--step-time", "80ms", "--json"]
+    given = [
+        "--samples",
+        "50k",
+        "--global-batch",
+        "128",
+        "--epochs",
+        "2",
+        "--step-time",
+        "80ms",
+        "--json",
+    ]
     assert "782" in answer("schedule", *given)  # 2 x ceil(50,000 / 128) steps
 
 

@@ -19,7 +19,9 @@ KNOWN = {"FROM", "ARG", "WORKDIR", "RUN", "COPY", "ENV", "USER", "ENTRYPOINT", "
 def stages():
     """The instructions of each stage: (word, rest)."""
     lines = [
-        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.strip() and not line.startswith("#")
+        line
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.strip() and not line.startswith("#")
     ]
     found = []
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
@@ -64,7 +66,9 @@ def is_ignored(path):
 def test_it_ends_as_a_user_without_rights():
     last = stages()[-1]
     (user,) = of(last, "USER")
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that a cluster can see that it is not root"
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), (
+        "a number, so that a cluster can see that it is not root"
+    )
     words = [word for word, _ in last]
     assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
 
@@ -125,6 +129,15 @@ def test_a_wheel_can_be_built_from_what_is_copied(tmp_path):
     for name in copied():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path / "out"]
+    build = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        tmp_path / "out",
+    ]
     subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
     assert list((tmp_path / "out").glob("trainpace-*.whl"))

@@ -33,26 +33,38 @@ def test_every_pin_has_hashes(lock):
 
 
 def test_the_makefile_installs_nothing_without_hashes():
-    recipes = ((ROOT / "Makefile").read_text() + (ROOT / "tools/environment.sh").read_text()).replace("\\\n", " ")
+    recipes = (
+        (ROOT / "Makefile").read_text() + (ROOT / "tools/environment.sh").read_text()
+    ).replace("\\\n", " ")
     installing = [
         line
         for line in recipes.splitlines()
         if re.search(r"pip install|\$\(HASHED\)", line) and not line.startswith("#")
     ]
-    unchecked = [line for line in installing if not re.search(r"--require-hashes|\$\(HASHED\)", line)]
+    unchecked = [
+        line for line in installing if not re.search(r"--require-hashes|\$\(HASHED\)", line)
+    ]
     assert len(installing) >= 8
-    assert [line for line in unchecked if "--dry-run" not in line and "--editable ." not in line] == []
+    assert [
+        line for line in unchecked if "--dry-run" not in line and "--editable ." not in line
+    ] == []
 
 
 def test_the_oldest_versions_are_those_that_pyproject_names():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = declared["project"]["dependencies"] + [
-        one for extra in ("data", "serve", "demo") for one in declared["project"]["optional-dependencies"][extra]
+        one
+        for extra in ("data", "serve", "demo")
+        for one in declared["project"]["optional-dependencies"][extra]
     ]
     oldest = dict(one.split(">=") for one in wanted)
-    pinned = {name: version for name, (version, _) in pins_of(ROOT / "requirements-lowest.lock").items()}
+    pinned = {
+        name: version for name, (version, _) in pins_of(ROOT / "requirements-lowest.lock").items()
+    }
     assert {
-        name: version for name, version in oldest.items() if not (pinned[name] + ".0.0").startswith(version + ".")
+        name: version
+        for name, version in oldest.items()
+        if not (pinned[name] + ".0.0").startswith(version + ".")
     } == {"torch": "2.6"}
 
 
@@ -61,8 +73,13 @@ def wheel_of(folder):
     wheel = folder / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny.py", "here = True\n")
-        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "tiny-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(
             "tiny-1.0.dist-info/RECORD",
             "tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\ntiny-1.0.dist-info/RECORD,,\n",
@@ -77,7 +94,12 @@ def clone(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
     (tmp_path / "tools").mkdir()
-    for needed in ("requirements.lock", "requirements-cuda.lock", "pyproject.toml", "tools/environment.sh"):
+    for needed in (
+        "requirements.lock",
+        "requirements-cuda.lock",
+        "pyproject.toml",
+        "tools/environment.sh",
+    ):
         shutil.copy(ROOT / needed, tmp_path / needed)
     (tmp_path / ".venv/installed").touch()
     return tmp_path
@@ -85,8 +107,14 @@ def clone(tmp_path):
 
 def lock_of_tiny(clone, lock, kind):
     digest = wheel_of(clone)
-    expected = {"right": digest, "tampered": ("0" if digest[0] != "0" else "1") + digest[1:], "missing": None}[kind]
-    (clone / lock).write_text("tiny==1.0" + (f" \\\n    --hash=sha256:{expected}" if expected else "") + "\n")
+    expected = {
+        "right": digest,
+        "tampered": ("0" if digest[0] != "0" else "1") + digest[1:],
+        "missing": None,
+    }[kind]
+    (clone / lock).write_text(
+        "tiny==1.0" + (f" \\\n    --hash=sha256:{expected}" if expected else "") + "\n"
+    )
 
 
 def run_offline(clone, *command):
@@ -96,7 +124,9 @@ def run_offline(clone, *command):
         "PIP_CONFIG_FILE": os.devnull,
         "PYTHON": sys.executable,
     }
-    return subprocess.run(command, cwd=clone, env=os.environ | offline, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        command, cwd=clone, env=os.environ | offline, capture_output=True, text=True, timeout=240
+    )
 
 
 REFUSALS = {
@@ -105,14 +135,22 @@ REFUSALS = {
 }
 
 
-CASES = [("docs", "right"), ("docs", "tampered"), ("docs", "missing"), ("zoo", "tampered"), ("engines", "missing")]
+CASES = [
+    ("docs", "right"),
+    ("docs", "tampered"),
+    ("docs", "missing"),
+    ("zoo", "tampered"),
+    ("engines", "missing"),
+]
 
 
 @pytest.mark.parametrize(("part", "kind"), CASES)
 def test_a_file_with_another_hash_or_none_is_refused(clone, part, kind):
     lock_of_tiny(clone, f"requirements-{part}.lock", kind)
     done = run_offline(clone, "make", f".{part}/installed")
-    assert (done.returncode == 0) == (clone / f".{part}/installed").exists() == (kind == "right"), done.stderr
+    assert (done.returncode == 0) == (clone / f".{part}/installed").exists() == (kind == "right"), (
+        done.stderr
+    )
     assert (clone / f".{part}/tiny.py").exists() == (kind == "right")
     assert {refusal: words in done.stderr for refusal, words in REFUSALS.items()} == {
         one: one == kind for one in REFUSALS

@@ -9,7 +9,9 @@ class NoTorch:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "torch":
-            pytest.skip("needs torch, which is not installed for this Python", allow_module_level=True)
+            pytest.skip(
+                "needs torch, which is not installed for this Python", allow_module_level=True
+            )
 
 
 def pytest_configure(config):

@@ -14,9 +14,15 @@ from trainpace.workload import GEMM, Adaptation, Variant
 
 HIDDEN, WIDE, LAYERS, WORDS, RANK = 128, 256, 4, 500, 8
 LLAMA = {
-    "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": 4,
-    "num_hidden_layers": LAYERS, "num_key_value_heads": 4, "vocab_size": WORDS, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDE,
+    "num_attention_heads": 4,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": 4,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 64,
+}
 BLOCK = 4 * HIDDEN**2 + 3 * HIDDEN * WIDE
 ADAPTERS = LAYERS * RANK * (4 * 2 * HIDDEN + 3 * (HIDDEN + WIDE))
 A100 = Cluster(device=find_device("A100"), devices_per_node=8)
@@ -34,14 +40,20 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def traced(config):
     ways = {
-        "full": Adaptation(), "lora": Adaptation("lora", RANK), "dora": Adaptation("dora", RANK),
+        "full": Adaptation(),
+        "lora": Adaptation("lora", RANK),
+        "dora": Adaptation("dora", RANK),
         "nf4": Adaptation("lora", RANK, weights="nf4", fp32_weights="none"),
         "double": Adaptation("lora", RANK, weights="nf4_double", fp32_weights="none"),
         "gptq": Adaptation("lora", RANK, weights="gptq", fp32_weights="none"),
         "whole": Adaptation("lora", RANK, whole="embed_tokens,lm_head"),
-        "norms": Adaptation("lora", RANK, weights="nf4", fp32_weights="norms"), "peft": Adaptation("lora", RANK, weights="nf4"),
-    }  # fmt: skip
-    return {name: trace(config, ("half",), Variant("adamw", 64, adaptation=how)) for name, how in ways.items()}
+        "norms": Adaptation("lora", RANK, weights="nf4", fp32_weights="norms"),
+        "peft": Adaptation("lora", RANK, weights="nf4"),
+    }
+    return {
+        name: trace(config, ("half",), Variant("adamw", 64, adaptation=how))
+        for name, how in ways.items()
+    }
 
 
 def flops(workload, phase):
@@ -52,7 +64,13 @@ def flops(workload, phase):
 
 def forecast(workload, **changes):
     e = Execution(
-        **{"micro_batch": 4, "precision": "bf16", "nproc_per_node": 8, "optimizer": workload.optimizer, **changes}
+        **{
+            "micro_batch": 4,
+            "precision": "bf16",
+            "nproc_per_node": 8,
+            "optimizer": workload.optimizer,
+            **changes,
+        }
     )
     return Forecaster(workload, Target(A100)).forecast(e)
 
@@ -78,14 +96,20 @@ def test_frozen_weights_have_gradients_of_their_inputs_alone(traced):
     head = 2 * 64 * HIDDEN * WORDS
     # inputs' gradients of blocks and head; nothing flows to the first block's inputs but through what has adapters
     inputs = 2 * 64 * LAYERS * BLOCK + head
-    missing = 2 * 64 * 3 * HIDDEN**2 + 2 * 64 * 3 * RANK * HIDDEN  # queries', keys' and values' of the first block
+    missing = (
+        2 * 64 * 3 * HIDDEN**2 + 2 * 64 * 3 * RANK * HIDDEN
+    )  # queries', keys' and values' of the first block
     assert flops(lora, "backward") == pytest.approx(inputs + 2 * adapters - missing, rel=1e-9)
     assert flops(full, "backward") == pytest.approx(2 * flops(full, "forward"), rel=1e-9)
 
 
 def half_share(config, how, autocast=False):
     """The share of products' FLOPs in 16 bits, and bytes that element-wise operators and casts move for a sample."""
-    o = trace(config, ("half",), Variant("adamw", 64, adaptation=how, autocast=autocast)).forms["half"].operators
+    o = (
+        trace(config, ("half",), Variant("adamw", 64, adaptation=how, autocast=autocast))
+        .forms["half"]
+        .operators
+    )
     products = np.array(o.kind) == "gemm"
     flops = o.flops[:, 1] * o.count * products
     moving = np.isin(o.kind, ("elementwise", "copy")) & (np.array(o.phase) != "optimizer")
@@ -105,7 +129,9 @@ def test_adapters_multiply_in_fp32_but_under_autocast_or_where_they_are_in_16_bi
 
 def test_a_model_prepared_for_training_in_4_bits_has_activations_in_fp32(config):
     """peft.prepare_model_for_kbit_training casts what is not quantised to fp32, and with it what flows between the layers."""
-    plain, moved = half_share(config, Adaptation("lora", RANK, weights="nf4", fp32_weights="none"), autocast=True)
+    plain, moved = half_share(
+        config, Adaptation("lora", RANK, weights="nf4", fp32_weights="none"), autocast=True
+    )
     prepared, more = half_share(config, Adaptation("lora", RANK, weights="nf4"), autocast=True)
     assert plain == prepared == 1.0
     assert more > 1.2 * moved
@@ -157,7 +183,9 @@ def test_results_come_back_in_fp32_from_under_autocast(traced):
         casts = [
             int(o.count[i])
             for i, function in enumerate(o.function)
-            if function == "_to_copy" and o.phase[i] == "forward" and o.written_bytes[i, 1] == 4 * 64 * WORDS
+            if function == "_to_copy"
+            and o.phase[i] == "forward"
+            and o.written_bytes[i, 1] == 4 * 64 * WORDS
         ]
         assert sum(casts) == 1 + copies  # the loss takes one
 
@@ -174,7 +202,9 @@ def test_every_product_of_a_quantised_weight_makes_it_first(traced):
     o = traced["nf4"].forms["half"].operators
     made = {
         phase: sum(
-            int(o.count[i]) for i, name in enumerate(o.function) if name == "dequantize_4bit" and o.phase[i] == phase
+            int(o.count[i])
+            for i, name in enumerate(o.function)
+            if name == "dequantize_4bit" and o.phase[i] == phase
         )
         for phase in ("forward", "backward")
     }
@@ -191,13 +221,17 @@ def test_every_product_of_a_quantised_weight_makes_it_first(traced):
 
 
 def test_dora_also_takes_norms_of_whole_weights(traced):
-    assert traced["dora"].trainable_parameters == ADAPTERS + LAYERS * (4 * HIDDEN + 2 * WIDE + HIDDEN)
+    assert traced["dora"].trainable_parameters == ADAPTERS + LAYERS * (
+        4 * HIDDEN + 2 * WIDE + HIDDEN
+    )
     assert flops(traced["dora"], "forward") >= flops(traced["lora"], "forward")
     assert forecast(traced["dora"]).step.forward_ms > forecast(traced["lora"]).step.forward_ms
 
 
 def test_sharding_gathers_what_is_kept_and_exchanges_what_is_trained(traced):
-    full, lora, nf4 = (forecast(traced[name], zero_stage=3, accumulation=2) for name in ("full", "lora", "nf4"))
+    full, lora, nf4 = (
+        forecast(traced[name], zero_stage=3, accumulation=2) for name in ("full", "lora", "nf4")
+    )
     assert nf4.memory.parameters_gib < 0.6 * lora.memory.parameters_gib
     assert lora.memory.optimizer_states_gib < 0.3 * full.memory.optimizer_states_gib
     assert lora.memory.gradients_gib < full.memory.gradients_gib
@@ -209,11 +243,17 @@ def test_sharding_gathers_what_is_kept_and_exchanges_what_is_trained(traced):
 
 def test_what_the_model_does_not_have_is_refused_by_name(config):
     with pytest.raises(UnknownName, match=r"qproj.*q_proj"):
-        trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", targets="qproj")))
+        trace(
+            config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", targets="qproj"))
+        )
     with pytest.raises(UnknownName, match=r"head.*lm_head"):
-        trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", whole="lmhead")))
+        trace(
+            config, ("half",), Variant("adamw", 64, adaptation=Adaptation("lora", whole="lmhead"))
+        )
     packed = Adaptation("lora", weights="nf4", whole="q_proj")
-    with pytest.raises(TrainpaceError, match="q_proj cannot be trained whole: its weights are packed in nf4"):
+    with pytest.raises(
+        TrainpaceError, match="q_proj cannot be trained whole: its weights are packed in nf4"
+    ):
         trace(config, ("half",), Variant("adamw", 64, adaptation=packed))
     with pytest.raises(TrainpaceError, match="cannot be trained"):
         trace(config, ("half",), Variant("adamw", 64, adaptation=Adaptation(weights="nf4")))

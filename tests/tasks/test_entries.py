@@ -13,27 +13,67 @@ from trainpace.workload import Variant, Workload, at_batch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
-    "language_models": ("own_loss", "lora", "trainer", "trainer_8bit", "sft"), "lightning_modules": ("classifier", "gan"),
-    "diffusion": ("text_to_image",), "several_models": ("gan", "distillation", "preference"),
+    "language_models": ("own_loss", "lora", "trainer", "trainer_8bit", "sft"),
+    "lightning_modules": ("classifier", "gan"),
+    "diffusion": ("text_to_image",),
+    "several_models": ("gan", "distillation", "preference"),
     "graphs_sequences_tables": ("graphs", "sequences", "recommender"),
-}  # fmt: skip
+}
 UNET = {
-    "_class_name": "UNet2DConditionModel", "block_out_channels": [32, 64], "layers_per_block": 1, "cross_attention_dim": 32,
-    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
-    "attention_head_dim": 8, "norm_num_groups": 8, "sample_size": 8, "in_channels": 4, "out_channels": 4,
-}  # fmt: skip
+    "_class_name": "UNet2DConditionModel",
+    "block_out_channels": [32, 64],
+    "layers_per_block": 1,
+    "cross_attention_dim": 32,
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+    "attention_head_dim": 8,
+    "norm_num_groups": 8,
+    "sample_size": 8,
+    "in_channels": 4,
+    "out_channels": 4,
+}
 ATTENTION = {"attention_head_dim": 8, "num_attention_heads": 4, "sample_size": 8, "patch_size": 2}
 CONFIGS = {
     "unet": UNET,
-    "sdxl": UNET | {"addition_embed_type": "text_time", "addition_time_embed_dim": 16, "projection_class_embeddings_input_dim": 160},
-    "dit": ATTENTION | {"_class_name": "DiTTransformer2DModel", "num_layers": 4, "in_channels": 4, "out_channels": 8,
-                        "norm_type": "ada_norm_zero", "num_embeds_ada_norm": 10},
-    "sd3": ATTENTION | {"_class_name": "SD3Transformer2DModel", "num_layers": 2, "joint_attention_dim": 32, "pooled_projection_dim": 32,
-                        "caption_projection_dim": 32, "in_channels": 4, "out_channels": 4, "pos_embed_max_size": 16},
-    "flux": {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 16, "num_attention_heads": 2, "num_layers": 1,
-             "num_single_layers": 1, "in_channels": 16, "joint_attention_dim": 32, "pooled_projection_dim": 32,
-             "axes_dims_rope": [4, 4, 8], "guidance_embeds": True},
-}  # fmt: skip
+    "sdxl": UNET
+    | {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 16,
+        "projection_class_embeddings_input_dim": 160,
+    },
+    "dit": ATTENTION
+    | {
+        "_class_name": "DiTTransformer2DModel",
+        "num_layers": 4,
+        "in_channels": 4,
+        "out_channels": 8,
+        "norm_type": "ada_norm_zero",
+        "num_embeds_ada_norm": 10,
+    },
+    "sd3": ATTENTION
+    | {
+        "_class_name": "SD3Transformer2DModel",
+        "num_layers": 2,
+        "joint_attention_dim": 32,
+        "pooled_projection_dim": 32,
+        "caption_projection_dim": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "pos_embed_max_size": 16,
+    },
+    "flux": {
+        "_class_name": "FluxTransformer2DModel",
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "in_channels": 16,
+        "joint_attention_dim": 32,
+        "pooled_projection_dim": 32,
+        "axes_dims_rope": [4, 4, 8],
+        "guidance_embeds": True,
+    },
+}
 pytestmark = pytest.mark.slow
 
 
@@ -41,8 +81,15 @@ pytestmark = pytest.mark.slow
 def traced(tmp_path_factory):
     """{example or configuration: its workload, or the reason why there is none}."""
     folder = tmp_path_factory.mktemp("entries")
-    specs = {name: f"{ROOT}/examples/tasks/{file}.py:{name}" for file, names in EXAMPLES.items() for name in names}
-    specs |= {f"{file}/gan": f"{ROOT}/examples/tasks/{file}.py:gan" for file in ("lightning_modules", "several_models")}
+    specs = {
+        name: f"{ROOT}/examples/tasks/{file}.py:{name}"
+        for file, names in EXAMPLES.items()
+        for name in names
+    }
+    specs |= {
+        f"{file}/gan": f"{ROOT}/examples/tasks/{file}.py:gan"
+        for file in ("lightning_modules", "several_models")
+    }
     for name, values in CONFIGS.items():
         (folder / f"{name}.config").write_text(json.dumps(values))
         specs[name] = f"diffusers:{folder}/{name}.config"
@@ -51,7 +98,9 @@ def traced(tmp_path_factory):
     path = os.pathsep.join(str(ROOT / part) for part in (".zoo", ".engines", "tests/shims"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
-        reasons = trace_many({files[name]: (spec, "amp", Variant()) for name, spec in specs.items()})
+        reasons = trace_many(
+            {files[name]: (spec, "amp", Variant()) for name, spec in specs.items()}
+        )
     return {name: reasons.get(file) or load(file, Workload) for name, file in files.items()}
 
 
@@ -64,7 +113,9 @@ def products(workload, phase):
             for p, k in zip(table.phase, table.kind, strict=True)
         ]
     )
-    return float(((at_batch(table.flops, 101) - at_batch(table.flops, 100)) * table.count)[rows].sum())
+    return float(
+        ((at_batch(table.flops, 101) - at_batch(table.flops, 100)) * table.count)[rows].sum()
+    )
 
 
 def test_every_example_and_every_diffusion_model_is_traced(traced):
@@ -74,7 +125,9 @@ def test_every_example_and_every_diffusion_model_is_traced(traced):
 def test_a_model_with_its_own_loss(traced):
     """Llama's products a token: 4 layers of 4 d^2 + 3 d h, the head, and attention, which is causal: half of 4 d T."""
     d, h, tokens, vocabulary, layers = 64, 128, 64, 512, 4
-    expected = tokens * (layers * (2 * (4 * d * d + 3 * d * h) + 2 * tokens * d) + 2 * d * vocabulary)
+    expected = tokens * (
+        layers * (2 * (4 * d * d + 3 * d * h) + 2 * tokens * d) + 2 * d * vocabulary
+    )
     assert products(traced["own_loss"], "forward") == pytest.approx(expected, rel=1e-9)
     assert (traced["own_loss"].sequence_length, traced["own_loss"].optimizer) == (64, "adamw")
     assert traced["own_loss"].forms["amp"].blocks.count == layers
@@ -91,17 +144,26 @@ def test_adapters_leave_the_weights_of_a_model_without_gradients(traced):
 def test_a_trainers_arguments_are_the_tasks_settings_and_are_said(traced):
     trainer = traced["trainer"]
     assert trainer.settings == {
-        "micro_batch": 4, "accumulation": 8, "precision": "amp_bf16", "activation_checkpointing": "full", "clip_gradients": True
-    }  # fmt: skip
+        "micro_batch": 4,
+        "accumulation": 8,
+        "precision": "amp_bf16",
+        "activation_checkpointing": "full",
+        "clip_gradients": True,
+    }
     assert any("Trainer's arguments" in note and "accumulation 8" in note for note in trainer.notes)
-    assert products(trainer, "backward") == products(traced["own_loss"], "backward")  # the forecast recomputes blocks
+    assert products(trainer, "backward") == products(
+        traced["own_loss"], "backward"
+    )  # the forecast recomputes blocks
 
 
 def test_an_optimizer_of_a_trainer_whose_library_is_missing_is_taken_by_its_name(traced):
     by_name = traced["trainer_8bit"]
     assert by_name.optimizer == "adamw_8bit"
     assert not by_name.assumes_optimizer
-    assert by_name.forms["amp"].memory.optimizer_bytes < 0.3 * traced["own_loss"].forms["amp"].memory.optimizer_bytes
+    assert (
+        by_name.forms["amp"].memory.optimizer_bytes
+        < 0.3 * traced["own_loss"].forms["amp"].memory.optimizer_bytes
+    )
 
 
 def test_trls_trainer_on_texts_of_different_lengths(traced):
@@ -136,8 +198,11 @@ def test_manual_optimisation_trains_what_is_toggled(traced):
 def test_frozen_parts_of_a_diffusion_model_have_a_forward_pass_alone(traced):
     model = traced["text_to_image"]
     table = model.forms["amp"].operators
-    weights = {m.split(".")[0] for m, k, p in zip(table.module, table.kind, table.phase, strict=True)
-               if p == "backward" and k in ("conv_wgrad", "gemm")}  # fmt: skip
+    weights = {
+        m.split(".")[0]
+        for m, k, p in zip(table.module, table.kind, table.phase, strict=True)
+        if p == "backward" and k in ("conv_wgrad", "gemm")
+    }
     assert weights == {"unet"}
     assert {"vae", "text_encoder"} <= {m.split(".")[0] for m in table.module}
     assert model.forms["amp"].memory.optimizer_bytes == 8 * model.trainable_parameters
@@ -165,7 +230,8 @@ def test_embeddings_move_the_rows_that_were_looked_up(traced):
 
 
 @pytest.mark.parametrize(
-    ("values", "word"), [({"a": 1}, "_class_name"), ({"_class_name": "UNet3D"}, "Nearest: UNet2DModel")]
+    ("values", "word"),
+    [({"a": 1}, "_class_name"), ({"_class_name": "UNet3D"}, "Nearest: UNet2DModel")],
 )
 def test_configurations_that_are_no_known_diffusion_models(tmp_path, monkeypatch, values, word):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".zoo"))

@@ -57,11 +57,26 @@ def test_seeds_differ_and_stay_within_the_time(family):
 
 @pytest.mark.parametrize(
     ("family", "field", "least"),
-    [("mlp", "norm", 3), ("mlp", "residual", 2), ("mlp", "regression", 2), ("cnn", "block", 6), ("cnn", "norm", 4),
-     ("cnn", "groups", 4), ("cnn", "squeeze", 2), ("cnn", "stem_stride", 3), ("rnn", "cell", 4), ("rnn", "task", 4),
-     ("rnn", "bidirectional", 2), ("transformer", "kind", 2), ("transformer", "positions", 3), ("transformer", "norm", 2),
-     ("transformer", "builtin", 2), ("transformer", "gated", 2), ("transformer", "tied", 2)],
-)  # fmt: skip
+    [
+        ("mlp", "norm", 3),
+        ("mlp", "residual", 2),
+        ("mlp", "regression", 2),
+        ("cnn", "block", 6),
+        ("cnn", "norm", 4),
+        ("cnn", "groups", 4),
+        ("cnn", "squeeze", 2),
+        ("cnn", "stem_stride", 3),
+        ("rnn", "cell", 4),
+        ("rnn", "task", 4),
+        ("rnn", "bidirectional", 2),
+        ("transformer", "kind", 2),
+        ("transformer", "positions", 3),
+        ("transformer", "norm", 2),
+        ("transformer", "builtin", 2),
+        ("transformer", "gated", 2),
+        ("transformer", "tied", 2),
+    ],
+)
 def test_every_choice_comes_up(family, field, least):
     drawn = [architecture(f"random:{family}:{seed}") for seed in range(300)]
     seen = collections.Counter(getattr(a, field) for a in drawn)
@@ -89,7 +104,9 @@ def test_it_trains(spec):
 
 
 # the traced ones are few, for each step of a recurrent cell is traced: 200 of each family were tried by hand
-@pytest.mark.parametrize("spec", [f"random:{family}:{seed}" for family in RANDOM_FAMILIES for seed in (1, 2, 3)])
+@pytest.mark.parametrize(
+    "spec", [f"random:{family}:{seed}" for family in RANDOM_FAMILIES for seed in (1, 2, 3)]
+)
 def test_it_traces(spec):
     workload = trace(spec)
     with torch.device("meta"):
@@ -111,7 +128,9 @@ def test_the_described_layers_are_the_built_ones():
     a = architecture(spec)
     assert isinstance(a, Cnn)
     with torch.device("meta"):
-        convolutions = [m for m in build_task(spec).model.modules() if isinstance(m, torch.nn.Conv2d)]
+        convolutions = [
+            m for m in build_task(spec).model.modules() if isinstance(m, torch.nn.Conv2d)
+        ]
     grouped = [m for m in convolutions if m.groups == a.groups]
     assert len(grouped) == 2 * sum(s.blocks for s in a.stages)
     spec = first("rnn", lambda a: a.bidirectional and a.cell == "gru" and a.layers > 1)
@@ -123,7 +142,10 @@ def test_the_described_layers_are_the_built_ones():
 
 
 def test_a_decoder_sees_no_later_token():
-    spec = first("transformer", lambda a: a.kind == "decoder" and a.positions == "rotary" and a.width * a.layers < 2000)
+    spec = first(
+        "transformer",
+        lambda a: a.kind == "decoder" and a.positions == "rotary" and a.width * a.layers < 2000,
+    )
     a = architecture(spec)
     assert isinstance(a, Transformer)
     model = build_task(spec).model.eval()
@@ -146,10 +168,17 @@ def test_another_length_or_size_keeps_the_widths():
 
 @pytest.mark.parametrize(
     ("spec", "options", "word"),
-    [("random:cnn", {}, "names no random model"), ("random:transfomer:1", {}, "Nearest: transformer"), ("random:cnn:-1", {}, "seed '-1'"),
-     ("random:cnn:x", {}, "seed 'x'"), ("random:cnn:1:2", {}, "names no"), ("random:cnn:1", {"sequence_length": 4}, "no sequence length"),
-     ("random:mlp:1", {"image_size": 32}, "takes no images"), ("random:cnn:1", {"image_size": 8}, "side 8")],
-)  # fmt: skip
+    [
+        ("random:cnn", {}, "names no random model"),
+        ("random:transfomer:1", {}, "Nearest: transformer"),
+        ("random:cnn:-1", {}, "seed '-1'"),
+        ("random:cnn:x", {}, "seed 'x'"),
+        ("random:cnn:1:2", {}, "names no"),
+        ("random:cnn:1", {"sequence_length": 4}, "no sequence length"),
+        ("random:mlp:1", {"image_size": 32}, "takes no images"),
+        ("random:cnn:1", {"image_size": 8}, "side 8"),
+    ],
+)
 def test_mistakes_are_one_sentence(spec, options, word):
     with pytest.raises(TrainpaceError, match=word), torch.device("meta"):
         build_task(spec, **options)
@@ -163,4 +192,7 @@ def test_parse():
 
 def test_drawing_needs_no_torch():
     code = "import sys; from trainpace.tasks.generator import architecture; architecture('random:cnn:7'); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "False"
+    )

@@ -37,15 +37,19 @@ def weighted(weight, out, target):
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
-        (nn.MSELoss(), "MSELoss"), (nn.functional.nll_loss, "nll_loss"), (functools.partial(weighted, 2.0), "weighted"),
+        (nn.MSELoss(), "MSELoss"),
+        (nn.functional.nll_loss, "nll_loss"),
+        (functools.partial(weighted, 2.0), "weighted"),
         (lambda out, target: out.sum(), None),
     ],
-)  # fmt: skip
+)
 def test_a_loss_has_the_name_of_its_class_or_function(loss, name):
     assert name_of_loss(loss) == name
 
 
-@pytest.mark.parametrize(("spec", "name"), [("resnet18", "cross_entropy"), ("random:cnn:1", "cross_entropy")])
+@pytest.mark.parametrize(
+    ("spec", "name"), [("resnet18", "cross_entropy"), ("random:cnn:1", "cross_entropy")]
+)
 def test_built_in_tasks_name_their_loss(spec, name):
     assert build_task(spec).loss_name == name
 
@@ -62,11 +66,17 @@ def test_a_function_in_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer", "name"),
-    [("SGD(model.parameters(), lr=0.1, momentum=0.9)", "sgd_momentum"), ("SGD(model.parameters(), momentum=0.0)", "sgd"),
-     ("AdamW(model.parameters())", "adamw"),
-     ("SGD([{'params': [model.weight], 'momentum': 0.9}, {'params': [model.bias]}], lr=0.1)", "sgd_momentum"),
-     ("RMSprop(model.parameters(), momentum=0.9)", "rmsprop")],
-)  # fmt: skip
+    [
+        ("SGD(model.parameters(), lr=0.1, momentum=0.9)", "sgd_momentum"),
+        ("SGD(model.parameters(), momentum=0.0)", "sgd"),
+        ("AdamW(model.parameters())", "adamw"),
+        (
+            "SGD([{'params': [model.weight], 'momentum': 0.9}, {'params': [model.bias]}], lr=0.1)",
+            "sgd_momentum",
+        ),
+        ("RMSprop(model.parameters(), momentum=0.9)", "rmsprop"),
+    ],
+)
 def test_an_optimizer_is_named_with_its_momentum(tmp_path, optimizer, name):
     file = tmp_path / "mine.py"
     file.write_text(GOOD.replace("SGD(model.parameters(), lr=0.1)", optimizer))
@@ -76,13 +86,19 @@ def test_an_optimizer_is_named_with_its_momentum(tmp_path, optimizer, name):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (("nn.Linear(4, 2)", "nn.Linear(3, 2)"), "raised RuntimeError"), (("def task", "def other"), "unknown function"),
-        (("import torch\n", "import torch\n1 / 0\n"), "ZeroDivisionError at mine.py line"), (("import torch\n", "import torhc\n"), "torhc"),
-        (("return model,", "return"), "must return"), (("* 8", "* 0"), "above 0"), (("(torch.randn(4), 1)", "3"), "a sample"),
-        (("import torch\n", "import torch, sys\nsys.exit(3)\n"), "SystemExit"), (("import torch\n", "import torch, os\nos._exit(3)\n"), "gave no answer"),
-        (("import torch\n", "import torch, os\nos.kill(os.getpid(), 11)\n"), "SIGSEGV"), (("def task", "def task("), "SyntaxError"),
+        (("nn.Linear(4, 2)", "nn.Linear(3, 2)"), "raised RuntimeError"),
+        (("def task", "def other"), "unknown function"),
+        (("import torch\n", "import torch\n1 / 0\n"), "ZeroDivisionError at mine.py line"),
+        (("import torch\n", "import torhc\n"), "torhc"),
+        (("return model,", "return"), "must return"),
+        (("* 8", "* 0"), "above 0"),
+        (("(torch.randn(4), 1)", "3"), "a sample"),
+        (("import torch\n", "import torch, sys\nsys.exit(3)\n"), "SystemExit"),
+        (("import torch\n", "import torch, os\nos._exit(3)\n"), "gave no answer"),
+        (("import torch\n", "import torch, os\nos.kill(os.getpid(), 11)\n"), "SIGSEGV"),
+        (("def task", "def task("), "SyntaxError"),
     ],
-)  # fmt: skip
+)
 def test_code_that_is_wrong_is_one_sentence(tmp_path, change, word):
     file = tmp_path / "mine.py"
     file.write_text(GOOD.replace(*change))
@@ -129,9 +145,13 @@ def test_transformers(tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "length", "word"),
-    [({"n_layer": 2}, None, "model_type"), ({"model_type": "gpt9"}, None, "gpt9"), (GPT2, 4096, "1024 positions"),
-     ({**GPT2, "architectures": ["GPT9"]}, None, "GPT9")],
-)  # fmt: skip
+    [
+        ({"n_layer": 2}, None, "model_type"),
+        ({"model_type": "gpt9"}, None, "gpt9"),
+        (GPT2, 4096, "1024 positions"),
+        ({**GPT2, "architectures": ["GPT9"]}, None, "GPT9"),
+    ],
+)
 def test_transformers_mistakes(tmp_path, values, length, word):
     with pytest.raises(TrainpaceError, match=word):
         load_workload(write_config(tmp_path, **values), ("fp32",), Variant(sequence_length=length))
@@ -156,7 +176,10 @@ def test_torchvision_and_timm_beside_a_cpu_build():
     )
     path = os.pathsep.join([str(zoo), str(ROOT / "tests" / "shims")])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "5717416"

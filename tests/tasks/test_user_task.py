@@ -46,7 +46,10 @@ def file(tmp_path, body):
 @pytest.mark.parametrize("form", ["dict", "tuple", "alone"])
 def test_a_model_may_return_its_own_loss(tmp_path, form):
     workload = trace(
-        file(tmp_path, f"m = OwnLoss({form!r})\nreturn m, None, adam(m), {'PAIRS' if form == 'tuple' else 'DICTS'}")
+        file(
+            tmp_path,
+            f"m = OwnLoss({form!r})\nreturn m, None, adam(m), {'PAIRS' if form == 'tuple' else 'DICTS'}",
+        )
     )
     assert (workload.parameters, workload.optimizer) == (10, "adam")
 
@@ -55,13 +58,17 @@ def test_a_loss_of_samples_that_are_dicts_gets_the_labels_and_the_model_all_else
     workload = trace(file(tmp_path, "return named, nn.CrossEntropyLoss(), adam(named), DICTS"))
     assert workload.sample == "x 1 x 4"
     assert (
-        build_task(file(tmp_path, "return named, nn.CrossEntropyLoss(), adam(named), DICTS")).loss_name
+        build_task(
+            file(tmp_path, "return named, nn.CrossEntropyLoss(), adam(named), DICTS")
+        ).loss_name
         == "CrossEntropyLoss"
     )
 
 
 def test_parts_by_name_and_without_an_optimizer(tmp_path):
-    workload = trace(file(tmp_path, 'return {"model": model, "loss": nn.CrossEntropyLoss(), "dataset": PAIRS}'))
+    workload = trace(
+        file(tmp_path, 'return {"model": model, "loss": nn.CrossEntropyLoss(), "dataset": PAIRS}')
+    )
     assert workload.optimizer == "sgd_momentum"
 
 
@@ -105,14 +112,19 @@ return m, None, adam(m), DataLoader(data, batch_size=SIZE, collate_fn=padded)"""
 
 
 @pytest.mark.parametrize(("size", "length"), [(16, 20), (1, 9)])
-def test_samples_of_different_lengths_are_traced_at_the_length_of_padded_batches(tmp_path, size, length):
+def test_samples_of_different_lengths_are_traced_at_the_length_of_padded_batches(
+    tmp_path, size, length
+):
     """Among 16 one has nearly always the greatest length; alone their mean is 9.25."""
     spec = file(tmp_path, PADDED.replace("SIZE", str(size)))
     workload = trace(spec)
     assert workload.sequence_length == length
     assert f"in batches of {size}" in workload.notes[0]
     assert build_task(spec).pads
-    assert build_task(spec).make_batch(3)["input_ids"].shape == (3, 9)  # what is measured is the real thing
+    assert build_task(spec).make_batch(3)["input_ids"].shape == (
+        3,
+        9,
+    )  # what is measured is the real thing
 
 
 def test_another_length_than_its_samples_have_is_refused(tmp_path):
@@ -131,21 +143,48 @@ def test_samples_of_one_size_are_taken_as_they_come(tmp_path):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return model, nn.CrossEntropyLoss(), adam(model)", "returned 3 things. FILE.py:FUNCTION must return"),
+        (
+            "return model, nn.CrossEntropyLoss(), adam(model)",
+            "returned 3 things. FILE.py:FUNCTION must return",
+        ),
         ("return {'modle': model}", "unknown part of the task"),
         ("return model, 3, adam(model), PAIRS", "a int as loss"),
         ("return model, None, 3, PAIRS", "a int as optimizer"),
-        ("return [model, model], nn.CrossEntropyLoss(), adam(model), PAIRS", "Several models need `step`"),
-        ("return model, nn.CrossEntropyLoss(), [adam(model)], PAIRS", "Several optimizers need `step`"),
-        ("m = OwnLoss('none')\nreturn m, None, adam(m), DICTS", "returns no loss, but a dict of logits. Return an output with .loss"),
-        ("return named, nn.CrossEntropyLoss(), adam(named), [{'x': torch.randn(4)}]", "has no target for its loss: it is a dict of x"),
+        (
+            "return [model, model], nn.CrossEntropyLoss(), adam(model), PAIRS",
+            "Several models need `step`",
+        ),
+        (
+            "return model, nn.CrossEntropyLoss(), [adam(model)], PAIRS",
+            "Several optimizers need `step`",
+        ),
+        (
+            "m = OwnLoss('none')\nreturn m, None, adam(m), DICTS",
+            "returns no loss, but a dict of logits. Return an output with .loss",
+        ),
+        (
+            "return named, nn.CrossEntropyLoss(), adam(named), [{'x': torch.randn(4)}]",
+            "has no target for its loss: it is a dict of x",
+        ),
         ("return model, nn.CrossEntropyLoss(), adam(model), {}", "__len__ above 0"),
-        ("return {'model': model, 'optimizer': adam(model), 'step': 3, 'dataset': PAIRS}", "a int as step"),
-        ("return {'model': model, 'loss': print, 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}", "both a loss and a step"),
-        ("return {'model': model, 'step': print, 'dataset': PAIRS}", "a NoneType as optimizer. Beside a step"),
-        ("return {'model': [model, 3], 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}", "a int as model"),
+        (
+            "return {'model': model, 'optimizer': adam(model), 'step': 3, 'dataset': PAIRS}",
+            "a int as step",
+        ),
+        (
+            "return {'model': model, 'loss': print, 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}",
+            "both a loss and a step",
+        ),
+        (
+            "return {'model': model, 'step': print, 'dataset': PAIRS}",
+            "a NoneType as optimizer. Beside a step",
+        ),
+        (
+            "return {'model': [model, 3], 'optimizer': adam(model), 'step': print, 'dataset': PAIRS}",
+            "a int as model",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_it_may_not_return_is_one_sentence_with_what_to_return(tmp_path, body, words):
     with pytest.raises(TrainpaceError) as caught:
         trace(file(tmp_path, body))

@@ -63,7 +63,9 @@ def test_tied_weights_stay_tied_and_the_optimizer_has_the_copies():
     optimizer = torch.optim.Adam(model.parameters())
     copied, stepper = on_meta(model, optimizer)
     assert copied[0].weight is copied[1].weight
-    assert [id(p) for p in stepper.param_groups[0]["params"]] == [id(p) for p in copied.parameters()]
+    assert [id(p) for p in stepper.param_groups[0]["params"]] == [
+        id(p) for p in copied.parameters()
+    ]
     assert not stepper.state
 
 

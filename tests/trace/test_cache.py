@@ -65,7 +65,9 @@ def test_the_tracer_itself_is_part_of_the_key(monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
 def test_a_damaged_trace_is_made_again(folder, traced, content):
-    file = cache.file_of({"spec": "random:mlp:3", "forms": ["fp32"], "variant": Variant()._asdict()})
+    file = cache.file_of(
+        {"spec": "random:mlp:3", "forms": ["fp32"], "variant": Variant()._asdict()}
+    )
     folder.mkdir()
     file.write_bytes(content)
     load_workload("random:mlp:3", ("fp32",))

@@ -31,9 +31,13 @@ def test_grouped_products_are_counted_forward_and_backward(form):
     rows = {tuple(at_batch(table.dims[i, GEMM], 3)) for i in grouped}
     each = 3 * TOKENS * CHOSEN / EXPERTS
     assert rows == {
-        (EXPERTS, each, 2 * INNER, WIDTH), (EXPERTS, each, WIDTH, INNER), (EXPERTS, each, INNER, WIDTH),
-        (EXPERTS, each, WIDTH, 2 * INNER), (EXPERTS, WIDTH, 2 * INNER, each), (EXPERTS, INNER, WIDTH, each),
-    }  # fmt: skip
+        (EXPERTS, each, 2 * INNER, WIDTH),
+        (EXPERTS, each, WIDTH, INNER),
+        (EXPERTS, each, INNER, WIDTH),
+        (EXPERTS, each, WIDTH, 2 * INNER),
+        (EXPERTS, WIDTH, 2 * INNER, each),
+        (EXPERTS, INNER, WIDTH, each),
+    }
     assert {bool(table.half[i]) for i in grouped} == {form != "fp32"}
     # bf16 has a kernel for all groups, other formats one for each
     assert {int(table.launches[i]) for i in grouped} == {1 if form != "fp32" else EXPERTS}
@@ -42,7 +46,11 @@ def test_grouped_products_are_counted_forward_and_backward(form):
 def test_blocks_know_their_experts():
     blocks = trace_task(language_task(), ("half",), STEP).forms["half"].blocks
     weights = EXPERTS * 3 * WIDTH * INNER
-    assert (blocks.experts, blocks.expert_parameters, blocks.tensor_parameters) == (EXPERTS, weights, 0)
+    assert (blocks.experts, blocks.expert_parameters, blocks.tensor_parameters) == (
+        EXPERTS,
+        weights,
+        0,
+    )
     assert blocks.parameters == weights + WIDTH * EXPERTS + EXPERTS + 2 * WIDTH
     assert blocks.dispatched_bytes == (0.0, 2.0 * CHOSEN * TOKENS * WIDTH)
     # both halves of what the first product writes, activated gate, their product, and what the second writes
@@ -57,15 +65,35 @@ def test_a_loop_over_experts_is_refused_by_its_module():
 
 
 MIXTRAL = {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": WIDTH, "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS,
-    "num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": WORDS,
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "max_position_embeddings": 64,
+}
 LATENT = {
-    **MIXTRAL, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "moe_intermediate_size": INNER,
-    "first_k_dense_replace": 0, "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "n_group": 2,
-    "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
-}  # fmt: skip
+    **MIXTRAL,
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "moe_intermediate_size": INNER,
+    "first_k_dense_replace": 0,
+    "num_key_value_heads": 4,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 
 
 def configuration(tmp_path, **values):
@@ -76,7 +104,9 @@ def configuration(tmp_path, **values):
 
 def test_mixtral_of_transformers(tmp_path):
     pytest.importorskip("transformers")
-    traced = trace(configuration(tmp_path, **MIXTRAL), ("half",), STEP._replace(sequence_length=TOKENS)).forms["half"]
+    traced = trace(
+        configuration(tmp_path, **MIXTRAL), ("half",), STEP._replace(sequence_length=TOKENS)
+    ).forms["half"]
     attention = (
         WIDTH * (WIDTH + 2 * WIDTH // 2 + WIDTH) + TOKENS * WIDTH
     )  # causal: half of two products with all tokens
@@ -93,23 +123,30 @@ def test_a_forward_pass_under_autocast_casts_each_weight_and_no_other(tmp_path):
     pytest.importorskip("transformers")
     inference = Variant(mode="inference", sequence_length=TOKENS)
     for layers in (LAYERS, 9, 12):
-        traced = trace(configuration(tmp_path, **MIXTRAL | {"num_hidden_layers": layers}), ("amp",), inference).forms[
-            "amp"
-        ]
+        traced = trace(
+            configuration(tmp_path, **MIXTRAL | {"num_hidden_layers": layers}), ("amp",), inference
+        ).forms["amp"]
         assert traced.blocks.count == layers
 
 
 def test_latent_attention_of_deepseek(tmp_path):
     """Queries and keys of 24 numbers, values of 16: flash takes them alike alone."""
     pytest.importorskip("transformers")
-    traced = trace(configuration(tmp_path, **LATENT), ("half",), STEP._replace(sequence_length=TOKENS)).forms["half"]
+    traced = trace(
+        configuration(tmp_path, **LATENT), ("half",), STEP._replace(sequence_length=TOKENS)
+    ).forms["half"]
     table = traced.operators
-    attention = {table.kind[i]: i for i in range(len(table)) if table.kind[i].startswith("attention")}
+    attention = {
+        table.kind[i]: i for i in range(len(table)) if table.kind[i].startswith("attention")
+    }
     assert {table.function[i] for i in attention.values()} == {
-        "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
-    }  # fmt: skip
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+    }
     scores = 4 * TOKENS**2 / 2
-    forward, backward = (at_batch(table.flops[attention[kind]], 1) for kind in ("attention", "attention_backward"))
+    forward, backward = (
+        at_batch(table.flops[attention[kind]], 1) for kind in ("attention", "attention_backward")
+    )
     assert forward == 2 * scores * (24 + 16)
     assert backward == 2 * scores * (3 * 24 + 2 * 16)
 
@@ -129,4 +166,7 @@ def test_sinks_of_gpt_oss_are_inside_a_fused_kernel(tmp_path):
         form = trace(spec, ("half",), STEP._replace(sequence_length=TOKENS)).forms["half"]
         kinds[way] = set(form.operators.kind)
         assert form.blocks.experts == EXPERTS
-    assert {way: "attention" in found for way, found in kinds.items()} == {"eager": False, "flash_attention_3": True}
+    assert {way: "attention" in found for way, found in kinds.items()} == {
+        "eager": False,
+        "flash_attention_3": True,
+    }

@@ -42,11 +42,18 @@ def test_other_words_are_no_experts(name):
 def test_in_short_it_is_said_of_tracing():
     error = raised(Peeking())
     assert asks_for_values(error)
-    assert in_short(error).startswith("its code asks for values of tensors at test_explaining.py line")
-    assert in_short(RuntimeError("no.\nmore")) == "its code does not run on tensors without values (no)"
+    assert in_short(error).startswith(
+        "its code asks for values of tensors at test_explaining.py line"
+    )
+    assert (
+        in_short(RuntimeError("no.\nmore"))
+        == "its code does not run on tensors without values (no)"
+    )
 
 
 def test_a_constructor_of_cpu_tensors_is_told_in_words():
     with pytest.raises(Exception, match="TensorOptions") as caught:
         torch.LongTensor(torch.zeros(3, dtype=torch.long, device="meta"))
-    assert "(it gives one to a constructor of CPU tensors, such as torch.LongTensor)" in in_short(caught.value)
+    assert "(it gives one to a constructor of CPU tensors, such as torch.LongTensor)" in in_short(
+        caught.value
+    )

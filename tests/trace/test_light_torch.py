@@ -20,7 +20,9 @@ keep_torch_light()
 
 
 def in_a_process(code):
-    return subprocess.run([sys.executable, "-c", START + code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", START + code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def traced(spec, form, variant):
@@ -31,7 +33,7 @@ def traced(spec, form, variant):
 @pytest.mark.parametrize(
     ("spec", "form", "variant"),
     [("resnet18", "amp", Variant()), ("random:transformer:12", "half", Variant("adamw"))],
-)  # fmt: skip
+)
 def test_the_trace_is_the_same(spec, form, variant):
     assert traced(spec, form, variant).strip() == to_json(trace(spec, (form,), variant))
 
@@ -45,6 +47,6 @@ def test_the_trace_is_the_same(spec, form, variant):
         "import torch\nprint(float(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))) == 2.0)",
         "import importlib.util\nprint(importlib.util.find_spec('torch._dynamo').name == 'torch._dynamo')",
     ],
-)  # fmt: skip
+)
 def test_whoever_needs_the_compiler_gets_it(code):
     assert in_a_process(code).split()[-1] == "True"

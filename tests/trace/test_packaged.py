@@ -42,10 +42,14 @@ def test_every_packaged_workload_is_what_tracing_gives(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("label", [label for label in VARIANTS if label not in ("adamw", "inference")])
+@pytest.mark.parametrize(
+    "label", [label for label in VARIANTS if label not in ("adamw", "inference")]
+)
 def test_trainings_of_a_model_differ_in_their_optimizer_alone(name, label):
     """So tracing one of them again says that the others are right, and the smallest model's say it of the optimizers."""
-    one, other = (packaged_workload(name, FORMS, VARIANTS[variant]).forms for variant in ("adamw", label))
+    one, other = (
+        packaged_workload(name, FORMS, VARIANTS[variant]).forms for variant in ("adamw", label)
+    )
     for form in FORMS:
         assert passes(one[form].operators) == passes(other[form].operators)
 
@@ -55,33 +59,47 @@ def passes(operators):
     rows = [i for i, phase in enumerate(operators.phase) if phase != "optimizer"]
     columns = {name: getattr(operators, name) for name in operators.__struct_fields__}
     return {
-        name: np.asarray(column)[rows].tolist() for name, column in columns.items() if len(column) == len(operators)
+        name: np.asarray(column)[rows].tolist()
+        for name, column in columns.items()
+        if len(column) == len(operators)
     }
 
 
 def check_against_a_trace(name, variant):
-    assert records.to_json(packaged_workload(name, FORMS, variant)) == records.to_json(trace(name, FORMS, variant))
+    assert records.to_json(packaged_workload(name, FORMS, variant)) == records.to_json(
+        trace(name, FORMS, variant)
+    )
 
 
 @pytest.mark.parametrize(
     ("spec", "forms", "variant"),
     [
-        ("vgg11", ("amp",), Variant()), ("torchvision:vgg11", ("half", "fp32"), Variant("adam", image_size=224)),
+        ("vgg11", ("amp",), Variant()),
+        ("torchvision:vgg11", ("half", "fp32"), Variant("adam", image_size=224)),
         ("vgg11", ("fp32",), Variant("adam", mode="inference")),
     ],
-)  # fmt: skip
+)
 def test_forms_default_settings_and_torchvisions_name_give_the_same_trace(spec, forms, variant):
-    assert records.to_json(packaged_workload(spec, forms, variant)) == records.to_json(trace(spec, forms, variant))
+    assert records.to_json(packaged_workload(spec, forms, variant)) == records.to_json(
+        trace(spec, forms, variant)
+    )
 
 
 @pytest.mark.parametrize(
     ("spec", "variant"),
     [
-        ("timm:vgg16", Variant()), ("alexnet", Variant()), ("../vgg16", Variant()), ("vgg16.adam", Variant()),
-        ("vgg16", Variant("lion")), ("vgg16", Variant(image_size=192)), ("vgg16", Variant(sequence_length=8)),
-        ("vgg16", Variant(legacy=True)), ("vgg16", Variant(checkpointing=True)), ("vgg16", Variant(cpu=True)),
+        ("timm:vgg16", Variant()),
+        ("alexnet", Variant()),
+        ("../vgg16", Variant()),
+        ("vgg16.adam", Variant()),
+        ("vgg16", Variant("lion")),
+        ("vgg16", Variant(image_size=192)),
+        ("vgg16", Variant(sequence_length=8)),
+        ("vgg16", Variant(legacy=True)),
+        ("vgg16", Variant(checkpointing=True)),
+        ("vgg16", Variant(cpu=True)),
     ],
-)  # fmt: skip
+)
 def test_everything_else_is_traced(spec, variant):
     assert packaged_workload(spec, ("fp32",), variant) is None
 
@@ -103,9 +121,22 @@ def test_a_forecast_by_name_imports_nothing_heavy(tmp_path, batches):
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     imported = json.loads(done.stdout.splitlines()[-1])
     assert "trainpace" in imported
-    heavy = {"torch", "scipy", "pyarrow", "pandas", "sqlalchemy", "sqlite3", "jinja2", "starlette", "asyncio", "yaml"}
+    heavy = {
+        "torch",
+        "scipy",
+        "pyarrow",
+        "pandas",
+        "sqlalchemy",
+        "sqlite3",
+        "jinja2",
+        "starlette",
+        "asyncio",
+        "yaml",
+    }
     assert not heavy & set(imported)

@@ -16,8 +16,14 @@ SGD = Variant("sgd")
 def traced(layer, forms=("fp32",), variant=SGD, batch_first=True):
     shape = (lambda n: (n, STEPS, WIDTH)) if batch_first else (lambda n: (STEPS, n, WIDTH))
     task = Task(
-        "rnn", layer, lambda m, b: m(b)[0], lambda m, b: m(b)[0].sum(), lambda n: torch.randn(*shape(n)), None, "a sequence"
-    )  # fmt: skip
+        "rnn",
+        layer,
+        lambda m, b: m(b)[0],
+        lambda m, b: m(b)[0].sum(),
+        lambda n: torch.randn(*shape(n)),
+        None,
+        "a sequence",
+    )
     return trace_task(task, forms, variant)
 
 
@@ -38,7 +44,9 @@ def test_a_time_step_is_two_kernels_and_the_rest_is_one_product(batch_first):
     workload = traced(nn.LSTM(WIDTH, HIDDEN, 2, batch_first=batch_first), batch_first=batch_first)
     table = workload.forms["fp32"].operators
     launched = dict.fromkeys(table.phase, 0)
-    for phase, function, count, launches in zip(table.phase, table.function, table.count, table.launches, strict=True):
+    for phase, function, count, launches in zip(
+        table.phase, table.function, table.count, table.launches, strict=True
+    ):
         launched[phase] += int(count * launches) * function.startswith("_cudnn_rnn")
     assert launched["forward"] == 2 * (2 * STEPS + 1)
     assert launched["backward"] == 2 * (2 * STEPS + 3) + 1

@@ -30,18 +30,37 @@ GPT2 = {
     "vocab_size": 100,
 }
 MIXTRAL = SMALL | {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 9, "num_key_value_heads": 2,
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 9,
+    "num_key_value_heads": 2,
     "num_local_experts": 4,
-}  # fmt: skip
+}
 GEMMA = SMALL | {  # every sixth layer attends to all tokens
-    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 12, "num_key_value_heads": 2,
-    "head_dim": 8, "sliding_window": 8,
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 8,
+}
 DEEPSEEK = SMALL | {  # dense layers, then experts
-    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 10, "moe_intermediate_size": 16,
-    "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 16,
-    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_hidden_layers": 10,
+    "moe_intermediate_size": 16,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+}
 
 
 def both(monkeypatch, make):
@@ -54,10 +73,12 @@ def both(monkeypatch, make):
 @pytest.mark.parametrize(
     ("values", "variant"),
     [
-        (LLAMA, Variant("adamw", 16)), (GPT2, Variant("sgd", 16, checkpointing=True)), (MIXTRAL, Variant("adamw", 16)),
+        (LLAMA, Variant("adamw", 16)),
+        (GPT2, Variant("sgd", 16, checkpointing=True)),
+        (MIXTRAL, Variant("adamw", 16)),
         (DEEPSEEK, Variant("sgd_momentum", 16)),
     ],
-)  # fmt: skip
+)
 def test_five_blocks_tell_the_whole_chain(tmp_path, monkeypatch, values, variant):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
@@ -81,7 +102,13 @@ class Residual(nn.Module):
 def task(blocks):
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(*blocks), nn.Linear(8, 2))
     return Task(
-        "residuals", model, lambda m, x: m(x), lambda m, x: m(x).sum(), lambda n: torch.randn(n, 8), None, "a vector"
+        "residuals",
+        model,
+        lambda m, x: m(x),
+        lambda m, x: m(x).sum(),
+        lambda n: torch.randn(n, 8),
+        None,
+        "a vector",
     )
 
 
@@ -116,27 +143,40 @@ def test_blocks_that_do_something_else_by_themselves_run_whole(monkeypatch):
 
 
 MAVERICK = SMALL | {  # experts in every second layer
-    "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 16, "num_key_value_heads": 2,
-    "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2, "no_rope_layers": [1] * 16,
-    "layer_types": ["full_attention"] * 16, "experts_implementation": "grouped_mm", "pad_token_id": 0,
-}  # fmt: skip
+    "model_type": "llama4_text",
+    "architectures": ["Llama4ForCausalLM"],
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size_mlp": 64,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1] * 16,
+    "layer_types": ["full_attention"] * 16,
+    "experts_implementation": "grouped_mm",
+    "pad_token_id": 0,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "period", "ran"),
     [
-        (GEMMA, 6, 12), (GEMMA | {"num_hidden_layers": 13}, 1, 13), (GEMMA | {"sliding_window_pattern": 2, "num_hidden_layers": 16}, 2, 10),
+        (GEMMA, 6, 12),
+        (GEMMA | {"num_hidden_layers": 13}, 1, 13),
+        (GEMMA | {"sliding_window_pattern": 2, "num_hidden_layers": 16}, 2, 10),
         (MAVERICK, 2, 10),
     ],
-)  # fmt: skip
-def test_layers_that_take_turns_are_shortened_by_whole_periods(tmp_path, monkeypatch, values, period, ran):
+)
+def test_layers_that_take_turns_are_shortened_by_whole_periods(
+    tmp_path, monkeypatch, values, period, ran
+):
     pytest.importorskip("transformers")
     if "sliding_window_pattern" in values:
         kinds = ["sliding_attention", "full_attention"] * 8
-        values = {key: value for key, value in values.items() if key != "sliding_window_pattern"} | {
-            "layer_types": kinds
-        }
+        values = {
+            key: value for key, value in values.items() if key != "sliding_window_pattern"
+        } | {"layer_types": kinds}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     chains = []
@@ -147,7 +187,9 @@ def test_layers_that_take_turns_are_shortened_by_whole_periods(tmp_path, monkeyp
 
     shortened = trace_module.shortened
     monkeypatch.setattr(trace_module, "shortened", noted)
-    short, whole = both(monkeypatch, lambda: trace(f"transformers:{path}", ("half",), Variant("sgd", 16)))
+    short, whole = both(
+        monkeypatch, lambda: trace(f"transformers:{path}", ("half",), Variant("sgd", 16))
+    )
     assert records.to_json(short) == records.to_json(whole)
     assert (chains[0].period, len(chains[0].modules)) == (period, ran)
     assert short.forms["half"].blocks.count == values["num_hidden_layers"]
@@ -161,7 +203,10 @@ def test_blocks_that_take_turns_are_the_mean_of_a_period(tmp_path):
     blocks = trace(f"transformers:{path}", ("amp",), Variant("sgd", 16)).forms["amp"].blocks
     in_a_layer = 4 * 3 * 32 * 64
     assert (blocks.experts, blocks.expert_parameters) == (4, in_a_layer // 2)
-    assert blocks.dispatched_bytes == (0.0, 16 * 32 * 2 / 2)  # 16 tokens of 32 numbers, in every second layer
+    assert blocks.dispatched_bytes == (
+        0.0,
+        16 * 32 * 2 / 2,
+    )  # 16 tokens of 32 numbers, in every second layer
 
 
 def forms(*numbers):
@@ -170,8 +215,14 @@ def forms(*numbers):
 
 @pytest.mark.parametrize(
     ("widths", "found"),
-    [((8,) * 6, (6, 1)), ((8, 9) * 3, (6, 2)), ((7, 8, 9, 8, 9, 8, 9, 6), (6, 2)), ((7, 8, 8, 8, 9) * 2, (10, None)), ((7, 8, 9, 6, 5), None)],
-)  # fmt: skip
+    [
+        ((8,) * 6, (6, 1)),
+        ((8, 9) * 3, (6, 2)),
+        ((7, 8, 9, 8, 9, 8, 9, 6), (6, 2)),
+        ((7, 8, 8, 8, 9) * 2, (10, None)),
+        ((7, 8, 9, 6, 5), None),
+    ],
+)
 def test_the_longest_chain_may_take_turns(widths, found):
     chain = longest_chain(nn.ModuleList(forms(*widths)))
     if found is None:

@@ -27,7 +27,13 @@ class Applied(nn.Module):
 
 def task(model):
     return Task(
-        "planted", model, lambda m, x: m(x), lambda m, x: m(x).sum(), lambda n: torch.randn(n, 16), None, "a vector"
+        "planted",
+        model,
+        lambda m, x: m(x),
+        lambda m, x: m(x).sum(),
+        lambda n: torch.randn(n, 16),
+        None,
+        "a vector",
     )
 
 
@@ -43,7 +49,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 def test_another_librarys_operator_is_refused_by_name_with_its_module():
     model = nn.Sequential(nn.Linear(16, 16), Applied(lambda x: planted_product(x)))
-    with pytest.raises(TrainpaceError, match=r"planted::product in 1.* is another library's.*trainpace watch"):
+    with pytest.raises(
+        TrainpaceError, match=r"planted::product in 1.* is another library's.*trainpace watch"
+    ):
         trace_task(task(model), variant=INFERENCE)
 
 
@@ -61,7 +69,13 @@ def test_a_product_that_no_row_counts_is_refused_by_name(call, name):
 
 
 @pytest.mark.parametrize(
-    "call", [torch.linalg.vector_norm, torch.cumsum, lambda x: x.softmax(-1), lambda x: torch.fft.rfft(x).abs()]
+    "call",
+    [
+        torch.linalg.vector_norm,
+        torch.cumsum,
+        lambda x: x.softmax(-1),
+        lambda x: torch.fft.rfft(x).abs(),
+    ],
 )
 def test_what_multiplies_no_matrices_is_traced(call):
     model = Applied(lambda x: call(x, dim=-1) if call is torch.cumsum else call(x))

@@ -18,9 +18,16 @@ WIDTH = HEADS * SIZE
 STEP = Variant(mode="forward_backward")
 SEEN_BY_WINDOW = WINDOW - WINDOW * (WINDOW - 1) / 2 / LENGTH
 MISTRAL = {
-    "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": WIDTH, "intermediate_size": 64,
-    "num_hidden_layers": 4, "num_attention_heads": HEADS, "num_key_value_heads": 2, "vocab_size": 100, "sliding_window": WINDOW,
-}  # fmt: skip
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": WIDTH,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "sliding_window": WINDOW,
+}
 
 
 def attention_rows(form):
@@ -37,11 +44,13 @@ def window(batch, head, query, key):
 @pytest.mark.parametrize(
     ("mask", "seen"),
     [
-        (lambda b, h, q, k: k <= q, (LENGTH + 1) / 2), (window, SEEN_BY_WINDOW),
-        (lambda b, h, q, k: (q // 16 == k // 16) & (k <= q), 8.5), (lambda b, h, q, k: q < 0, 0.0),
+        (lambda b, h, q, k: k <= q, (LENGTH + 1) / 2),
+        (window, SEEN_BY_WINDOW),
+        (lambda b, h, q, k: (q // 16 == k // 16) & (k <= q), 8.5),
+        (lambda b, h, q, k: q < 0, 0.0),
         (lambda b, h, q, k: torch.zeros(4, device="meta")[q] > k, UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_keys_are_counted_in_the_mask(mask, seen):
     assert keys_seen(mask, LENGTH, LENGTH) == pytest.approx(seen)
 
@@ -65,9 +74,9 @@ def test_a_longer_mask_takes_no_more_positions():
     assert max(looked_at) <= AT_ONCE
     looked_at.clear()
     chunk = 4096
-    assert keys_seen(lambda b, h, q, k: (q // chunk == k // chunk) & (k <= q), 131_072, 131_072) == pytest.approx(
-        chunk / 2, rel=1e-3
-    )
+    assert keys_seen(
+        lambda b, h, q, k: (q // chunk == k // chunk) & (k <= q), 131_072, 131_072
+    ) == pytest.approx(chunk / 2, rel=1e-3)
 
 
 def mistral(tmp_path, **values):
@@ -109,8 +118,14 @@ class Flex(nn.Module):
         self.attend = torch.compile(flex_attention) if compiled else flex_attention
 
     def forward(self, x):
-        q, k, v = (p.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for p in self.projection(x).chunk(3, -1))
-        blocks = None if self.mask is None else self.make(self.mask, None, None, LENGTH, LENGTH, device=str(x.device))
+        q, k, v = (
+            p.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for p in self.projection(x).chunk(3, -1)
+        )
+        blocks = (
+            None
+            if self.mask is None
+            else self.make(self.mask, None, None, LENGTH, LENGTH, device=str(x.device))
+        )
         return self.out(self.attend(q, k, v, block_mask=blocks).transpose(1, 2).flatten(2))
 
 
@@ -164,7 +179,16 @@ def test_flex_attention_of_older_torch_has_fewer_arguments(monkeypatch):
 
     from trainpace.trace import stand_ins
 
-    def older(query, key, value, score_mod=None, block_mask=None, scale=1.5, enable_gqa=False, return_lse=False):
+    def older(
+        query,
+        key,
+        value,
+        score_mod=None,
+        block_mask=None,
+        scale=1.5,
+        enable_gqa=False,
+        return_lse=False,
+    ):
         raise AssertionError("torch's own runs")
 
     monkeypatch.setattr(module, "flex_attention", older)
@@ -195,7 +219,13 @@ def test_models_that_mend_numbers_that_are_not_finite_are_traced():
             return y
 
     task = Task(
-        "mends", Mends(4, 4), lambda m, x: m(x), lambda m, x: m(x).sum(), lambda n: torch.randn(n, 4), None, "a vector"
+        "mends",
+        Mends(4, 4),
+        lambda m, x: m(x),
+        lambda m, x: m(x).sum(),
+        lambda n: torch.randn(n, 4),
+        None,
+        "a vector",
     )
     functions = trace_task(task, ("fp32",), STEP).forms["fp32"].operators.function
     assert "clamp" not in functions

@@ -24,17 +24,29 @@ class Convolution(nn.Module):
 def task_of(multiply, layout=torch.sparse_coo, learns=False, nodes=NODES):
     def make_batch(n):
         at = torch.zeros(2, VALUES, dtype=torch.int64)
-        matrix = torch.sparse_coo_tensor(at, torch.zeros(VALUES), (NODES, NODES), device="meta", check_invariants=False)
+        matrix = torch.sparse_coo_tensor(
+            at, torch.zeros(VALUES), (NODES, NODES), device="meta", check_invariants=False
+        )
         return torch.zeros(nodes, 8, device="meta"), matrix._coalesced_(True)
 
     def loss(model, batch):
         x, matrix = batch
         return model((x, matrix.requires_grad_() if learns else matrix)).sum()
 
-    return Task("graph", Convolution(multiply), lambda model, batch: model(batch), loss, make_batch, None, "")
+    return Task(
+        "graph",
+        Convolution(multiply),
+        lambda model, batch: model(batch),
+        loss,
+        make_batch,
+        None,
+        "",
+    )
 
 
-@pytest.mark.parametrize("multiply", [torch.spmm, torch.sparse.mm, torch.mm, torch.matmul, lambda a, b: a @ b])
+@pytest.mark.parametrize(
+    "multiply", [torch.spmm, torch.sparse.mm, torch.mm, torch.matmul, lambda a, b: a @ b]
+)
 def test_a_product_is_a_row_of_the_dense_matrix_for_each_value(multiply):
     table = trace_task(task_of(multiply), only_batch=NODES).form("fp32").operators
     rows = [i for i, name in enumerate(table.function) if name == "sparse_product"]

@@ -14,11 +14,25 @@ from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
 
 PARAMETERS = {  # as torchvision documents them; MobileNet v1: the trainable ones of Keras
-    "vgg11": 132863336, "vgg13": 133047848, "vgg16": 138357544, "vgg19": 143667240, "resnet18": 11689512, "resnet34": 21797672,
-    "resnet50": 25557032, "resnet101": 44549160, "resnet152": 60192808, "mobilenet_v1": 4231976,
+    "vgg11": 132863336,
+    "vgg13": 133047848,
+    "vgg16": 138357544,
+    "vgg19": 143667240,
+    "resnet18": 11689512,
+    "resnet34": 21797672,
+    "resnet50": 25557032,
+    "resnet101": 44549160,
+    "resnet152": 60192808,
+    "mobilenet_v1": 4231976,
     "mobilenet_v2": 3504872,
-}  # fmt: skip
-GMACS = {"vgg16": 15.47, "resnet50": 4.09, "resnet18": 1.81, "mobilenet_v1": 0.569, "mobilenet_v2": 0.30}
+}
+GMACS = {
+    "vgg16": 15.47,
+    "resnet50": 4.09,
+    "resnet18": 1.81,
+    "mobilenet_v1": 0.569,
+    "mobilenet_v2": 0.30,
+}
 """Multiply-adds of one 224 x 224 image forward, as torchvision documents them; MobileNet v1: table 4 of its paper."""
 
 
@@ -56,9 +70,14 @@ def linear_task(batch_first=True, model=None, loss=None):
     model = model or nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     criterion = nn.CrossEntropyLoss()
     return Task(
-        "small", model, calling, loss or (lambda m, b: criterion(m(b[0]), b[1])), lambda n: (torch.randn(n, 64), torch.randint(0, 10, (n,))),
-        None, "a vector",
-    )  # fmt: skip
+        "small",
+        model,
+        calling,
+        loss or (lambda m, b: criterion(m(b[0]), b[1])),
+        lambda n: (torch.randn(n, 64), torch.randint(0, 10, (n,))),
+        None,
+        "a vector",
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 1000])
@@ -80,24 +99,36 @@ def test_memory_of_a_model_that_can_be_counted_by_hand():
 
 
 def test_sgd_without_momentum_has_no_state():
-    assert trace_task(linear_task(), variant=Variant("sgd")).forms["fp32"].memory.optimizer_bytes == 0
+    assert (
+        trace_task(linear_task(), variant=Variant("sgd")).forms["fp32"].memory.optimizer_bytes == 0
+    )
 
 
 def test_forms_differ_as_on_cuda():
-    task = linear_task(model=nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10)))
+    task = linear_task(
+        model=nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10))
+    )
     workload = trace_task(task, ("fp32", "amp", "half"), Variant("sgd"))
     table = {form: workload.forms[form].operators for form in workload.forms}
 
     def halves(form, kind):
-        return {bool(h) for h, k in zip(table[form].half, table[form].kind, strict=True) if k == kind}
+        return {
+            bool(h) for h, k in zip(table[form].half, table[form].kind, strict=True) if k == kind
+        }
 
     assert halves("fp32", "gemm") == {False}
     assert halves("amp", "gemm") == {True}
     assert halves("half", "gemm") == {True}
     assert True not in halves("amp", "softmax")  # autocast keeps the loss in fp32
     assert sum(table["amp"].count) > sum(table["fp32"].count)  # the casts
-    assert workload.forms["amp"].memory.parameter_bytes == 2 * workload.forms["half"].memory.parameter_bytes
-    assert workload.forms["amp"].memory.parameter_bytes == workload.forms["fp32"].memory.parameter_bytes
+    assert (
+        workload.forms["amp"].memory.parameter_bytes
+        == 2 * workload.forms["half"].memory.parameter_bytes
+    )
+    assert (
+        workload.forms["amp"].memory.parameter_bytes
+        == workload.forms["fp32"].memory.parameter_bytes
+    )
 
 
 def test_a_model_may_switch_autocast_off_by_its_tensors_device():
@@ -120,14 +151,24 @@ def test_a_model_may_switch_autocast_off_by_its_tensors_device():
 
 def test_autocast_dtypes_are_those_of_torch():
     """The same model under torch's own autocast (CPU, the part of the lists that it shares with CUDA)."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
     seen = []
     hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o.dtype)) for m in model]
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(2, 3, 8, 8))
     truth = list(seen)
     seen.clear()
-    task = Task("small", model, calling, lambda m, b: m(b).sum(), lambda n: torch.randn(n, 3, 8, 8), None, "an image")
+    task = Task(
+        "small",
+        model,
+        calling,
+        lambda m, b: m(b).sum(),
+        lambda n: torch.randn(n, 3, 8, 8),
+        None,
+        "an image",
+    )
     trace_task(task, ("amp",), Variant("sgd"))  # the trace runs a copy of the model, hooks included
     for hook in hooks:
         hook.remove()
@@ -136,7 +177,15 @@ def test_autocast_dtypes_are_those_of_torch():
 
 def test_fused_attention_and_dropout_inside_python_functions_are_seen():
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-    task = Task("encoder", layer, calling, lambda m, b: m(b).sum(), lambda n: torch.randn(n, 16, 32), None, "16 tokens")
+    task = Task(
+        "encoder",
+        layer,
+        calling,
+        lambda m, b: m(b).sum(),
+        lambda n: torch.randn(n, 16, 32),
+        None,
+        "16 tokens",
+    )
     table = trace_task(task, ("amp",), Variant("sgd")).forms["amp"].operators
     assert "attention" in table.kind
     assert "attention_backward" in table.kind
@@ -148,9 +197,14 @@ def test_fused_attention_and_dropout_inside_python_functions_are_seen():
 def test_attention_of_other_than_four_dimensions_is_not_fused(shape):
     layer = nn.Linear(8, 8)
     task = Task(
-        "blocks", layer, calling, lambda m, b: nn.functional.scaled_dot_product_attention(m(b), b, b).sum(),
-        lambda n: torch.randn(n, *shape), None, "blocks",
-    )  # fmt: skip
+        "blocks",
+        layer,
+        calling,
+        lambda m, b: nn.functional.scaled_dot_product_attention(m(b), b, b).sum(),
+        lambda n: torch.randn(n, *shape),
+        None,
+        "blocks",
+    )
     kinds = trace_task(task, variant=Variant("sgd")).forms["fp32"].operators.kind
     assert "attention" not in kinds
     assert "softmax" in kinds
@@ -184,13 +238,17 @@ def test_tensors_that_a_model_makes_on_a_device_by_name_are_the_devices(device):
         def forward(self, x):
             places = torch.arange(10, device=device)
             return (
-                self.layer(x.to(device)) + self.table(places).sum() + torch.zeros(len(x), 10).to(torch.device(device))
+                self.layer(x.to(device))
+                + self.table(places).sum()
+                + torch.zeros(len(x), 10).to(torch.device(device))
             )
 
     def without(model, batch):
         return model.layer(batch[0]).sum()
 
-    named = trace_task(linear_task(model=Positions(), loss=lambda model, batch: model(batch[0]).sum()))
+    named = trace_task(
+        linear_task(model=Positions(), loss=lambda model, batch: model(batch[0]).sum())
+    )
     plain = trace_task(linear_task(model=Positions(), loss=without))
     assert flops(named, 7, "forward") == pytest.approx(flops(plain, 7, "forward"))
 
@@ -230,9 +288,14 @@ def test_tied_weights_stay_tied():
             return self.out(self.embed(x))
 
     task = Task(
-        "tied", Tied(), calling, lambda m, b: nn.functional.cross_entropy(m(b).flatten(0, 1), b.flatten()),
-        lambda n: torch.randint(0, 100, (n, 8)), None, "8 tokens",
-    )  # fmt: skip
+        "tied",
+        Tied(),
+        calling,
+        lambda m, b: nn.functional.cross_entropy(m(b).flatten(0, 1), b.flatten()),
+        lambda n: torch.randint(0, 100, (n, 8)),
+        None,
+        "8 tokens",
+    )
     workload = trace_task(task)
     assert workload.parameters == 1600
     assert workload.forms["fp32"].memory.parameter_bytes == 6400

@@ -41,11 +41,16 @@ def test_updates_are_run_as_often_as_they_must(monkeypatch, sparse, steps):
     monkeypatch.setattr(MODULE, "step_once", lambda *args: (runs.append(1), step(*args)))
     workload = trace_task(task(sparse), ("fp32",), Variant("sgd"))
     assert len(runs) == steps
-    monkeypatch.setattr(MODULE, "step_like", lambda first, recorder: pytest.fail("not of a sparse gradient"))
+    monkeypatch.setattr(
+        MODULE, "step_like", lambda first, recorder: pytest.fail("not of a sparse gradient")
+    )
     table = workload.forms["fp32"].operators
     written = [i for i in range(len(table)) if table.function[i] == "sparse_add_"]
     assert bool(written) == sparse
-    assert all(at_batch(table.written_bytes[i], 8) == 2 * at_batch(table.written_bytes[i], 4) for i in written)
+    assert all(
+        at_batch(table.written_bytes[i], 8) == 2 * at_batch(table.written_bytes[i], 4)
+        for i in written
+    )
 
 
 def test_it_is_the_same_update(monkeypatch):
@@ -57,4 +62,6 @@ def test_it_is_the_same_update(monkeypatch):
     one_step = MODULE._one_step
     monkeypatch.setattr(MODULE, "_one_step", lambda *args: one_step(*args[:7]))
     monkeypatch.setattr(MODULE, "step_like", again)
-    assert records.to_json(trace_task(task(False), ("amp",), Variant("adamw"))) == records.to_json(once)
+    assert records.to_json(trace_task(task(False), ("amp",), Variant("adamw"))) == records.to_json(
+        once
+    )

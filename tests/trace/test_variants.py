@@ -45,7 +45,8 @@ def flops(table, phase, batch=4):
 
 def test_modes_leave_out_what_they_do_not_run():
     whole, passes, forward = (
-        trace("resnet18", variant=Variant(mode=mode)) for mode in ("train", "forward_backward", "inference")
+        trace("resnet18", variant=Variant(mode=mode))
+        for mode in ("train", "forward_backward", "inference")
     )
     assert set(operators(whole).phase) == {"forward", "backward", "optimizer"}
     assert set(operators(passes).phase) == {"forward", "backward"}
@@ -61,28 +62,37 @@ def test_before_torch_2_attention_is_not_fused_and_optimizers_go_tensor_by_tenso
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2))
     today, then = (
-        operators(trace(f"transformers:{path}", ("half",), Variant("adamw", 32, legacy=legacy)), "half")
+        operators(
+            trace(f"transformers:{path}", ("half",), Variant("adamw", 32, legacy=legacy)), "half"
+        )
         for legacy in (False, True)
     )
     assert "attention" in today.kind
     assert "attention" not in then.kind
     assert "softmax" in then.kind
     launches = [
-        int((table.count * table.launches)[np.array(table.phase) == "optimizer"].sum()) for table in (today, then)
+        int((table.count * table.launches)[np.array(table.phase) == "optimizer"].sum())
+        for table in (today, then)
     ]
     assert launches[1] > 3 * launches[0]
 
 
 def test_an_image_of_another_size():
     small, large = (trace("resnet18", variant=Variant(image_size=side)) for side in (112, 224))
-    assert flops(operators(large), "forward") == pytest.approx(4 * flops(operators(small), "forward"), rel=0.1)
+    assert flops(operators(large), "forward") == pytest.approx(
+        4 * flops(operators(small), "forward"), rel=0.1
+    )
     assert large.sample_bytes == 3 * 224 * 224 * 4 + 8
     assert large.batch_tensors == 2  # images and labels
 
 
 def test_keras_vgg_grows_with_the_image():
-    small, large = (trace("vgg11_keras", variant=Variant(image_size=side)).parameters for side in (64, 224))
-    assert small == 38_491_496  # 9.2 M in convolutions, 2048 x 4096 + 4096 x 4096 + 4096 x 1000 and their biases
+    small, large = (
+        trace("vgg11_keras", variant=Variant(image_size=side)).parameters for side in (64, 224)
+    )
+    assert (
+        small == 38_491_496
+    )  # 9.2 M in convolutions, 2048 x 4096 + 4096 x 4096 + 4096 x 1000 and their biases
     assert large == trace("vgg11").parameters
 
 
@@ -90,14 +100,17 @@ def test_checkpointing_repeats_the_forward_pass_and_saves_memory(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT2 | {"n_layer": 6}))
     plain, saving = (
-        trace(f"transformers:{path}", ("half",), Variant("adamw", 128, checkpointing=on)) for on in (False, True)
+        trace(f"transformers:{path}", ("half",), Variant("adamw", 128, checkpointing=on))
+        for on in (False, True)
     )
     assert saving.checkpointed
     backward = [flops(operators(w, "half"), "backward") for w in (plain, saving)]
     assert backward[0] < backward[1] <= backward[0] + flops(operators(plain, "half"), "forward")
     assert at_peak(saving.forms["half"].memory, 8)[1] < at_peak(plain.forms["half"].memory, 8)[1]
     forward = [flops(operators(w, "half"), "forward") for w in (plain, saving)]
-    assert forward[1] == pytest.approx(forward[0], rel=0.01)  # without the copies of a cache of keys
+    assert forward[1] == pytest.approx(
+        forward[0], rel=0.01
+    )  # without the copies of a cache of keys
 
 
 def test_a_models_own_memory_format_is_seen():
@@ -112,17 +125,27 @@ def test_a_models_own_memory_format_is_seen():
 
     table = operators(trace_task(task(Turned()), variant=Variant("sgd")))
     rows = zip(table.kind, table.dims[:, 1].sum(1), table.dims[:, 15].sum(1), strict=True)
-    assert {(int(groups), int(last)) for kind, groups, last in rows if kind == "conv"} == {(1, 0), (8, 1)}
+    assert {(int(groups), int(last)) for kind, groups, last in rows if kind == "conv"} == {
+        (1, 0),
+        (8, 1),
+    }
 
 
 def test_a_bias_is_a_kernel_of_its_own_and_the_host_sees_modules_and_views():
     with_bias, without = (
-        operators(trace_task(task(nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), nn.Flatten())), variant=Variant("sgd")))
+        operators(
+            trace_task(
+                task(nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), nn.Flatten())),
+                variant=Variant("sgd"),
+            )
+        )
         for bias in (True, False)
     )
     assert with_bias.function.count("conv_bias") == without.function.count("conv_bias") + 1
     host = {
-        kind: int(count) for kind, count in zip(without.kind, without.count, strict=True) if kind in ("view", "module")
+        kind: int(count)
+        for kind, count in zip(without.kind, without.count, strict=True)
+        if kind in ("view", "module")
     }
     assert host["module"] == 2
     assert host["view"] >= 1
@@ -137,7 +160,9 @@ class _Attention(nn.Module):
 
     def forward(self, x):
         q = self.layer(x).view(x.shape[0], 8, 2, 8).transpose(1, 2)
-        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=self.dropout), 0.1)
+        return nn.functional.dropout(
+            nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=self.dropout), 0.1
+        )
 
 
 def _functions(dropout, **variant):
@@ -150,7 +175,9 @@ def _functions(dropout, **variant):
         None,
         "",
     )
-    operators = trace_task(task, ("fp32",), Variant(optimizer="adamw", **variant)).form("fp32").operators
+    operators = (
+        trace_task(task, ("fp32",), Variant(optimizer="adamw", **variant)).form("fp32").operators
+    )
     return set(operators.function), set(operators.kind)
 
 
@@ -160,7 +187,9 @@ def test_a_cpu_runs_other_operators_than_a_gpu():
     assert "attention" in kinds
     functions, kinds = _functions(0.0, cpu=True)
     assert {"bernoulli_", "addcdiv_"} <= functions
-    assert not {name for name in functions if name.startswith("_foreach") or name == "native_dropout"}
+    assert not {
+        name for name in functions if name.startswith("_foreach") or name == "native_dropout"
+    }
     assert "attention" in kinds
     functions, kinds = _functions(0.2, cpu=True)
     assert "attention" not in kinds

@@ -18,13 +18,17 @@ WIDTH = 8
 
 def products(workload, phase, batch=1, form="fp32"):
     table = workload.forms[form].operators
-    rows = np.array([p == phase and k == "gemm" for p, k in zip(table.phase, table.kind, strict=True)])
+    rows = np.array(
+        [p == phase and k == "gemm" for p, k in zip(table.phase, table.kind, strict=True)]
+    )
     return float((at_batch(table.flops, batch) * table.count)[rows].sum())
 
 
 def task(step, model, optimizer, data=None):
     data = TensorDataset(torch.randn(16, WIDTH)) if data is None else data
-    return _whole_step_task("step", Parts(model=model, optimizer=optimizer, step=step, dataset=data), "mine.py:step")
+    return _whole_step_task(
+        "step", Parts(model=model, optimizer=optimizer, step=step, dataset=data), "mine.py:step"
+    )
 
 
 def one_update(model, optimizer, backward_passes=1):
@@ -51,7 +55,9 @@ def test_every_backward_pass_of_a_step_is_counted(passes):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     workload = trace_task(task(one_update(model, optimizer, passes), model, optimizer))
     assert products(workload, "forward") == passes * ONE_PRODUCT
-    assert products(workload, "backward") == passes * ONE_PRODUCT  # of the weight; the input wants no gradient
+    assert (
+        products(workload, "backward") == passes * ONE_PRODUCT
+    )  # of the weight; the input wants no gradient
     assert workload.whole_step
 
 
@@ -84,7 +90,10 @@ def test_a_plain_step_is_traced_as_the_tasks_own_loop():
     for phase in ("forward", "backward"):
         assert products(whole, phase, 7) == products(plain, phase, 7) > 0
     kept, usual = whole.forms["fp32"].memory, plain.forms["fp32"].memory
-    assert (kept.parameter_bytes, kept.optimizer_bytes) == (usual.parameter_bytes, usual.optimizer_bytes)
+    assert (kept.parameter_bytes, kept.optimizer_bytes) == (
+        usual.parameter_bytes,
+        usual.optimizer_bytes,
+    )
     at_1000 = [max(m.peaks @ np.array([1.0, 1.0, 1000.0])) for m in (kept, usual)]
     assert at_1000[0] == pytest.approx(at_1000[1], rel=0.01)
 
@@ -104,10 +113,11 @@ def test_what_runs_in_an_optimizer_is_its_phase_and_its_states_are_no_activation
     assert form.memory.optimizer_bytes == 8 * numbers
     assert form.memory.parameter_bytes == 4 * numbers
     assert form.operators.phase.count("optimizer") >= 1
-    assert {k for k, p in zip(form.operators.kind, form.operators.phase, strict=True) if p == "optimizer"} <= {
-        "optimizer",
-        "view",
-    }
+    assert {
+        k
+        for k, p in zip(form.operators.kind, form.operators.phase, strict=True)
+        if p == "optimizer"
+    } <= {"optimizer", "view"}
     # the gradients of both models stay from step to step, and no state is among the activations
     gradients = form.memory.peaks[:, 0].max()
     assert gradients == 4 * numbers
@@ -169,10 +179,14 @@ def test_tensors_that_a_step_sends_somewhere_stay_where_the_trace_is():
 def test_half_precision_casts_the_models_and_autocast_their_products():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    workload = trace_task(task(one_update(model, optimizer), model, optimizer), ("fp32", "amp", "half"))
+    workload = trace_task(
+        task(one_update(model, optimizer), model, optimizer), ("fp32", "amp", "half")
+    )
     for form, is_half in (("fp32", False), ("amp", True), ("half", True)):
         table = workload.forms[form].operators
-        assert {bool(h) for h, k in zip(table.half, table.kind, strict=True) if k == "gemm"} == {is_half}
+        assert {bool(h) for h, k in zip(table.half, table.kind, strict=True) if k == "gemm"} == {
+            is_half
+        }
     assert workload.forms["half"].memory.parameter_bytes == 2 * WIDTH**2
 
 
@@ -200,7 +214,12 @@ def refused(step, model, optimizer, match, error=TrainpaceError):
 def test_a_model_that_the_step_calls_and_nobody_named_is_refused():
     model, other = linear(), linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    refused(one_update(nn.Sequential(model, other), optimizer), model, optimizer, "not among those returned")
+    refused(
+        one_update(nn.Sequential(model, other), optimizer),
+        model,
+        optimizer,
+        "not among those returned",
+    )
 
 
 def test_a_step_that_looks_at_values_is_refused_with_what_to_do():
@@ -219,10 +238,14 @@ def test_a_step_that_looks_at_values_is_refused_with_what_to_do():
 def test_a_step_that_updates_nothing_is_refused():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    refused(lambda batch: model(batch[0]).sum().backward(), model, optimizer, "never calls an optimizer")
+    refused(
+        lambda batch: model(batch[0]).sum().backward(), model, optimizer, "never calls an optimizer"
+    )
 
 
-@pytest.mark.parametrize("variant", [Variant("adamw"), Variant(mode="inference"), Variant(mode="forward_backward")])
+@pytest.mark.parametrize(
+    "variant", [Variant("adamw"), Variant(mode="inference"), Variant(mode="forward_backward")]
+)
 def test_its_optimizer_and_its_extent_are_the_steps_own(variant):
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,9 +15,13 @@ HERE = Path(".")
 
 def case(**stated):
     values = {
-        "index": 0, "model_spec": "torchvision:resnet50", "gpu_canonical": "V100-SXM-32GB", "precision": "fp32", "batch_per_gpu": 32.0,
+        "index": 0,
+        "model_spec": "torchvision:resnet50",
+        "gpu_canonical": "V100-SXM-32GB",
+        "precision": "fp32",
+        "batch_per_gpu": 32.0,
         "step_time_ms": 100.0,
-    }  # fmt: skip
+    }
     return case_of(Run(**values | stated), HERE)
 
 
@@ -41,22 +45,33 @@ def test_modes_and_optimizers():
 
 @pytest.mark.parametrize(
     ("version", "legacy", "host"),
-    [("torch 1.4 / CUDA 10.0", True, "host_old_torch"), ("1.13.0a0+d0d6b1f", True, ""), ("torch 2.1.0 (README)", False, ""),
-     ("2.8.0a0+5228986c39.nv25.06", False, ""), ("", False, "host_old_torch")],
-)  # fmt: skip
+    [
+        ("torch 1.4 / CUDA 10.0", True, "host_old_torch"),
+        ("1.13.0a0+d0d6b1f", True, ""),
+        ("torch 2.1.0 (README)", False, ""),
+        ("2.8.0a0+5228986c39.nv25.06", False, ""),
+        ("", False, "host_old_torch"),
+    ],
+)
 def test_the_version_decides_what_torch_could_do(version, legacy, host):
     c = case(framework="pytorch", framework_version=version)
     assert (c.variant.legacy, c.software.slow_host) == (legacy, host)
 
 
 def test_parallelism_is_read_from_its_text():
-    c = case(num_gpus=16.0, num_nodes=2.0, parallelism="fsdp=FULL_SHARD mp_mode=PURE dp=16 ac=full act_cpu_offload=False",
-             interconnect="1600 Gbps RoCE")  # fmt: skip
+    c = case(
+        num_gpus=16.0,
+        num_nodes=2.0,
+        parallelism="fsdp=FULL_SHARD mp_mode=PURE dp=16 ac=full act_cpu_offload=False",
+        interconnect="1600 Gbps RoCE",
+    )
     assert c.execution.zero_stage == 3
     assert c.execution.activation_checkpointing
     assert c.execution.world_size == 16
     assert c.cluster.network_gb_per_s_per_device == 1600 / 8 / 8
-    assert case(num_gpus=4.0, parallelism="nn.DataParallel dp=4").execution.engine == "data_parallel"
+    assert (
+        case(num_gpus=4.0, parallelism="nn.DataParallel dp=4").execution.engine == "data_parallel"
+    )
     tensor = case(
         num_gpus=64.0,
         num_nodes=8.0,
@@ -69,10 +84,24 @@ def test_parallelism_is_read_from_its_text():
 
 
 def test_step_time_from_throughput():
-    c = case(step_time_ms=None, samples_per_sec=640.0, num_gpus=2.0, parallelism="dp=2", global_batch=64.0)
+    c = case(
+        step_time_ms=None,
+        samples_per_sec=640.0,
+        num_gpus=2.0,
+        parallelism="dp=2",
+        global_batch=64.0,
+    )
     assert c.measured_ms == pytest.approx(100.0)
-    rounded = case(step_time_ms=None, samples_per_sec=1.0, tokens_per_sec=150.0, seq_len=100.0, batch_per_gpu=3.0)
-    assert rounded.measured_ms == pytest.approx(2000.0)  # 1.5 samples/s, which the source rounds to 1
+    rounded = case(
+        step_time_ms=None,
+        samples_per_sec=1.0,
+        tokens_per_sec=150.0,
+        seq_len=100.0,
+        batch_per_gpu=3.0,
+    )
+    assert rounded.measured_ms == pytest.approx(
+        2000.0
+    )  # 1.5 samples/s, which the source rounds to 1
     tokens = case(step_time_ms=None, tokens_per_sec=32000.0, seq_len=100.0, global_batch=32.0)
     assert tokens.measured_ms == pytest.approx(100.0)
 
@@ -122,21 +151,38 @@ def test_columns_say_what_a_run_s_software_did():
         num_gpus=16.0,
         num_nodes=2.0,
     )
-    assert (c.execution.engine, c.software.attention, c.peak) == ("unoverlapped", "efficient", "device")  # a V100's own
-    assert c.assumed == "64 heads, a network of 25 GB/s a GPU, a host that launches as torch 1.9 did"
+    assert (c.execution.engine, c.software.attention, c.peak) == (
+        "unoverlapped",
+        "efficient",
+        "device",
+    )  # a V100's own
+    assert (
+        c.assumed == "64 heads, a network of 25 GB/s a GPU, a host that launches as torch 1.9 did"
+    )
     plain = case(framework_version="torch 2.1")
-    assert (plain.execution.engine, plain.software.fused_attention, plain.peak) == ("ddp", "flash1", "allocated")
+    assert (plain.execution.engine, plain.software.fused_attention, plain.peak) == (
+        "ddp",
+        "flash1",
+        "allocated",
+    )
     assert case(attention="flash2", framework_version="torch 2.1").software.attention == "flash2"
 
 
 def test_samples_copied_from_the_host_take_time():
     saved = replace(workload(), sample_bytes=1e6)
-    plain, copied = (forecast_case(case(host_copy=word), saved).step.host_to_device_ms for word in ("", "yes"))
+    plain, copied = (
+        forecast_case(case(host_copy=word), saved).step.host_to_device_ms for word in ("", "yes")
+    )
     assert (plain, copied > 0) == (0.0, True)
 
 
 def test_hybrid_sharding_and_gathered_parameters_kept():
-    c = case(num_gpus=16.0, num_nodes=2.0, parallelism="fsdp=HYBRID_SHARD dp=16", interconnect="1600 Gbps")
+    c = case(
+        num_gpus=16.0,
+        num_nodes=2.0,
+        parallelism="fsdp=HYBRID_SHARD dp=16",
+        interconnect="1600 Gbps",
+    )
     assert c.execution.shard_size == 8
     kept = case(num_gpus=8.0, parallelism="fsdp=SHARD_GRAD_OP mp_mode=DEFAULT dp=8 ac=none")
     assert (kept.execution.zero_stage, kept.execution.reshard_after_forward) == (3, False)
@@ -168,7 +214,9 @@ def test_a_named_host_launches_at_its_own_speed():
         case(host="a fast one")
 
 
-@pytest.mark.parametrize(("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)])
+@pytest.mark.parametrize(
+    ("gpu", "gb_per_s"), [("V100 SXM2 32GB", 25), ("H100 SXM", 50), ("MI300X", 25)]
+)
 def test_a_network_that_no_run_states_is_one_of_its_card_s_time(gpu, gb_per_s):
     c = case(gpu_canonical=gpu, num_gpus=16.0, num_nodes=2.0)
     assert c.cluster.network_gb_per_s_per_device == gb_per_s

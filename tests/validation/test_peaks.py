@@ -21,9 +21,14 @@ SMALL = Memory(
 
 def case(**stated):
     values = {
-        "index": 0, "model_spec": "torchvision:resnet50", "gpu_canonical": "V100-SXM-32GB", "precision": "fp32",
-        "batch_per_gpu": 32.0, "step_time_ms": 100.0, "framework_version": "2.3.0",
-    }  # fmt: skip
+        "index": 0,
+        "model_spec": "torchvision:resnet50",
+        "gpu_canonical": "V100-SXM-32GB",
+        "precision": "fp32",
+        "batch_per_gpu": 32.0,
+        "step_time_ms": 100.0,
+        "framework_version": "2.3.0",
+    }
     return case_of(Run(**values | stated), Path())
 
 
@@ -34,7 +39,8 @@ def test_allocators_and_monitors_show_different_numbers():
 
 def test_old_software_loads_all_kernels():
     old, new = (
-        stated_peak_gib(case(peak_memory_kind="device", framework_version=v), SMALL) for v in ("1.10.0", "2.3.0")
+        stated_peak_gib(case(peak_memory_kind="device", framework_version=v), SMALL)
+        for v in ("1.10.0", "2.3.0")
     )
     assert old - new == pytest.approx(EAGER_CONTEXT_GIB - CONTEXT_GIB)
 
@@ -54,7 +60,11 @@ def test_what_the_allocator_reserved():
 
 def test_a_monitor_shows_no_more_than_the_card():
     kept = Memory(
-        parameters_gib=1.0, gradients_gib=1.0, optimizer_states_gib=2.0, activations_gib=24.0, reserved_gib=33.0,
+        parameters_gib=1.0,
+        gradients_gib=1.0,
+        optimizer_states_gib=2.0,
+        activations_gib=24.0,
+        reserved_gib=33.0,
         device_gib=34.0,
-    )  # fmt: skip
+    )
     assert stated_peak_gib(case(peak_memory_kind="device"), kept) <= 32

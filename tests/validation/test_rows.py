@@ -25,9 +25,13 @@ b,,A100,tf32,64,10,,train,224,,nchw
 
 def run(folder, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "trainpace", "validate", *arguments], capture_output=True, text=True, cwd=folder,
-        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-m", "trainpace", "validate", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        timeout=120,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,9 @@ def test_rows_and_summary(folder):
     rows = answer["rows"]
     assert [row["index"] for row in rows] == list(range(7))
     for row in rows[:4]:
-        assert row["error_pct"] == pytest.approx(100 * (row["forecast_ms"] / row["measured_ms"] - 1))
+        assert row["error_pct"] == pytest.approx(
+            100 * (row["forecast_ms"] / row["measured_ms"] - 1)
+        )
         assert row["low_ms"] < row["forecast_ms"] < row["high_ms"]
         assert row["in_interval"] == (row["low_ms"] <= row["measured_ms"] <= row["high_ms"])
     assert "bf16" in rows[4]["unsupported"]
@@ -103,7 +109,11 @@ def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(("runs.csv", "--file", "zz"), "zz"), (("none.csv",), "does not exist"), (("empty.csv",), "has no rows")],
+    [
+        (("runs.csv", "--file", "zz"), "zz"),
+        (("none.csv",), "does not exist"),
+        (("empty.csv",), "has no rows"),
+    ],
 )
 def test_bad_input_exits_2_with_a_sentence(folder, arguments, word):
     (folder / "empty.csv").write_text("model_spec\n")
@@ -137,6 +147,10 @@ def test_summary_arithmetic():
 
 
 def test_families():
-    names = {"timm:tf_efficientnet_b0_ns": "efficientnet", "torchvision:vgg16_bn": "vgg", "transformers:models/gpt2-large.json": "gpt",
-             "timm:vit_base_patch16_224": "vit"}  # fmt: skip
+    names = {
+        "timm:tf_efficientnet_b0_ns": "efficientnet",
+        "torchvision:vgg16_bn": "vgg",
+        "transformers:models/gpt2-large.json": "gpt",
+        "timm:vit_base_patch16_224": "vit",
+    }
     assert {spec: family_of(spec) for spec in names} == names

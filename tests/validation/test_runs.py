@@ -25,10 +25,17 @@ def test_csv_and_parquet_read_alike(tmp_path):
     from_csv = read_runs(write(tmp_path, CSV))
     assert [run.step_time_ms for run in from_csv] == [200.5, None]
     assert from_csv[0].seq_len is None
-    table = pa.table({
-        "model_spec": ["resnet18", "resnet18"], "gpu_canonical": ["T4", "V100"], "precision": ["fp32", "amp_fp16"],
-        "batch_per_gpu": [32, 64], "step_time_ms": [200.5, float("nan")], "seq_len": [None, None], "unknown": ["x", "y"],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "model_spec": ["resnet18", "resnet18"],
+            "gpu_canonical": ["T4", "V100"],
+            "precision": ["fp32", "amp_fp16"],
+            "batch_per_gpu": [32, 64],
+            "step_time_ms": [200.5, float("nan")],
+            "seq_len": [None, None],
+            "unknown": ["x", "y"],
+        }
+    )
     pq.write_table(table, tmp_path / "runs.parquet")
     assert read_runs(tmp_path / "runs.parquet") == from_csv
 
@@ -41,7 +48,10 @@ def test_csv_and_parquet_read_alike(tmp_path):
         ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
         ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
         ("", "neither"),
-        ("model_spec,attention\nresnet18,flash9\n", "flash1, flash2, flash3, flash4, cudnn, native"),
+        (
+            "model_spec,attention\nresnet18,flash9\n",
+            "flash1, flash2, flash3, flash4, cudnn, native",
+        ),
     ],
 )
 def test_wrong_files_are_one_sentence(tmp_path, text, word):

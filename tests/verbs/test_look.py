@@ -17,7 +17,15 @@ from trainpace.errors import TrainpaceError
 from trainpace.outcome import Interval
 from trainpace.records import save
 from trainpace.report import print_looked
-from trainpace.verbs.look import Length, Looked, LookRequest, elsewhere, length_of, run, started_with_python
+from trainpace.verbs.look import (
+    Length,
+    Looked,
+    LookRequest,
+    elsewhere,
+    length_of,
+    run,
+    started_with_python,
+)
 from trainpace.verbs.request import Misuse, Silent
 from trainpace.verbs.watch import Watched, busy_cores, busy_in_words
 from trainpace.watch import StatedLength
@@ -37,9 +45,19 @@ for epoch in range(int(sys.argv[2])):
         time.sleep(0.002)
 """
 DIAGNOSIS = Diagnosis(
-    verdict="compute", why=(), step_ms=10.0, step_ms_low=9.0, step_ms_high=11.0, shares=(), proofs=(), advice=(), not_worth=(),
-    steps_per_epoch=128.0, epochs=None, share_of_roof=None,
-)  # fmt: skip
+    verdict="compute",
+    why=(),
+    step_ms=10.0,
+    step_ms_low=9.0,
+    step_ms_high=11.0,
+    shares=(),
+    proofs=(),
+    advice=(),
+    not_worth=(),
+    steps_per_epoch=128.0,
+    epochs=None,
+    share_of_roof=None,
+)
 
 
 REQUEST = LookRequest(seconds=1.0)
@@ -55,7 +73,9 @@ def script(tmp_path):
 def look(script, *more, seconds=1.0, **options):
     folder = script.parent / "recording"
     command = (sys.executable, str(script), *more)
-    return run(LookRequest(command=command, seconds=seconds, output=str(folder), **options), Silent())
+    return run(
+        LookRequest(command=command, seconds=seconds, output=str(folder), **options), Silent()
+    )
 
 
 @pytest.mark.slow
@@ -66,7 +86,9 @@ def test_a_script_is_ended_and_its_whole_training_told(script):
     assert rank.complete
     assert rank.number_format == "amp_bf16"
     assert looked.watched.exit_code == 0
-    assert looked.length == Length(steps=12_800_000, of="training", epochs=100_000.0, words="--epochs 100000")
+    assert looked.length == Length(
+        steps=12_800_000, of="training", epochs=100_000.0, words="--epochs 100000"
+    )
     assert looked.seconds == pytest.approx(12_800_000 * looked.diagnosis.step_ms / 1e3)
     assert looked.interval_s.low <= looked.seconds <= looked.interval_s.high
     assert looked.elsewhere, looked.not_elsewhere
@@ -77,7 +99,9 @@ def test_a_script_is_ended_and_its_whole_training_told(script):
     hours = [chosen.match.mean_hours for chosen in looked.elsewhere]
     assert usd == sorted(usd)
     assert hours == sorted(hours, reverse=True)
-    assert all(chosen.match.forecast.execution.precision == "amp_bf16" for chosen in looked.elsewhere)
+    assert all(
+        chosen.match.forecast.execution.precision == "amp_bf16" for chosen in looked.elsewhere
+    )
     printed = (looked.watched.folder / "output.txt").read_text().splitlines()
     assert len(printed) >= rank.steps
 
@@ -94,10 +118,15 @@ def test_a_script_that_ends_by_itself_is_left_to_do_so(script):
 def test_the_batch_of_a_script_without_a_loader_is_that_of_the_models_input(script):
     loop = "for x, y in DataLoader(data, batch_size=32)"
     script.write_text(
-        script.read_text().replace(loop, "for x, y in [(a[:32], b[:32]) for a, b in [data.tensors] * 400]")
+        script.read_text().replace(
+            loop, "for x, y in [(a[:32], b[:32]) for a, b in [data.tensors] * 400]"
+        )
     )
     seen = look(script, "--epochs", "100000", gpu=("T4",))
-    told = run(replace(REQUEST, command=seen.watched.recording.command, global_batch=64, gpu=("T4",)), Silent())
+    told = run(
+        replace(REQUEST, command=seen.watched.recording.command, global_batch=64, gpu=("T4",)),
+        Silent(),
+    )
     batches = [looked.elsewhere[0].match.forecast.execution.global_batch for looked in (seen, told)]
     assert batches == [32, 64]
 
@@ -121,7 +150,9 @@ EARLIER = ("last.pt", "best.pt", "written.pt", "log.csv")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "put_back"), [(("100000000",), True), (("200",), False), (("200", "fails"), True)], ids=str
+    ("arguments", "put_back"),
+    [(("100000000",), True), (("200",), False), (("200", "fails"), True)],
+    ids=str,
 )
 def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, arguments, put_back):
     """Unless the script trained to its end, as it would have alone."""
@@ -131,19 +162,31 @@ def test_checkpoints_of_earlier_runs_survive_a_look(tmp_path, monkeypatch, argum
         (tmp_path / name).write_bytes(b"of an earlier run")
     if put_back:  # as a look leaves it that was killed
         (tmp_path / "last.pt").rename(tmp_path / "last.pt.before-trainpace-look")
-    looked = run(replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"), Silent())
+    looked = run(
+        replace(REQUEST, command=(sys.executable, "train.py", *arguments), output="recording"),
+        Silent(),
+    )
     kept = [(tmp_path / name).read_bytes() == b"of an earlier run" for name in EARLIER]
     assert kept == [put_back] * 4
     assert (tmp_path / "new.pt").stat().st_size > 1000
     restored = {Path(name).name for name in looked.watched.recording.restored}
     assert restored == (set(EARLIER) if put_back else set())
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*EARLIER, "new.pt", "recording", "train.py"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [*EARLIER, "new.pt", "recording", "train.py"]
+    )
 
 
 @pytest.mark.slow
 def test_ranks_end_after_the_same_step(tmp_path):
     ddp = Path(__file__).parents[2] / "benchmarks/planted/scripts/ddp_compute.py"
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    launcher = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    )
     command = (*launcher, str(ddp), "--steps", "2000")
     looked = run(LookRequest(command=command, seconds=2.0, output=str(tmp_path / "r")), Silent())
     ranks = looked.watched.recording.ranks
@@ -155,16 +198,21 @@ def test_ranks_end_after_the_same_step(tmp_path):
 @pytest.mark.slow
 def test_a_script_that_fails_is_told_with_what_it_printed(script):
     script.write_text("import torch\nprint('one moment')\nraise SystemExit(5)\n")
-    with pytest.raises(TrainpaceError, match=r"exit code 5 before its second training step:\n  one moment") as raised:
+    with pytest.raises(
+        TrainpaceError, match=r"exit code 5 before its second training step:\n  one moment"
+    ) as raised:
         look(script)
     assert raised.value.exit_code == 5
 
 
 def _looked(folder, **of_rank):
     return Looked(
-        watched=Watched(recording=recording(rank(forward=10, **of_rank)), folder=folder), diagnosis=DIAGNOSIS,
-        length=Length(steps=10, of="steps"), seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
-    )  # fmt: skip
+        watched=Watched(recording=recording(rank(forward=10, **of_rank)), folder=folder),
+        diagnosis=DIAGNOSIS,
+        length=Length(steps=10, of="steps"),
+        seconds=1.0,
+        interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )
 
 
 def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
@@ -175,9 +223,14 @@ def test_there_is_no_forecast_of_a_model_in_float64(tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "told"),
-    [("", r"training's model\. So there is no forecast"), ("no item()", r"model: no item\(\)\. So there")],
+    [
+        ("", r"training's model\. So there is no forecast"),
+        ("no item()", r"model: no item\(\)\. So there"),
+    ],
 )
-def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(tmp_path, reason, told):
+def test_there_is_no_forecast_of_a_model_that_could_not_be_read_and_it_is_said_why(
+    tmp_path, reason, told
+):
     with pytest.raises(TrainpaceError, match=told):
         elsewhere(_looked(tmp_path, no_workload=reason), (), Silent())
 
@@ -186,9 +239,12 @@ def test_a_workload_of_one_batch_is_looked_for_at_that_batch(tmp_path):
     """Whatever the loader calls a batch: of a text it may be lines, where the model's first dimension is time."""
     save(replace(workload(), traced_batches=(7,)), tmp_path / "workload.json")
     looked = Looked(
-        watched=Watched(recording=recording(rank(forward=10)), folder=tmp_path), diagnosis=DIAGNOSIS,
-        length=Length(steps=10, of="steps"), seconds=1.0, interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
-    )  # fmt: skip
+        watched=Watched(recording=recording(rank(forward=10)), folder=tmp_path),
+        diagnosis=DIAGNOSIS,
+        length=Length(steps=10, of="steps"),
+        seconds=1.0,
+        interval_s=Interval(low=1.0, high=1.0, coverage=0.9, basis=""),
+    )
     assert looked.watched.recording.ranks[0].samples_per_step != 7
     (found,) = elsewhere(looked, ("T4",), Silent())
     assert found.match.forecast.execution.micro_batch == 7
@@ -201,7 +257,10 @@ def test_the_command_line_fits_a_screen(script):
     environment = {**os.environ, "COLUMNS": "80", "XDG_DATA_HOME": str(script.parent), "PATH": path}
     # as it is typed, since a long path makes lines of its own
     words = [str(bin_folder / "trainpace"), "look", "--for", "1s"]
-    command, own = ["python", script.name, "--epochs", "90"], {"cwd": script.parent, "env": environment}
+    command, own = (
+        ["python", script.name, "--epochs", "90"],
+        {"cwd": script.parent, "env": environment},
+    )
     done = subprocess.run([*words, *command], capture_output=True, text=True, timeout=120, **own)
     assert done.returncode == 0, done.stderr
     assert "The whole training (90 epochs, 11,520 steps) takes " in done.stdout
@@ -211,7 +270,9 @@ def test_the_command_line_fits_a_screen(script):
     lines = [line for line in unless_busy.splitlines() if str(script.parent) not in line]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
-    as_json = subprocess.run([*words, "--json", *command], capture_output=True, text=True, timeout=120, **own)
+    as_json = subprocess.run(
+        [*words, "--json", *command], capture_output=True, text=True, timeout=120, **own
+    )
     assert json.loads(as_json.stdout)["length"]["steps"] == 11_520
 
 
@@ -250,7 +311,9 @@ def test_how_long_it_is_follows_from_who_says_most():
         steps=3840, of="training", epochs=30.0, words="--epochs 30"
     )
     assert length_of(DIAGNOSIS, stated, 2.0, None).steps == 256
-    assert length_of(DIAGNOSIS, stated, None, 77) == Length(steps=77, of="training", words="as you say")
+    assert length_of(DIAGNOSIS, stated, None, 77) == Length(
+        steps=77, of="training", words="as you say"
+    )
     assert length_of(DIAGNOSIS, StatedLength(None, 500, "--max-steps 500"), None, None).steps == 500
     assert length_of(DIAGNOSIS, None, None, None) == Length(steps=128, of="epoch", epochs=1.0)
     endless = replace(DIAGNOSIS, steps_per_epoch=None)
@@ -279,14 +342,22 @@ for i in itertools.count():
     os.replace("other.pt", "last.pt")
     time.sleep(0.05)
 """
-    with subprocess.Popen([sys.executable, "-c", other, *(["held"] if holds else [])], cwd=tmp_path) as training:
-        looked = run(replace(REQUEST, command=(sys.executable, "train.py", "100000000"), output="recording"), Silent())
+    with subprocess.Popen(
+        [sys.executable, "-c", other, *(["held"] if holds else [])], cwd=tmp_path
+    ) as training:
+        looked = run(
+            replace(REQUEST, command=(sys.executable, "train.py", "100000000"), output="recording"),
+            Silent(),
+        )
         training.kill()
     recording = looked.watched.recording
     assert {Path(name).name for name in recording.restored} == {"best.pt", "written.pt"}
     assert {Path(name).name for name in recording.left} == {"last.pt", "log.csv"}
     log = (tmp_path / "log.csv").read_text()
-    first, last = (int(part.removeprefix("other ")) for part in (re.findall(r"other \d+", log)[i] for i in (0, -1)))
+    first, last = (
+        int(part.removeprefix("other "))
+        for part in (re.findall(r"other \d+", log)[i] for i in (0, -1))
+    )
     assert first == 0 or not holds
     assert [f"other {i};" in log for i in range(first, last)] == [True] * (last - first)
     assert last > 20
@@ -294,4 +365,7 @@ for i in itertools.count():
     assert kept == {"last.pt": b"of an earlier run;", "log.csv": b"of an earlier run;"}
     assert not list(tmp_path.glob("*before-trainpace*"))
     print_looked(looked)
-    assert "last.pt and log.csv may be written by another program at this moment" in capsys.readouterr().out
+    assert (
+        "last.pt and log.csv may be written by another program at this moment"
+        in capsys.readouterr().out
+    )

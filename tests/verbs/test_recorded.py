@@ -26,7 +26,9 @@ def recorded(folder, workers=2, steps=23, busy=""):
     folder.mkdir()
     batch_ns = int(16 * SAMPLE_MS * MS)
     fetches = [Fetch(0, 16, 0, batch_ns, batch_ns, 0)] * 6
-    write(folder, [("plain", {FORWARD: 10})] * steps, fetches, notes=({**LOADER, "workers": workers},))
+    write(
+        folder, [("plain", {FORWARD: 10})] * steps, fetches, notes=({**LOADER, "workers": workers},)
+    )
     if busy:
         note = json.loads((folder / "command.json").read_text())
         (folder / "command.json").write_text(json.dumps({**note, "busy": busy}))
@@ -85,7 +87,9 @@ def test_without_a_length_it_is_said_that_the_step_has_no_loader(with_workers, c
 
 def test_match_takes_it_too(with_workers, tmp_path):
     mine = tmp_path / "mine.toml"
-    mine.write_text('[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n')
+    mine.write_text(
+        '[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n'
+    )
     asked = {"machines": str(mine), "only_machines": True, **JOB, **QUIET}
     from trainpace.verbs.match import MatchRequest, run
     from trainpace.verbs.request import Silent
@@ -103,7 +107,9 @@ def test_what_may_mislead_is_carried_into_plan_and_forecast(without, tmp_path):
     assert "load average 9.0" in said
     assert "on a CPU" in said
     found, _ = forecast(without)
-    assert [f"{c[:1].upper()}{c[1:]}." for c in caveats(recording_of(without))] == list(found.recorded[1:])
+    assert [f"{c[:1].upper()}{c[1:]}." for c in caveats(recording_of(without))] == list(
+        found.recorded[1:]
+    )
 
 
 def test_a_recording_that_is_quiet_and_long_says_less(with_workers):

@@ -14,7 +14,8 @@ CARDS = ("RTX 3090", "A100 SXM 40GB", "V100 SXM2 16GB")
 """With TF32 and without."""
 QUIET = {"no_journal": True, "evidence": "none"}
 MACHINES = "".join(
-    f'[[machine]]\nname = "{card}"\ndevice = "{card}"\ncount = 1\nprice_usd_per_hour = 2.0\n' for card in CARDS
+    f'[[machine]]\nname = "{card}"\ndevice = "{card}"\ncount = 1\nprice_usd_per_hour = 2.0\n'
+    for card in CARDS
 )
 
 
@@ -31,7 +32,9 @@ def machines(tmp_path_factory):
 
 
 def forecasts(model, gpu, **options):
-    (row,) = trainpace.forecast(model, gpu=gpu, samples=SAMPLES, epochs=EPOCHS, **QUIET, **options).rows
+    (row,) = trainpace.forecast(
+        model, gpu=gpu, samples=SAMPLES, epochs=EPOCHS, **QUIET, **options
+    ).rows
     return row
 
 
@@ -41,7 +44,13 @@ def planned(model, gpu, **options):
 
 def matched(model, machines, **options):
     found = trainpace.match(
-        model, samples=SAMPLES, epochs=EPOCHS, machines=machines, only_machines=True, **QUIET, **options
+        model,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        machines=machines,
+        only_machines=True,
+        **QUIET,
+        **options,
     )
     return {m.offer.device: m for m in found.matches}
 
@@ -57,17 +66,28 @@ def asked(request, model, servers):
     server = servers[request.param]
     e = server.forecast.execution
     same = {"batch": e.micro_batch, "accumulate": e.accumulation, "price": 2.0}
-    return request.param, server, forecasts(model, request.param, **same), planned(model, request.param, **same)
+    return (
+        request.param,
+        server,
+        forecasts(model, request.param, **same),
+        planned(model, request.param, **same),
+    )
 
 
 def test_without_a_batch_it_is_the_same(model):
-    assert forecasts(model, "A100").execution.micro_batch == planned(model, "A100").start.micro_batch == 32
+    assert (
+        forecasts(model, "A100").execution.micro_batch
+        == planned(model, "A100").start.micro_batch
+        == 32
+    )
 
 
 def test_the_precision_is_the_same(asked):
     card, server, row, plan = asked
     expected = "fp32" if card.startswith("V100") else "torch_fp32"
-    assert {server.forecast.execution.precision, row.execution.precision, plan.start.precision} == {expected}
+    assert {server.forecast.execution.precision, row.execution.precision, plan.start.precision} == {
+        expected
+    }
 
 
 def test_the_execution_is_the_same(asked):
@@ -86,7 +106,9 @@ def test_the_interval_is_the_same(asked):
     assert server.forecast.step_time_interval_ms == row.step_time_interval_ms
     ends = row.training_time_interval_s
     assert (plan.now.job_low_s, plan.now.job_high_s) == pytest.approx((ends.low, ends.high))
-    assert (3600 * server.hours.low, 3600 * server.hours.high) == pytest.approx((ends.low, ends.high))
+    assert (3600 * server.hours.low, 3600 * server.hours.high) == pytest.approx(
+        (ends.low, ends.high)
+    )
 
 
 def test_the_memory_is_the_same(asked):
@@ -97,7 +119,9 @@ def test_the_memory_is_the_same(asked):
 def test_the_steps_are_as_many(asked):
     _, server, row, _ = asked
     e = row.execution
-    answer = trainpace.schedule(samples=SAMPLES, epochs=EPOCHS, micro_batch=e.micro_batch, accumulate=e.accumulation)
+    answer = trainpace.schedule(
+        samples=SAMPLES, epochs=EPOCHS, micro_batch=e.micro_batch, accumulate=e.accumulation
+    )
     assert server.time.steps == row.training_time.steps == 3 * answer.epoch.steps
 
 
@@ -111,9 +135,12 @@ def test_the_steps_alone_take_as_long_as_schedule_says(asked):
     _, _, row, _ = asked
     e = row.execution
     answer = trainpace.schedule(
-        samples=SAMPLES, epochs=EPOCHS, micro_batch=e.micro_batch, accumulate=e.accumulation,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        micro_batch=e.micro_batch,
+        accumulate=e.accumulation,
         step_time=row.step.total_ms / 1e3,
-    )  # fmt: skip
+    )
     assert answer.time.stepping_s == pytest.approx(row.training_time.stepping_s)
 
 
@@ -136,16 +163,32 @@ def test_one_card_is_as_many_times_as_fast_as_another(model, servers):
 def test_a_format_that_is_asked_for_is_the_same(model, machines):
     server = matched(model, machines, global_batch=32, precision="amp_fp16")["V100 SXM2 16GB"]
     e = server.forecast.execution
-    row = forecasts(model, "V100 SXM2 16GB", batch=e.micro_batch, accumulate=e.accumulation, precision="amp_fp16")
+    row = forecasts(
+        model,
+        "V100 SXM2 16GB",
+        batch=e.micro_batch,
+        accumulate=e.accumulation,
+        precision="amp_fp16",
+    )
     assert server.forecast.step == row.step
 
 
 def test_a_tasks_own_settings_are_taken_by_all(model, machines):
     own = replace(
-        model, settings={"micro_batch": 16, "accumulation": 2, "precision": "amp_bf16", "clip_gradients": True}
+        model,
+        settings={
+            "micro_batch": 16,
+            "accumulation": 2,
+            "precision": "amp_bf16",
+            "clip_gradients": True,
+        },
     )
     expected = Execution(
-        micro_batch=16, accumulation=2, precision="amp_bf16", clip_gradients=True, optimizer=model.optimizer
+        micro_batch=16,
+        accumulation=2,
+        precision="amp_bf16",
+        clip_gradients=True,
+        optimizer=model.optimizer,
     )
     row, plan = forecasts(own, "A100"), planned(own, "A100")
     assert row.execution == plan.start == expected
@@ -159,8 +202,10 @@ def test_the_defaults_are_stated_in_the_first_line(capsys):
 
     job = ["--samples", "50000", "--epochs", "1"]
     asks = {
-        "forecast": ["--gpu", "A100"], "plan": ["--gpu", "A100", *job], "match": ["--gpu", "A100 SXM 40GB", *job],
-    }  # fmt: skip
+        "forecast": ["--gpu", "A100"],
+        "plan": ["--gpu", "A100", *job],
+        "match": ["--gpu", "A100 SXM 40GB", *job],
+    }
     for verb, words in asks.items():
         with pytest.raises(SystemExit):
             main([verb, "resnet18", *words, "--no-journal", "--evidence", "none"])

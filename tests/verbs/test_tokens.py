@@ -13,7 +13,9 @@ from trainpace.verbs.training import USUAL_BATCH, USUAL_GLOBAL_BATCH
 EPOCH = 1_000 * TOKENS + 7
 """Tokens: a thousand samples, and some that fill none."""
 QUIET = {"no_journal": True, "evidence": "none"}
-MACHINE = '[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n'
+MACHINE = (
+    '[[machine]]\nname = "lab"\ndevice = "A100 SXM 40GB"\ncount = 1\nprice_usd_per_hour = 2.0\n'
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,13 @@ def test_tokens_are_as_many_steps_in_every_verb(model, machines):
     (row,) = trainpace.forecast(model, gpu="A100", tokens=EPOCH, epochs=2, batch=10, **QUIET).rows
     plan = trainpace.plan(model, gpu="A100", tokens=EPOCH, epochs=2, batch=10, **QUIET)
     servers = trainpace.match(
-        model, tokens=EPOCH, epochs=2, global_batch=10, machines=machines, only_machines=True, **QUIET
+        model,
+        tokens=EPOCH,
+        epochs=2,
+        global_batch=10,
+        machines=machines,
+        only_machines=True,
+        **QUIET,
     )
     answer = trainpace.schedule(tokens=EPOCH, sequence_length=TOKENS, epochs=2, global_batch=10)
     steps = {row.training_time.steps, servers.matches[0].time.steps, 2 * answer.epoch.steps}
@@ -87,7 +95,9 @@ def test_one_rule_for_the_batch_where_nobody_says(model, machines):
     """32 a GPU, and 32 for each of eight where servers of all sizes take the same."""
     (row,) = trainpace.forecast(model, gpu="A100", num_gpus=8, **QUIET).rows
     plan = trainpace.plan(model, gpu="A100", num_gpus=8, max_steps=100, **QUIET)
-    servers = trainpace.match(model, samples=1000, epochs=1, machines=machines, only_machines=True, **QUIET)
+    servers = trainpace.match(
+        model, samples=1000, epochs=1, machines=machines, only_machines=True, **QUIET
+    )
     assert (
         row.execution.global_batch
         == plan.start.global_batch
@@ -101,9 +111,10 @@ def test_tokens_a_second_are_shown(model, machines, tmp_path, capsys):
     save(model, tmp_path / "w.json")
     work = ["--tokens", str(EPOCH), "--epochs", "1"]
     asks = {
-        "forecast": ["--gpu", "A100", *work], "plan": ["--gpu", "A100", *work],
+        "forecast": ["--gpu", "A100", *work],
+        "plan": ["--gpu", "A100", *work],
         "match": ["--machines", machines, "--only-machines", *work],
-    }  # fmt: skip
+    }
     for verb, words in asks.items():
         with pytest.raises(SystemExit):
             main([verb, str(tmp_path / "w.json"), *words, "--no-journal", "--evidence", "none"])
@@ -113,7 +124,21 @@ def test_tokens_a_second_are_shown(model, machines, tmp_path, capsys):
 def test_match_says_where_its_global_batch_is_from(model, machines, tmp_path, capsys):
     save(model, tmp_path / "w.json")
     with pytest.raises(SystemExit):
-        main(["match", str(tmp_path / "w.json"), "--machines", machines, "--only-machines", "--tokens", str(EPOCH),
-              "--epochs", "1", "--no-journal", "--evidence", "none"])  # fmt: skip
+        main(
+            [
+                "match",
+                str(tmp_path / "w.json"),
+                "--machines",
+                machines,
+                "--only-machines",
+                "--tokens",
+                str(EPOCH),
+                "--epochs",
+                "1",
+                "--no-journal",
+                "--evidence",
+                "none",
+            ]
+        )
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert "of 256 samples (assumed: 32 for each GPU of eight; --global-batch)" in first

@@ -96,7 +96,9 @@ def folder(tmp_path):
 
 def verify(folder, *arguments, code):
     command = [sys.executable, "-m", "trainpace", "verify", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ
+    )
     assert "Traceback" not in done.stderr
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -118,7 +120,11 @@ def test_equal_ways_are_equal(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "cause"), [pytest.param("batch_norm", "whole_batch_norm", marks=pytest.mark.long), ("clipped", "no_hooks")]
+    ("task", "cause"),
+    [
+        pytest.param("batch_norm", "whole_batch_norm", marks=pytest.mark.long),
+        ("clipped", "no_hooks"),
+    ],
 )
 def test_a_cause_is_found_for_every_way(folder, task, cause):
     said = ask(folder, f"mine.py:{task}", code=1)
@@ -136,10 +142,19 @@ def test_a_cause_is_found_for_every_way(folder, task, cause):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "cause"),
-    [("functional_dropout", ["no_dropout"]), ("both", ["whole_batch_norm", "no_dropout"]),
-     *(pytest.param(*case, marks=pytest.mark.long)
-       for case in (("dropout", ["no_dropout"]), ("summed", ["sum"]), ("ignored", ["weight_by_targets"])))],
-)  # fmt: skip
+    [
+        ("functional_dropout", ["no_dropout"]),
+        ("both", ["whole_batch_norm", "no_dropout"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("dropout", ["no_dropout"]),
+                ("summed", ["sum"]),
+                ("ignored", ["weight_by_targets"]),
+            )
+        ),
+    ],
+)
 def test_a_planted_cause_is_found(folder, task, cause):
     (way,) = ask(folder, f"mine.py:{task}", "--way", "accumulate", code=1)["ways"]
     assert way["cause"] == cause
@@ -161,11 +176,15 @@ def test_replicas_divide_as_torch_chunks():
 def test_parts_of_unequal_size_and_number_formats(folder):
     (way,) = ask(folder, "mine.py:plain", "--batch", "10", "--way", "accumulate", code=1)["ways"]
     assert (way["sizes"], way["cause"]) == ([3, 3, 2, 2], ["weight_by_samples"])
-    (replicas,) = ask(folder, "mine.py:plain", "--batch", "9", "--way", "data_parallel", code=0)["ways"]
+    (replicas,) = ask(folder, "mine.py:plain", "--batch", "9", "--way", "data_parallel", code=0)[
+        "ways"
+    ]
     assert replicas["sizes"] == [5, 4]  # and the loss is of all outputs at once
     (replicas,) = ask(folder, "mine.py:own_loss", "--way", "data_parallel", code=0)["ways"]
     assert replicas["equal"]  # a model's own losses come one a replica, and are averaged
-    (way,) = ask(folder, "mine.py:plain", "--precision", "bf16", "--way", "accumulate", code=1)["ways"]
+    (way,) = ask(folder, "mine.py:plain", "--precision", "bf16", "--way", "accumulate", code=1)[
+        "ways"
+    ]
     assert way["cause"] == ["fp32"]
 
 
@@ -186,7 +205,15 @@ def test_misuse_is_one_sentence(folder):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"parts": 1}, {"ranks": 0}, {"batch": 3}, {"ways": ()}, {"ways": ("whole",)}, {"tolerance": 0.0}]
+    "wrong",
+    [
+        {"parts": 1},
+        {"ranks": 0},
+        {"batch": 3},
+        {"ways": ()},
+        {"ways": ("whole",)},
+        {"tolerance": 0.0},
+    ],
 )
 def test_questions_that_make_no_sense(wrong):
     with pytest.raises(TrainpaceError):
@@ -210,4 +237,6 @@ def test_only_what_was_seen_is_changed():
 
 
 def test_nothing_is_weighted_where_nothing_is_divided():
-    assert Variant(way="ddp", changes=("sum", "no_dropout")).whole == Variant(way="whole", changes=("no_dropout",))
+    assert Variant(way="ddp", changes=("sum", "no_dropout")).whole == Variant(
+        way="whole", changes=("no_dropout",)
+    )

@@ -61,8 +61,12 @@ def step():
 """
 
 LANGUAGE_RNN_ADAM = LANGUAGE_RNN.replace(
-    "criterion = nn.NLLLoss()", "criterion, optimizer = nn.NLLLoss(), torch.optim.Adam(model.parameters())"
-).replace("    for p in model.parameters():\n        p.data.add_(p.grad, alpha=-1.0)\n", "    optimizer.step()\n")
+    "criterion = nn.NLLLoss()",
+    "criterion, optimizer = nn.NLLLoss(), torch.optim.Adam(model.parameters())",
+).replace(
+    "    for p in model.parameters():\n        p.data.add_(p.grad, alpha=-1.0)\n",
+    "    optimizer.step()\n",
+)
 
 CHARACTERS_RNN = """
 class CharRNN(nn.Module):
@@ -326,7 +330,8 @@ def step():
 
 ODE_OF_FUNCTION = (
     ODE.replace("model = Solver()", "model = Derivative()").replace(
-        "model(torch.randn(6, 4), torch.linspace(0, 1, 5))", "solve(torch.randn(6, 4), torch.linspace(0, 1, 5))"
+        "model(torch.randn(6, 4), torch.linspace(0, 1, 5))",
+        "solve(torch.randn(6, 4), torch.linspace(0, 1, 5))",
     )
     + """
 def solve(y, times):
@@ -620,7 +625,11 @@ def step():
     optimizer.step()
 """
 
-KINDS = {name: text for name, text in list(globals().items()) if name.isupper() and name not in ("HEAD", "TAIL")}
+KINDS = {
+    name: text
+    for name, text in list(globals().items())
+    if name.isupper() and name not in ("HEAD", "TAIL")
+}
 
 
 def script_of(kind: str) -> str:

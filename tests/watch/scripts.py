@@ -43,16 +43,26 @@ if __name__ == "__main__":
 
 
 def script(folder: Path, sleep_s=0.0, workers=0, epochs=2, extra="pass") -> Path:
-    text = TRAIN.replace("SLEEP_S", str(sleep_s)).replace("WORKERS", str(workers)).replace("EPOCHS", str(epochs))
+    text = (
+        TRAIN.replace("SLEEP_S", str(sleep_s))
+        .replace("WORKERS", str(workers))
+        .replace("EPOCHS", str(epochs))
+    )
     path = folder / "train.py"
-    path.write_text(text.replace("            EXTRA", "\n".join("            " + line for line in extra.splitlines())))
+    path.write_text(
+        text.replace(
+            "            EXTRA", "\n".join("            " + line for line in extra.splitlines())
+        )
+    )
     return path
 
 
 def losses(path: Path, env=None) -> str:
     """What the script computes, run on its own."""
     target = path.parent / f"losses-{len(list(path.parent.glob('losses-*')))}"
-    run = subprocess.run([sys.executable, str(path)], env={**(env or os.environ), "LOSSES": str(target)}, check=False)
+    run = subprocess.run(
+        [sys.executable, str(path)], env={**(env or os.environ), "LOSSES": str(target)}, check=False
+    )
     assert run.returncode == 0
     return target.read_text()
 

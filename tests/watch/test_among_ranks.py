@@ -57,9 +57,20 @@ SLOW = """
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_waited_for_in_the_exchange_of_gradients(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SLOW).replace("STEPS", "40"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*torchrun, str(tmp_path / "train.py"), str(tmp_path / "alone")], check=False, timeout=120)
-    watch([*torchrun, str(tmp_path / "train.py"), str(tmp_path / "watched")], tmp_path / "recording")
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    subprocess.run(
+        [*torchrun, str(tmp_path / "train.py"), str(tmp_path / "alone")], check=False, timeout=120
+    )
+    watch(
+        [*torchrun, str(tmp_path / "train.py"), str(tmp_path / "watched")], tmp_path / "recording"
+    )
     for rank in "01":
         assert (tmp_path / f"alone{rank}").read_text() == (tmp_path / f"watched{rank}").read_text()
     found = read_recording(tmp_path / "recording").together
@@ -69,7 +80,9 @@ def test_a_rank_that_sleeps_is_waited_for_in_the_exchange_of_gradients(tmp_path)
     assert found.clocks == found.links == ()
     collectives = {c.name: c for c in found.collectives}
     assert {"gradients", "all_reduce", "all_reduce started", "wait"} <= set(collectives)
-    assert collectives["gradients"].waiting_ms == pytest.approx(10.0, rel=0.25)  # the mean of both ranks
+    assert collectives["gradients"].waiting_ms == pytest.approx(
+        10.0, rel=0.25
+    )  # the mean of both ranks
     assert collectives["all_reduce"].per_step == 1.0
     assert collectives["wait"].waiting_ms is None
     assert {r.input_elements for r in found.ranks} == {256.0}
@@ -95,10 +108,14 @@ def recorded(tmp_path, exchanges, backward):
     weight = torch.ones(3, requires_grad=True)
     call((weight * 2).sum())
     trail.flush()
-    return weight, [r.part for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Span)]
+    return weight, [
+        r.part for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Span)
+    ]
 
 
-@pytest.mark.parametrize(("exchanges", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])])
+@pytest.mark.parametrize(
+    ("exchanges", "parts"), [(True, [COMMUNICATION, BACKWARD]), (False, [BACKWARD])]
+)
 def test_what_follows_a_ranks_own_gradients_is_exchange(tmp_path, exchanges, parts):
     weight, found = recorded(tmp_path, exchanges, torch.Tensor.backward)
     assert weight.grad.tolist() == [2.0] * 3
@@ -115,7 +132,10 @@ def test_a_backward_pass_that_fails_is_left_as_it_was(tmp_path):
 
 
 def test_connections_within_a_host_are_no_links():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as peer,
+    ):
         at = server.accept()[0]
         peer.sendall(b"x" * 1000)
         assert at.recv(1000)

@@ -12,7 +12,11 @@ Pair = namedtuple("Pair", "image label")
 BATCHES = [
     (torch.ones(8, 3), torch.zeros(8)),
     [torch.ones(8, 3), torch.zeros(8)],
-    {"input_ids": torch.ones(8, 5), "text": [f"text {i}" for i in range(8)], "weight": torch.tensor(0.5)},
+    {
+        "input_ids": torch.ones(8, 5),
+        "text": [f"text {i}" for i in range(8)],
+        "weight": torch.tensor(0.5),
+    },
     OrderedDict(a=torch.ones(8)),
     Pair(torch.ones(8, 3), {"deep": [torch.ones(8)]}),
 ]

@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from trainpace.watch.inside.calls import Call, Derived, FromOutput, Outputs, Shape, described, tensors_of
+from trainpace.watch.inside.calls import (
+    Call,
+    Derived,
+    FromOutput,
+    Outputs,
+    Shape,
+    described,
+    tensors_of,
+)
 
 
 def outputs_of(*returned):
@@ -18,8 +26,16 @@ def outputs_of(*returned):
 def test_samples_are_scaled_where_the_first_dimension_is_the_batch():
     x, state, mask = torch.zeros(6, 3), torch.zeros(2, 6, 5), torch.ones(12)
     call = described(0, (x, state), {"mask": mask, "n": 3}, Outputs())
-    assert [tuple(t.shape) for t in call.made(2, 6) if isinstance(t, torch.Tensor)] == [(2, 3), (2, 6, 5), (4,)]
-    assert [tuple(t.shape) for t in call.made(6, 6) if isinstance(t, torch.Tensor)] == [(6, 3), (2, 6, 5), (12,)]
+    assert [tuple(t.shape) for t in call.made(2, 6) if isinstance(t, torch.Tensor)] == [
+        (2, 3),
+        (2, 6, 5),
+        (4,),
+    ]
+    assert [tuple(t.shape) for t in call.made(6, 6) if isinstance(t, torch.Tensor)] == [
+        (6, 3),
+        (2, 6, 5),
+        (12,),
+    ]
     of_one = described(0, (torch.zeros(1, 3), torch.zeros(4, 1)), {}, Outputs())
     assert [tuple(t.shape) for t in of_one.made(5, 1)] == [(5, 3), (4, 1)]
 
@@ -31,14 +47,20 @@ def test_what_comes_from_an_earlier_call_is_known_unless_it_was_detached():
     assert described("loss", (out,), {}, outputs).arguments == [FromOutput(0, 0, (6, 4))]
     assert described("loss", (out.view(-1),), {}, outputs).arguments == [FromOutput(0, 0, (24,))]
     assert described(0, (out.detach(),), {}, outputs).arguments == [Shape((6, 4), torch.float32)]
-    assert described(0, (out * 2 + 1,), {}, outputs).arguments == [Derived(((0, 0),), (6, 4), torch.float32)]
+    assert described(0, (out * 2 + 1,), {}, outputs).arguments == [
+        Derived(((0, 0),), (6, 4), torch.float32)
+    ]
     assert not described(0, (out.detach(),), {}, outputs).follows
 
 
 def test_a_call_is_made_again_with_gradients_through_what_was_computed_between():
     first, second = nn.Linear(3, 4, device="meta"), nn.Linear(4, 2, device="meta")
     own = first(torch.zeros(6, 3, device="meta"))
-    call = Call(0, [Derived(((0, 0),), (6, 4), torch.float32)], torch.utils._pytree.tree_flatten(((0,), {}))[1])
+    call = Call(
+        0,
+        [Derived(((0, 0),), (6, 4), torch.float32)],
+        torch.utils._pytree.tree_flatten(((0,), {}))[1],
+    )
     call.run(second, call.made(3, 6), [[own]], 3, 6).sum().backward()
     assert first.weight.grad is not None
 
@@ -60,9 +82,15 @@ def test_tensors_of_a_distribution_are_an_output():
     assert any(t.requires_grad for t in found)
 
 
-@pytest.mark.parametrize(("argument", "still"), [
-    (torch.zeros(2, 90, dtype=torch.int64), True), (torch.eye(30).to_sparse(), True), (torch.zeros(2, 90), False),
-    (torch.zeros(1, 90, dtype=torch.int64), False), (torch.zeros(60, 2, dtype=torch.int64), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argument", "still"),
+    [
+        (torch.zeros(2, 90, dtype=torch.int64), True),
+        (torch.eye(30).to_sparse(), True),
+        (torch.zeros(2, 90), False),
+        (torch.zeros(1, 90, dtype=torch.int64), False),
+        (torch.zeros(60, 2, dtype=torch.int64), False),
+    ],
+)
 def test_edges_say_that_a_batch_is_a_graph(argument, still):
     assert described(0, (torch.zeros(30, 4), argument), {}, Outputs()).holds_still(30) == still

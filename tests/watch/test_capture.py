@@ -23,7 +23,8 @@ NEEDS_ALARMS = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no ala
 
 
 @pytest.mark.parametrize(
-    ("dtype", "named"), [("float32", ""), ("float64", "fp64"), ("bfloat16", "bf16"), ("float16", "fp16")]
+    ("dtype", "named"),
+    [("float32", ""), ("float64", "fp64"), ("bfloat16", "bf16"), ("float16", "fp16")],
 )
 def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
     model = nn.Linear(2, 2, dtype=getattr(torch, dtype))
@@ -35,10 +36,13 @@ def test_the_number_format_is_that_of_the_weights_or_autocasts(dtype, named):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (RuntimeError("Tensor.item() cannot be called on meta tensors."), "RuntimeError: Tensor.item() cannot be called on meta tensors"),
+        (
+            RuntimeError("Tensor.item() cannot be called on meta tensors."),
+            "RuntimeError: Tensor.item() cannot be called on meta tensors",
+        ),
         (TrainpaceError("two samples are too few."), "two samples are too few"),
     ],
-)  # fmt: skip
+)
 def test_why_a_model_cannot_be_read_is_noted_and_nothing_is_captured(tmp_path, error, told):
     capture = Capture(Recorder(TrailWriter(str(tmp_path / "a.trail"), {})))
     capture.copies = [nn.Linear(2, 2)]
@@ -87,7 +91,9 @@ def test_a_model_in_float64_is_recorded_as_such(tmp_path):
     assert (tmp_path / "recording" / "workload.json").exists()
 
 
-def test_a_model_that_reads_its_numbers_is_recorded_with_the_reason_that_it_cannot_be_read(tmp_path):
+def test_a_model_that_reads_its_numbers_is_recorded_with_the_reason_that_it_cannot_be_read(
+    tmp_path,
+):
     rank = _recorded(tmp_path, otherwise="float(h.sum().item())")
     assert rank.no_workload.startswith("its code asks for values of tensors at train.py line 13")
     assert not (tmp_path / "recording" / "workload.json").exists()

@@ -71,7 +71,9 @@ def real_flops(kind, file, monkeypatch):
 
 def flops_of(workload, batch):
     table = workload.form("fp32").operators
-    return float(((table.flops[:, 0] + table.flops[:, 1] * batch) * table.count)[table.is_matrix].sum())
+    return float(
+        ((table.flops[:, 0] + table.flops[:, 1] * batch) * table.count)[table.is_matrix].sum()
+    )
 
 
 def test_every_kind_is_tried():
@@ -102,7 +104,9 @@ def test_what_cannot_be_followed_is_no_workload_and_said_in_a_sentence(kind, tmp
     assert not (tmp_path / "recording" / "workload.json").exists()
     words = untraced_in_words(rank)
     assert words.startswith(f"Trainpace cannot trace this training's model: {NOT_TRACED[kind]}.")
-    assert words.endswith("So there is no forecast of other GPUs from this recording; all that was measured stands.")
+    assert words.endswith(
+        "So there is no forecast of other GPUs from this recording; all that was measured stands."
+    )
     assert "xpert" not in words
 
 
@@ -116,11 +120,14 @@ def test_sharded_parameters_are_not_taken_for_whole_ones(mark):
 
 def test_why_there_is_no_workload_is_said_of_tracing():
     assert (
-        in_words(TimeoutError("tracing the model takes longer than 20 s")) == "tracing the model takes longer than 20 s"
+        in_words(TimeoutError("tracing the model takes longer than 20 s"))
+        == "tracing the model takes longer than 20 s"
     )
     assert (
         in_words(TrainpaceError("the operator x::y is not counted.", "Measure it."))
         == "the operator x::y is not counted"
     )
-    assert in_words(ModuleNotFoundError("No module named 'msgspec'")).startswith("the script's Python lacks a module")
+    assert in_words(ModuleNotFoundError("No module named 'msgspec'")).startswith(
+        "the script's Python lacks a module"
+    )
     assert in_words(KeyError("a")) == "KeyError: 'a'"

@@ -79,7 +79,9 @@ def do(tmp_path):
     (trial / "link").symlink_to(mine / "model.pt")
 
     def inner(what):
-        around = environment(trial, os.environ, {"writes_in": [str(trial)]}) | {"TMPDIR": str(trial / "tmp")}
+        around = environment(trial, os.environ, {"writes_in": [str(trial)]}) | {
+            "TMPDIR": str(trial / "tmp")
+        }
         command = [sys.executable, "-c", DO.format(what), str(tmp_path)]
         done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=60)
         theirs = sorted(str(p.relative_to(tmp_path)) for p in (mine, *mine.rglob("*")))
@@ -95,7 +97,10 @@ def do(tmp_path):
 def test_what_is_not_the_trials_is_refused(what, do):
     done = do(what)
     assert done.returncode == 1
-    assert "PermissionError: [Errno 13] trainpace: a trial may write only into its own folder" in done.stderr
+    assert (
+        "PermissionError: [Errno 13] trainpace: a trial may write only into its own folder"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("what", ALLOWED)
@@ -105,7 +110,12 @@ def test_reading_and_the_trials_own_folder_are_free(what, do):
 
 def test_what_it_starts_in_python_is_confined_too(do):
     inner = json.dumps("open('mine/model.pt', 'w')")
-    assert do(f"import subprocess; subprocess.run([sys.executable, '-c', {inner}], check=True)").returncode == 1
+    assert (
+        do(
+            f"import subprocess; subprocess.run([sys.executable, '-c', {inner}], check=True)"
+        ).returncode
+        == 1
+    )
     assert (
         do(
             "import multiprocessing as m\nm.get_context('fork').Process(target=open, args=('new', 'w')).start()"
@@ -116,5 +126,7 @@ def test_what_it_starts_in_python_is_confined_too(do):
 
 def test_without_a_trial_nothing_is_confined(tmp_path):
     command = [sys.executable, "-c", "open('new', 'w').close()"]
-    subprocess.run(command, env=environment(tmp_path, os.environ), cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        command, env=environment(tmp_path, os.environ), cwd=tmp_path, check=True, timeout=60
+    )
     assert Path(tmp_path, "new").exists()

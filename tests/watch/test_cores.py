@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(cores.scheduled() is None, reason="the kernel do
 @pytest.mark.slow
 def test_a_thread_that_shares_its_core_with_two_programs_waits_for_most_of_the_time():
     one = min(os.sched_getaffinity(0))
-    others = [subprocess.Popen(("taskset", "-c", str(one), sys.executable, "-c", BUSY)) for _ in range(2)]
+    others = [
+        subprocess.Popen(("taskset", "-c", str(one), sys.executable, "-c", BUSY)) for _ in range(2)
+    ]
     try:
         command = ("taskset", "-c", str(one), sys.executable, "-c", MEASURED)
         share = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -8,7 +8,9 @@ from trainpace.watch.inside.trail import PARTS, Step
 
 def steps(*micro_steps, own_ns=100):
     parts = tuple(own_ns if part == "other" else 0 for part in PARTS)
-    return [Step(0, micro, number, 0, 1, 0, 0.0, 0.0, parts) for number, micro in enumerate(micro_steps)]
+    return [
+        Step(0, micro, number, 0, 1, 0, 0.0, 0.0, parts) for number, micro in enumerate(micro_steps)
+    ]
 
 
 def test_where_steps_are_alike_those_that_were_disturbed_do_not_count():
@@ -35,7 +37,8 @@ def test_nothing_counted_is_nothing():
 
 
 @pytest.mark.parametrize(
-    ("counted_own", "outside_ns", "share"), [(100, 0, 0.0), (700, 600, 0.0), (660, 600, 0.4), (60, 30, 0.3)]
+    ("counted_own", "outside_ns", "share"),
+    [(100, 0, 0.0), (700, 600, 0.0), (660, 600, 0.4), (60, 30, 0.3)],
 )
 def test_the_share_of_own_code_that_gradients_flow_through(counted_own, outside_ns, share):
     """Of 100 ns as long as nobody counts, which makes operators several times as long and the rest not."""

@@ -20,12 +20,15 @@ STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
 def recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(crowding, "usable", lambda: 4)
     monkeypatch.setattr(crowding, "own_threads", lambda: 4)
-    return Recorder(TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()}))
+    return Recorder(
+        TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()})
+    )
 
 
 def another(recorder, name="process-2-here", steps=1, host=None):
     trail = TrailWriter(
-        os.path.join(os.path.dirname(recorder.trail.path), f"{name}.trail"), {"host": host or socket.gethostname()}
+        os.path.join(os.path.dirname(recorder.trail.path), f"{name}.trail"),
+        {"host": host or socket.gethostname()},
     )
     for _ in range(steps):
         trail.step(STEP)
@@ -78,7 +81,10 @@ def test_blocks_with_fewer_threads_stand_between_the_plain_ones(recorder, monkey
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(module, "end", lambda recorder: None)
     another(recorder)
-    trials = Trials(recorder, {"block_steps": 2, "rounds": 2, "warm_up_steps": 1, "limit_s": 60, "only_steps": True})
+    trials = Trials(
+        recorder,
+        {"block_steps": 2, "rounds": 2, "warm_up_steps": 1, "limit_s": 60, "only_steps": True},
+    )
     recorder.trials = trials
     threads_of = {}
     for number in range(40):

@@ -90,7 +90,9 @@ def watched(tmp_path, monkeypatch, text):
     return read_recording(tmp_path / "recording").ranks[0]
 
 
-@pytest.mark.parametrize("text", [ONE_BY_ONE, INSIDE_ANOTHER, BY_HAND], ids=["one by one", "inside another", "by hand"])
+@pytest.mark.parametrize(
+    "text", [ONE_BY_ONE, INSIDE_ANOTHER, BY_HAND], ids=["one by one", "inside another", "by hand"]
+)
 def test_a_forward_that_is_called_directly_is_the_models(tmp_path, monkeypatch, text):
     rank = watched(tmp_path, monkeypatch, text)
     assert rank.parts_ms["forward"] > 0.1 * rank.step_ms
@@ -104,7 +106,10 @@ def test_a_later_stage_may_train_a_model_of_another_class(tmp_path, monkeypatch)
     records = list(records_of(trail))
     steps = [r for r in records if isinstance(r, Step)]
     assert min(s.parts_ns[FORWARD] for s in steps[-10:]) > 0
-    assert any(isinstance(r, Span) and r.part == FORWARD and r.start_ns > steps[70].start_ns for r in records)
+    assert any(
+        isinstance(r, Span) and r.part == FORWARD and r.start_ns > steps[70].start_ns
+        for r in records
+    )
 
 
 def test_modules_that_are_called_as_usual_are_left_as_they_are(tmp_path, monkeypatch):

@@ -52,7 +52,9 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
     for source, place in ((tmp_path / "notes.txt", other), (tmp_path / "last.pt", best)):
         recorder.earlier._replaced("shutil.copyfile", (str(source), str(place)))
     assert recorder.trail.notes == [{"earlier": str(best)}]
-    recorder.earlier._replaced("os.rename", ("last.pt", "x.pt", 5, -1))  # beside an open folder: not known
+    recorder.earlier._replaced(
+        "os.rename", ("last.pt", "x.pt", 5, -1)
+    )  # beside an open folder: not known
     recorder.earlier._replaced("os.rename", (3, "x.pt", -1, -1))
     assert recorder.trail.notes == [{"earlier": str(best)}]
 
@@ -60,7 +62,9 @@ def test_names_that_a_checkpoint_takes_over(recorder, tmp_path):
 def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorder.earlier = Earlier(recorder)  # whose folder is not a temporary one to it
-    log, lock, read, late = (tmp_path / name for name in ("log.csv", "a.lock", "data.csv", "late.csv"))
+    log, lock, read, late = (
+        tmp_path / name for name in ("log.csv", "a.lock", "data.csv", "late.csv")
+    )
     for path in (log, lock, read, late):
         path.write_text("earlier")
         os.utime(path, (1, 1))
@@ -80,14 +84,22 @@ def test_other_files_are_copied_before_they_are_written(recorder, tmp_path, monk
     aside = Path(aside_of(str(log), recorder.earlier.folder))
     assert aside.read_text() == "earlier"
     assert log.stat().st_ino == same
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lock", "data.csv", "late.csv", "log.csv", aside.name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.lock",
+        "data.csv",
+        "late.csv",
+        "log.csv",
+        aside.name,
+    ]
 
 
 @pytest.mark.parametrize(("there", "written"), [("checkpoint-500", 0), ("runs", 2)])
 def test_a_trainer_leaves_a_folder_alone_that_holds_checkpoints(recorder, tmp_path, there, written):
     (tmp_path / there).mkdir()
     saved = []
-    save = engines._saving(recorder, "checkpoint", lambda self: self.folder)(lambda self: saved.append(self))
+    save = engines._saving(recorder, "checkpoint", lambda self: self.folder)(
+        lambda self: saved.append(self)
+    )
     trainer = SimpleNamespace(folder=tmp_path)
     for i in range(2):
         save(trainer)
@@ -119,7 +131,10 @@ OTHERS = {
     "nobody": (lambda path: None, False),
     "it reads": (lambda path: path.read_text(), False),
     "it appends": (lambda path: _append(path), True),
-    "it replaces": (lambda path: (path.with_name("x").write_text("x"), path.with_name("x").rename(path)), True),
+    "it replaces": (
+        lambda path: (path.with_name("x").write_text("x"), path.with_name("x").rename(path)),
+        True,
+    ),
 }
 
 
@@ -131,7 +146,9 @@ def _append(path):
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 @pytest.mark.parametrize("still_open", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone(tmp_path, other, still_open):
+def test_a_file_that_another_program_writes_is_told_from_one_of_the_script_alone(
+    tmp_path, other, still_open
+):
     path = tmp_path / "log.csv"
     path.write_text("earlier")
     writers, (acts, is_shared) = Writers(), OTHERS[other]

@@ -20,7 +20,10 @@ print("trained", flush=True)
 """
 ENDINGS = {
     "the end": "print('done')",
-    **{f"exit code {n}": f"import sys; print('x'); sys.exit({n})" for n in (0, 1, 2, 7, 127, 128, 200, 255, 256, -1)},
+    **{
+        f"exit code {n}": f"import sys; print('x'); sys.exit({n})"
+        for n in (0, 1, 2, 7, 127, 128, 200, 255, 256, -1)
+    },
     "text": "import sys; sys.exit('this text goes to stderr')",
     "None": "import sys; sys.exit(None)",
     "no number": "import sys; sys.exit([1])",
@@ -45,7 +48,10 @@ ENDINGS = {
     "a child": "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, '-c', 'raise SystemExit(12)']))",
     "a fork": "import os\np = os.fork()\nif not p: os._exit(13)\nos._exit(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]))",
     "SIGTERM, handled": "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(14))\nos.kill(os.getpid(), 15)",
-    **{f"signal {n}": f"import os; print('c', flush=True); os.kill(os.getpid(), {n})" for n in (1, 6, 9, 10, 11, 15)},
+    **{
+        f"signal {n}": f"import os; print('c', flush=True); os.kill(os.getpid(), {n})"
+        for n in (1, 6, 9, 10, 11, 15)
+    },
     "stdout closed": "import os; os.close(1)",
     "stdout and stderr closed": "import sys; sys.stdout.close(); sys.stderr.close(); sys.exit(3)",
     "trained": STEPS,
@@ -61,8 +67,11 @@ def without_addresses(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [None, {"block_steps": 8, "rounds": 4, "warm_up_steps": 10, "limit_s": 30.0, "without": []}],
-                         ids=["watch", "diagnose"])  # fmt: skip
+@pytest.mark.parametrize(
+    "trials",
+    [None, {"block_steps": 8, "rounds": 4, "warm_up_steps": 10, "limit_s": 30.0, "without": []}],
+    ids=["watch", "diagnose"],
+)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_exit_code_and_output_are_the_scripts_own(ending, trials, tmp_path, capfd):
     script = tmp_path / "script.py"

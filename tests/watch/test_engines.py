@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +32,9 @@ from cases import CASES  # noqa: E402
 from launch import environment as engines  # noqa: E402
 from launch import run  # noqa: E402
 
-NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+NEEDS_ENGINES = pytest.mark.skipif(
+    not (ROOT / ".engines").is_dir(), reason="make .engines/installed"
+)
 EXPECTED = {
     "lightning_checkpoint": ("data", "forward", "backward", "optimizer", "checkpoint"),
     "hf_evaluate": ("data", "forward", "backward", "optimizer", "evaluation"),
@@ -66,7 +71,10 @@ def test_steps_are_deepspeeds_and_not_those_of_its_optimizer(tmp_path):
 
     _deepspeed(SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine), recorder)
     optimizers, weight = Optimizers(recorder), torch.ones(2, requires_grad=True)
-    hooks = register_optimizer_step_pre_hook(optimizers.before), register_optimizer_step_post_hook(optimizers.after)
+    hooks = (
+        register_optimizer_step_pre_hook(optimizers.before),
+        register_optimizer_step_post_hook(optimizers.after),
+    )
     try:
         engine = DeepSpeedEngine(torch.optim.SGD([weight], 0.1))
         counted = [recorder.steps]
@@ -89,7 +97,11 @@ def test_optimizers_that_take_turns_begin_one_other_stage(tmp_path):
         optimizers.before(one, (), {})
         optimizers.after(one, (), {})
     recorder.trail.flush()
-    notes = [r for r in records_of(tmp_path / "process.trail") if isinstance(r, dict) and "begins_anew" in r]
+    notes = [
+        r
+        for r in records_of(tmp_path / "process.trail")
+        if isinstance(r, dict) and "begins_anew" in r
+    ]
     assert len(notes) == 1
 
 
@@ -147,7 +159,9 @@ def test_an_engines_script_is_recorded_and_trains_the_same(name, tmp_path):
     bare = losses(case, tmp_path / "bare") or losses(case, tmp_path / "bare")
     for trails in (tmp_path / "trails", tmp_path / "once more"):
         trails.mkdir()
-        (trails / COMMAND_FILE).write_text(json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0}))
+        (trails / COMMAND_FILE).write_text(
+            json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0})
+        )
         if watched := losses(case, tmp_path / "watched", environment(trails, engines())):
             break
     ranks = read_recording(trails).ranks

@@ -20,22 +20,33 @@ options = {"output_dir": os.environ["LOSSES"] + "-out", "report_to": "none", "us
            "logging_steps": 1, "disable_tqdm": True, "per_device_train_batch_size": 4, "bf16": False}
 """
 SCRIPTS = {
-    "TRL SFTTrainer": (LANGUAGE + """
+    "TRL SFTTrainer": (
+        LANGUAGE
+        + """
 from trl import SFTConfig, SFTTrainer
 trainer = SFTTrainer(model, args=SFTConfig(max_steps=12, gradient_accumulation_steps=2, max_length=32, **options),
                      train_dataset=Dataset.from_dict({"text": texts}), processing_class=tokenizer)
 trainer.train()
 keep([row["loss"] for row in trainer.state.log_history if "loss" in row])
-""", 12, "2 micro-batches"),
-    "TRL GRPOTrainer": (LANGUAGE + """
+""",
+        12,
+        "2 micro-batches",
+    ),
+    "TRL GRPOTrainer": (
+        LANGUAGE
+        + """
 from trl import GRPOConfig, GRPOTrainer
 trainer = GRPOTrainer(model, lambda completions, **_: [float(len(set(c))) for c in completions], processing_class=tokenizer,
                       args=GRPOConfig(max_steps=12, num_generations=2, max_completion_length=6, **options),
                       train_dataset=Dataset.from_dict({"prompt": texts}))
 trainer.train()
 keep([row["reward"] for row in trainer.state.log_history if "reward" in row])
-""", 12, ""),
-    "diffusers, as train_unconditional.py, with EMA": ("""
+""",
+        12,
+        "",
+    ),
+    "diffusers, as train_unconditional.py, with EMA": (
+        """
 from accelerate import Accelerator
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.optimization import get_scheduler
@@ -63,8 +74,12 @@ for epoch in range(2):
             ema.step(model.parameters())
         losses.append(loss.item())
 keep(losses)
-""", 32, ""),
-    "torch_geometric, all nodes at once": ("""
+""",
+        32,
+        "",
+    ),
+    "torch_geometric, all nodes at once": (
+        """
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 class GCN(nn.Module):
@@ -91,8 +106,12 @@ for epoch in range(24):
     test()
     losses.append(loss)
 keep(losses)
-""", 24, ""),
-    "timm, with its optimizer, mixup, clipping and EMA": ("""
+""",
+        24,
+        "",
+    ),
+    "timm, with its optimizer, mixup, clipping and EMA": (
+        """
 import numpy, timm, timm.optim, timm.scheduler, timm.utils
 numpy.random.seed(0)
 from timm.data import Mixup
@@ -114,8 +133,12 @@ for epoch in range(2):
         losses.append(loss.item())
     scheduler.step(epoch + 1)
 keep(losses)
-""", 16, ""),
-    "datasets, streamed by two workers": ("""
+""",
+        16,
+        "",
+    ),
+    "datasets, streamed by two workers": (
+        """
 from datasets import IterableDataset
 def samples(part):
     for i in part:
@@ -132,8 +155,12 @@ def main():
     keep(losses)
 if __name__ == "__main__":
     main()
-""", 32, ""),
-    "Lightning, a GAN by manual optimisation": ("""
+""",
+        32,
+        "",
+    ),
+    "Lightning, a GAN by manual optimisation": (
+        """
 import lightning.pytorch as pl
 class GAN(pl.LightningModule):
     def __init__(self):
@@ -158,8 +185,11 @@ model, data = GAN(), torch.utils.data.TensorDataset(torch.randn(80, 8))
 pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
            enable_model_summary=False).fit(model, torch.utils.data.DataLoader(data, batch_size=4))
 keep(model.losses)
-""", 20, "2 optimizers"),
-}  # fmt: skip
+""",
+        20,
+        "2 optimizers",
+    ),
+}
 ELASTIC = """
 model, losses = nn.Linear(8, 3), []
 torch.distributed.init_process_group("gloo")
@@ -200,8 +230,18 @@ def test_a_frameworks_script_trains_the_same_and_its_steps_are_found(name, tmp_p
 
 @pytest.mark.slow
 def test_an_elastic_restart_is_recorded_as_the_longer_of_its_processes(tmp_path):
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1", "--rdzv-backend", "c10d",
-                "--rdzv-endpoint", "localhost:0")  # fmt: skip
+    launcher = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+    )
     bare, watched, recording = trained(ELASTIC, tmp_path, *launcher)
     assert watched == bare
     (rank,) = recording.ranks

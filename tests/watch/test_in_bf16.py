@@ -23,7 +23,9 @@ def recorder(tmp_path):
 @pytest.fixture
 def fast_bf16(monkeypatch):
     """A CPU that multiplies twice as fast in bf16."""
-    monkeypatch.setattr(module, "product_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0)
+    monkeypatch.setattr(
+        module, "product_gflops", lambda dtype: 2.0 if dtype is torch.bfloat16 else 1.0
+    )
 
 
 def test_a_module_computes_in_bf16_and_gives_fp32(recorder):
@@ -38,8 +40,14 @@ def test_a_module_computes_in_bf16_and_gives_fp32(recorder):
     net, in_bf16 = Net(8, 4), InBf16(recorder)
     output = in_bf16.calls(torch.nn.Module.__call__)(net, torch.rand(2, 8))
     assert seen == [torch.bfloat16]
-    assert (output["scores"].dtype, output["more"][0].dtype, output["more"][1]) == (torch.float32, torch.float32, 3)
-    torch.nn.functional.binary_cross_entropy(output["scores"].sigmoid(), torch.rand(2, 4)).backward()
+    assert (output["scores"].dtype, output["more"][0].dtype, output["more"][1]) == (
+        torch.float32,
+        torch.float32,
+        3,
+    )
+    torch.nn.functional.binary_cross_entropy(
+        output["scores"].sigmoid(), torch.rand(2, 4)
+    ).backward()
     assert net.weight.grad.dtype is torch.float32
     assert in_bf16.applies
 
@@ -73,10 +81,13 @@ def test_an_error_of_the_model_itself_is_the_scripts_own(recorder):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, True), ({"compiled": True}, False), ({"step_is_the_engines": True}, False), ({"product_dtype": torch.bfloat16}, False),
+        ({}, True),
+        ({"compiled": True}, False),
+        ({"step_is_the_engines": True}, False),
+        ({"product_dtype": torch.bfloat16}, False),
         ({"product_dtype": None}, False),
     ],
-)  # fmt: skip
+)
 def test_it_is_tried_where_it_may_gain(recorder, fast_bf16, changes, expected):
     for name, value in changes.items():
         setattr(recorder, name, value)
@@ -89,7 +100,9 @@ def test_it_is_not_tried_where_bf16_is_no_faster(recorder, monkeypatch):
 
 
 @pytest.mark.parametrize("bears", [True, False])
-def test_blocks_in_bf16_come_after_all_rounds_and_beside_plain_ones(recorder, monkeypatch, fast_bf16, bears):
+def test_blocks_in_bf16_come_after_all_rounds_and_beside_plain_ones(
+    recorder, monkeypatch, fast_bf16, bears
+):
     monkeypatch.setattr(trials_module, "end", lambda recorder: None)
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter])
@@ -131,8 +144,14 @@ def test_where_time_is_short_bf16_and_a_loaders_stock_get_a_share_of_it(recorder
     recorder.optimizer = lambda: optimizer
 
     def planned(stock):
-        trials = recorder.trials = Trials(recorder, SETTINGS | {"budget_s": 60.0, "rounds": 4, "block_steps": 8})
-        trials.deadline_ns, trials.step_ns, trials.stock = trials_module.now_ns() + 60 * 10**9, 10**9, stock
+        trials = recorder.trials = Trials(
+            recorder, SETTINGS | {"budget_s": 60.0, "rounds": 4, "block_steps": 8}
+        )
+        trials.deadline_ns, trials.step_ns, trials.stock = (
+            trials_module.now_ns() + 60 * 10**9,
+            10**9,
+            stock,
+        )
         trials.remembered = {1: trials_module._RememberedBatch(None, torch.ones(8), 8)}
         trials._steps_fed.update([1])
         a_round, _, rounds = trials.planned(4)

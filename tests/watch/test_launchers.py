@@ -148,10 +148,14 @@ def test_hydra_changes_folders_and_the_recording_stays(tmp_path, hydra_script, m
     command = ["python", "train.py", "lr=0.2"]
     words = [sys.executable, "-m", "trainpace", "watch", "--output", "here", "--", *command]
     bare = subprocess.run(
-        [sys.executable, *command[1:]], env={**os.environ, "LOSSES": str(tmp_path / "bare")}, check=False
+        [sys.executable, *command[1:]],
+        env={**os.environ, "LOSSES": str(tmp_path / "bare")},
+        check=False,
     )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(words, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
     assert (bare.returncode, done.returncode) == (0, 0)
     assert losses_of("watched", 0.2) == losses_of("bare", 0.2)
     (rank,) = read_recording(tmp_path / "here").ranks
@@ -174,12 +178,20 @@ def test_hydras_sweeps_in_one_process_and_in_several(tmp_path, hydra_script):
     assert (rank.samples_per_step, rank.loader.batches, recording.seen) == (4, 32, "")
 
     os.environ["LOSSES"] = str(tmp_path / "joblib")
-    assert watch([*command, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], tmp_path / "joblib-recording") == 0
+    assert (
+        watch(
+            [*command, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+            tmp_path / "joblib-recording",
+        )
+        == 0
+    )
     assert losses_of("joblib", 0.2, 0.3) == bare
     recording = read_recording(tmp_path / "joblib-recording")
     (rank,) = recording.ranks
     assert rank.steps + 3 == 64
-    assert recording.seen.startswith("1 more process trained with the same rank, or with none, for no more steps")
+    assert recording.seen.startswith(
+        "1 more process trained with the same rank, or with none, for no more steps"
+    )
 
 
 @needs_libraries
@@ -200,7 +212,11 @@ def test_torchtunes_recipe(tmp_path, monkeypatch):
 
     def logged(path):
         (log,) = Path(f"{path}-out/logs").iterdir()
-        return [line.split("loss:")[1].split()[0] for line in log.read_text().splitlines() if "loss:" in line]
+        return [
+            line.split("loss:")[1].split()[0]
+            for line in log.read_text().splitlines()
+            if "loss:" in line
+        ]
 
     bare, watched, recording = compared(command, tmp_path, logged)
     assert watched == bare
@@ -218,7 +234,9 @@ def test_workers_of_ray_train_are_its_ranks_and_all_end(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     (tmp_path / "train.py").write_text(RAY)
-    bare, watched, recording = compared([sys.executable, "train.py"], tmp_path, lambda path: losses_of(path, 0, 1))
+    bare, watched, recording = compared(
+        [sys.executable, "train.py"], tmp_path, lambda path: losses_of(path, 0, 1)
+    )
     assert watched == bare
     assert [(rank.rank, rank.world_size) for rank in recording.ranks] == [(0, 2), (1, 2)]
     for rank in recording.ranks:

@@ -12,7 +12,10 @@ def stated(code):
     """What is noted when a script with this code calls `step()`."""
     notes = []
     recorder = SimpleNamespace(trail=SimpleNamespace(note=notes.append))
-    exec(compile(code, "/home/a/train.py", "exec"), {"__name__": "__main__", "step": lambda: lengths.note(recorder)})
+    exec(
+        compile(code, "/home/a/train.py", "exec"),
+        {"__name__": "__main__", "step": lambda: lengths.note(recorder)},
+    )
     return StatedLength(*notes[0]["stated"]) if notes else None
 
 
@@ -49,8 +52,14 @@ train(10)
         (IN_ARGUMENTS, StatedLength(15, None, "epochs = 15 in train.py")),
         (IN_A_SETTING, StatedLength(None, 500, "max_steps = 500 in train.py")),
         (INNER_FIRST, StatedLength(10, None, "num_epochs = 10 in train.py")),
-        ("EPOCHS = 50\ndef train():\n    step()\ntrain()", StatedLength(50, None, "EPOCHS = 50 in train.py")),
-        ("cfg = {'max_iters': 2000}\nstep()", StatedLength(None, 2000, "max_iters = 2,000 in train.py")),
+        (
+            "EPOCHS = 50\ndef train():\n    step()\ntrain()",
+            StatedLength(50, None, "EPOCHS = 50 in train.py"),
+        ),
+        (
+            "cfg = {'max_iters': 2000}\nstep()",
+            StatedLength(None, 2000, "max_iters = 2,000 in train.py"),
+        ),
     ],
 )
 def test_the_length_is_read_from_variables(code, expected):
@@ -59,9 +68,16 @@ def test_the_length_is_read_from_variables(code, expected):
 
 @pytest.mark.parametrize(
     "code",
-    ["epochs = 0\nstep()", "epochs = True\nstep()", "num_steps = 128  # of a rollout\nstep()", "warmup_epochs = 3\nstep()",
-     "max_steps = 2.5\nstep()", "class Config:\n    epochs = 3\nstep()", "epochs = 'many'\nstep()"],
-)  # fmt: skip
+    [
+        "epochs = 0\nstep()",
+        "epochs = True\nstep()",
+        "num_steps = 128  # of a rollout\nstep()",
+        "warmup_epochs = 3\nstep()",
+        "max_steps = 2.5\nstep()",
+        "class Config:\n    epochs = 3\nstep()",
+        "epochs = 'many'\nstep()",
+    ],
+)
 def test_what_states_no_length_is_not_taken_for_one(code):
     assert stated(code) is None
 

@@ -45,11 +45,27 @@ if __name__ == "__main__":
 """
 )
 SCRIPTS = {
-    "webdataset, batches made in two workers": (WEBDATASET.replace(
-        "LOADER", "webdataset.WebLoader(stream.batched(4), batch_size=None, num_workers=2)"), 64, 4, 2, None),
-    "webdataset, batches made of single samples in this process": (WEBDATASET.replace(
-        "LOADER", "webdataset.WebLoader(stream, batch_size=None, num_workers=0).batched(4)"), 64, 4, 0, None),
-    "litdata": (COMMON + """
+    "webdataset, batches made in two workers": (
+        WEBDATASET.replace(
+            "LOADER", "webdataset.WebLoader(stream.batched(4), batch_size=None, num_workers=2)"
+        ),
+        64,
+        4,
+        2,
+        None,
+    ),
+    "webdataset, batches made of single samples in this process": (
+        WEBDATASET.replace(
+            "LOADER", "webdataset.WebLoader(stream, batch_size=None, num_workers=0).batched(4)"
+        ),
+        64,
+        4,
+        0,
+        None,
+    ),
+    "litdata": (
+        COMMON
+        + """
 import litdata
 from litdata.streaming import Cache
 class Samples(litdata.StreamingDataset):
@@ -64,8 +80,15 @@ def main():
     train(litdata.StreamingDataLoader(Samples(folder, shuffle=True, seed=1), batch_size=4, num_workers=2))
 if __name__ == "__main__":
     main()
-""", 64, 4, 2, 32),
-    "mosaicml-streaming": (COMMON + """
+""",
+        64,
+        4,
+        2,
+        32,
+    ),
+    "mosaicml-streaming": (
+        COMMON
+        + """
 import streaming
 class Samples(streaming.StreamingDataset):
     def __getitem__(self, i):
@@ -80,8 +103,15 @@ def main():
     train(streaming.StreamingDataLoader(data, batch_size=4, num_workers=2))
 if __name__ == "__main__":
     main()
-""", 64, 4, 2, 32),
-    "torchdata's StatefulDataLoader": (COMMON + """
+""",
+        64,
+        4,
+        2,
+        32,
+    ),
+    "torchdata's StatefulDataLoader": (
+        COMMON
+        + """
 from torchdata.stateful_dataloader import StatefulDataLoader
 class Samples(torch.utils.data.Dataset):
     def __len__(self):
@@ -91,8 +121,13 @@ class Samples(torch.utils.data.Dataset):
         return written(i)
 if __name__ == "__main__":
     train(StatefulDataLoader(Samples(), batch_size=4, num_workers=2, shuffle=True))
-""", 64, 4, 2, 32),
-}  # fmt: skip
+""",
+        64,
+        4,
+        2,
+        32,
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +144,9 @@ def test_another_librarys_loader_is_seen(name, tmp_path):
     assert watched == bare
     (rank,) = recording.ranks
     assert rank.steps + 3 == steps == len(bare)
-    assert rank.samples_per_step == pytest.approx(samples, abs=0.05)  # webdataset fetches one sample ahead
+    assert rank.samples_per_step == pytest.approx(
+        samples, abs=0.05
+    )  # webdataset fetches one sample ahead
     assert (rank.loader.workers, rank.loader.batches) == (workers, batches)
     # what a sample sleeps is waited for, by as many workers as there are
     assert 2 < rank.fetch.sample_wall_ms < 2 * samples

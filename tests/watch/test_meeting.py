@@ -55,7 +55,9 @@ def test_a_folder_that_is_not_shared_is_told_by_each_of_them(tmp_path, monkeypat
     monkeypatch.setattr(meeting, "SLACK_S", 0.3)
     (tmp_path / "own").mkdir()
     said = all_at_once(
-        lambda: met(tmp_path, 0, 0.3), lambda: met(tmp_path, 1, 0.3), lambda: met(tmp_path / "own", 2, 0.3)
+        lambda: met(tmp_path, 0, 0.3),
+        lambda: met(tmp_path, 1, 0.3),
+        lambda: met(tmp_path / "own", 2, 0.3),
     )
     assert said[0] == said[1]
     assert said[0].startswith("task 2 of 3 did not come to")
@@ -79,12 +81,15 @@ def test_the_first_waits_until_what_others_recorded_is_seen(tmp_path, monkeypatc
     assert meeting.missing_after(tmp_path, FIRST) == [0, 1, 2]
 
 
-def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_failed_with_it(tmp_path):
+def test_the_one_that_failed_first_is_named_with_its_host_and_not_those_that_failed_with_it(
+    tmp_path,
+):
     for number, code in ((2, 3), (0, 1), (1, 1)):
         meeting.end(tmp_path, task(number), code)
     assert meeting.first_failure(meeting.ends(tmp_path, FIRST)) == 3
     assert (
-        meeting.ends_in_words(tmp_path, FIRST, []) == f"Task 2 of 3 (on {socket.gethostname()}) ended with exit code 3."
+        meeting.ends_in_words(tmp_path, FIRST, [])
+        == f"Task 2 of 3 (on {socket.gethostname()}) ended with exit code 3."
     )
 
 
@@ -101,17 +106,23 @@ def test_a_command_that_waits_for_a_failed_task_is_ended_with_its_exit_code(tmp_
     meeting.end(tmp_path, task(1), 7)
     meeting.end(tmp_path, task(2), 0)
     began = time.monotonic()
-    code = watch((sys.executable, "-c", "import time; time.sleep(60)"), tmp_path, TRIALS, task=FIRST)
+    code = watch(
+        (sys.executable, "-c", "import time; time.sleep(60)"), tmp_path, TRIALS, task=FIRST
+    )
     assert (code, time.monotonic() - began < 30) == (7, True)
     note = json.loads((tmp_path / "command.json").read_text())
     assert note["exit_code"] == 7
-    assert note["unended"].endswith("Trainpace ended the command of task 0, since it waited for ranks that had failed.")
+    assert note["unended"].endswith(
+        "Trainpace ended the command of task 0, since it waited for ranks that had failed."
+    )
 
 
 def test_a_training_that_stands_still_is_ended_only_after_its_first_steps(tmp_path):
     lookout = meeting.Lookout(tmp_path, FIRST, still_s=0.2)
     trail = TrailWriter(str(tmp_path / "process-5-a.trail"), {})
-    for _ in range(2):  # before the first step it may download its data, and says which files it has written
+    for _ in range(
+        2
+    ):  # before the first step it may download its data, and says which files it has written
         assert not lookout.gives_up()
         time.sleep(0.3)
         trail.note({"copied": "log.txt"})
@@ -176,26 +187,29 @@ def test_a_file_that_two_tasks_wrote_over_is_put_back_once_and_each_puts_back_it
     host = socket.gethostname()
     for n in range(2):
         trail = TrailWriter(
-            str(folder / f"process-{n}-{host}.trail"), {"role": "process", "pid": n, "host": host, "task": n}
+            str(folder / f"process-{n}-{host}.trail"),
+            {"role": "process", "pid": n, "host": host, "task": n},
         )
         account = {"closed": 0, "opened": 0, "open": 0}
         places = [shared, own[n]]
-        trail.note({"written": [{"place": str(p), "inode": p.stat().st_ino, **account} for p in places]})
+        trail.note(
+            {"written": [{"place": str(p), "inode": p.stat().st_ino, **account} for p in places]}
+        )
         for place in places:
             trail.note({"copied": str(place)})
         trail.flush()
     two = FIRST._replace(tasks=2)
     commands = (
-        lambda n=n: watch((sys.executable, "-c", ""), folder, TRIALS, task=two._replace(number=n)) for n in (1, 0)
+        lambda n=n: watch((sys.executable, "-c", ""), folder, TRIALS, task=two._replace(number=n))
+        for n in (1, 0)
     )
     assert all_at_once(*commands) == [0, 0]
     assert [place.read_text() for place in (shared, *own)] == ["earlier"] * 3
     note = json.loads((folder / "command.json").read_text())
     assert sorted(note["restored"]) == sorted(map(str, (shared, *own)))
-    assert list(restoring.notes_in(folder, lambda header: header["task"] == 1).values("copied")) == [
-        str(shared),
-        str(own[1]),
-    ]
+    assert list(
+        restoring.notes_in(folder, lambda header: header["task"] == 1).values("copied")
+    ) == [str(shared), str(own[1])]
 
 
 def test_a_launcher_that_is_ended_has_the_time_that_it_gives_its_workers(tmp_path, monkeypatch):

@@ -10,19 +10,38 @@ def step(number):
 
 def loader(number, batch_size):
     return {
-        "loader": number, "dataset": f"Data{number}", "samples_in_dataset": None, "batches": None, "batch_size": batch_size,
-        "workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
-    }  # fmt: skip
+        "loader": number,
+        "dataset": f"Data{number}",
+        "samples_in_dataset": None,
+        "batches": None,
+        "batch_size": batch_size,
+        "workers": 0,
+        "prefetch_factor": None,
+        "pin_memory": False,
+        "persistent_workers": False,
+    }
 
 
 def test_notes_are_found_by_each_of_their_names_and_by_the_step_before_them():
     notes = Notes(
-        [{"input_elements": 1, "a": 2}, step(0), {"input_elements": 5}, step(1), step(2), {"input_elements": 7}]
+        [
+            {"input_elements": 1, "a": 2},
+            step(0),
+            {"input_elements": 5},
+            step(1),
+            step(2),
+            {"input_elements": 7},
+        ]
     )
     assert notes.values("input_elements") == [1, 5, 7]
     assert inputs_of(notes) == {-1: 1, 0: 5, 2: 7}
     assert notes.last_of_each() == {"input_elements": 7, "a": 2}
-    assert (notes.last("a"), notes.last("b"), notes.last("b", 0), notes.values("b")) == (2, None, 0, [])
+    assert (notes.last("a"), notes.last("b"), notes.last("b", 0), notes.values("b")) == (
+        2,
+        None,
+        0,
+        [],
+    )
 
 
 def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_taken():
@@ -30,9 +49,14 @@ def test_the_training_loader_is_one_that_fed_the_steps_with_batches_of_the_size_
     assert training_loader(Notes(), {8}) is None
     assert training_loader(Notes([first, second]), {16}).dataset == "Data2"
     assert training_loader(Notes([first, second]), {99}).dataset == "Data1"
-    assert training_loader(Notes([first, second, third, {"feeds": 3}, {"feeds": 2}]), {8}).dataset == "Data3"
+    assert (
+        training_loader(Notes([first, second, third, {"feeds": 3}, {"feeds": 2}]), {8}).dataset
+        == "Data3"
+    )
 
 
 def test_a_line_that_was_met_once_or_twice_says_nothing():
     samples = [["data", "a.py:1", "read", 6], ["data", "a.py:2", "", 2], ["data", "", "", 4]]
-    assert [(line.line, line.share) for line in lines_of(Notes([{"samples": samples}]))] == [("a.py:1", 0.5)]
+    assert [(line.line, line.share) for line in lines_of(Notes([{"samples": samples}]))] == [
+        ("a.py:1", 0.5)
+    ]

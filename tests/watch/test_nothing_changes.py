@@ -111,7 +111,9 @@ def test_a_step_that_raised_is_not_charged_for_what_follows(tmp_path):
     recorder, optimizers = watched(tmp_path)
     optimizer = optimizer_of()
     for _ in range(300):
-        optimizers.before(optimizer, (), {})  # and no `after`: it raised, and the script tries again
+        optimizers.before(
+            optimizer, (), {}
+        )  # and no `after`: it raised, and the script tries again
     optimizers.before(optimizer, (), {})
     optimizers.after(optimizer, (), {})
     assert (recorder.part, recorder._stack, recorder.steps) == (OTHER, [], 1)
@@ -126,7 +128,12 @@ def test_an_optimizer_that_raised_is_let_go(tmp_path):
     gc.collect()
     assert optimizers.first() is None
     another, third = optimizer_of(), optimizer_of()
-    for used in (another, third, another, third):  # the first of them is now the one whose steps count
+    for used in (
+        another,
+        third,
+        another,
+        third,
+    ):  # the first of them is now the one whose steps count
         optimizers.before(used, (), {})
         optimizers.after(used, (), {})
     assert (recorder.part, recorder.steps) == (OTHER, 2)
@@ -175,7 +182,9 @@ def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, 
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0))
     recorder, _ = watched(tmp_path)
     fetcher = SimpleNamespace(collate_fn=list)
-    fetch = timed_fetch(lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone"))
+    fetch = timed_fetch(
+        lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone")
+    )
     assert fetch(fetcher, [1, 2]) == [1, 2]
 
 
@@ -264,7 +273,9 @@ class Unchangeable:
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, Unchangeable()) if name == "odd_to_load" else None
+        return (
+            importlib.machinery.ModuleSpec(name, Unchangeable()) if name == "odd_to_load" else None
+        )
 
 
 def test_a_module_whose_loader_cannot_be_watched_is_imported(monkeypatch):

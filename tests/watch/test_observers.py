@@ -28,7 +28,9 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
     a @ a
     end()
     recorder.trail.flush()
-    (counted,) = (r["counted"] for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if "counted" in r)
+    (counted,) = (
+        r["counted"] for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if "counted" in r
+    )
     assert counted["operators"] == 1
     assert (counted["large_operators_ns"] > 20_000) is is_large
 
@@ -38,7 +40,9 @@ def test_an_operator_is_large_by_what_its_thread_computes_and_not_by_what_it_wai
 def test_one_sample_is_a_product_by_a_single_vector(tmp_path, samples, outputs, share):
     recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
     recorder.part = FORWARD
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, outputs))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, outputs)
+    )
     end = observers.count_one_step(recorder)
     loss = model(torch.rand(samples, 32)).sum()
     recorder.part = BACKWARD
@@ -67,7 +71,11 @@ def test_a_slow_optimizer_is_timed_fewer_times(tmp_path, monkeypatch, within_s, 
     timed = []
     monkeypatch.setattr(observers, "_time_ns", lambda step: timed.append(step) or 10**6)
     observers.note_optimizers(recorder, within_s)
-    (noted,) = (note["optimizer_variants_ms"] for note in notes_of(recorder) if "optimizer_variants_ms" in note)
+    (noted,) = (
+        note["optimizer_variants_ms"]
+        for note in notes_of(recorder)
+        if "optimizer_variants_ms" in note
+    )
     assert len(timed) == len(noted) * (times + 1)  # and once before, which makes its state
 
 
@@ -88,7 +96,9 @@ def notes_of(recorder):
     return [r for r in read_trail(Path(recorder.trail.path).read_bytes())[1] if isinstance(r, dict)]
 
 
-@pytest.mark.parametrize(("dtype", "others"), [(torch.float32, {"amp_bf16", "tf32"}), (torch.bfloat16, set())])
+@pytest.mark.parametrize(
+    ("dtype", "others"), [(torch.float32, {"amp_bf16", "tf32"}), (torch.bfloat16, set())]
+)
 def test_an_accelerator_in_fp32_is_timed_in_other_formats_too(tmp_path, device, dtype, others):
     recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
     recorder.product_dtype = dtype
@@ -111,8 +121,10 @@ def test_what_a_device_did_in_a_step_is_noted(tmp_path, monkeypatch):
     observers.profile_one_step(recorder)()
     (note,) = notes_of(recorder)
     assert note == {
-        "device_busy_ms": 7.0, "device_copies_ms": 2.0, "device_kernels_ms": {"a" * observers.LONGEST_NAME: 5.0}
-    }  # fmt: skip
+        "device_busy_ms": 7.0,
+        "device_copies_ms": 2.0,
+        "device_kernels_ms": {"a" * observers.LONGEST_NAME: 5.0},
+    }
 
 
 def test_the_slowest_operators_are_noted_with_the_lines_that_call_them(tmp_path):

@@ -13,7 +13,9 @@ from trainpace.diagnose.memory_advice import VARIABLES
 from trainpace.watch import read_recording
 from trainpace.watch.inside import page_faults
 
-pytestmark = pytest.mark.skipif(page_faults.cost_ns() is None, reason="page faults are not counted here")
+pytestmark = pytest.mark.skipif(
+    page_faults.cost_ns() is None, reason="page faults are not counted here"
+)
 
 
 def test_pages_that_are_written_to_are_counted():
@@ -68,7 +70,10 @@ def test_memory_that_is_given_back_is_told_and_not_again_once_it_is_kept(tmp_pat
         script.write_text(LARGE_TENSORS)
         wanted = ["--budget", "20s", "--output", str(folder), "--", sys.executable, str(script)]
         subprocess.run(
-            [sys.executable, "-m", "trainpace", "diagnose", *wanted], env=environment, capture_output=True, check=True
+            [sys.executable, "-m", "trainpace", "diagnose", *wanted],
+            env=environment,
+            capture_output=True,
+            check=True,
         )
         recording = read_recording(folder)
         told.append([a.title for a in diagnose(recording).advice if "memory" in a.title])

@@ -45,13 +45,22 @@ def test_a_step_and_what_is_in_it(tmp_path):
     spent = [0] * len(PARTS)
     spent[DATA] = 4
     inner = [("logging", "print", 6, 7, 1), ("forward", "Net", 5, 8, 0)]
-    write_process(tmp_path, [[("data", "next batch", 0, 4, 0), *inner]], [0, 10, 20], rank=3, parts={0: spent})
+    write_process(
+        tmp_path, [[("data", "next batch", 0, 4, 0), *inner]], [0, 10, 20], rank=3, parts={0: spent}
+    )
     events = written(tmp_path)
     assert_nested(events)
     data, forward, logging = on_track(events, 4, 2)
     assert data == {
-        "ph": "X", "name": "next batch", "cat": "data", "pid": 4, "tid": 2, "ts": 0.0, "dur": 4000.0, "args": {"part": "data"},
-    }  # fmt: skip
+        "ph": "X",
+        "name": "next batch",
+        "cat": "data",
+        "pid": 4,
+        "tid": 2,
+        "ts": 0.0,
+        "dur": 4000.0,
+        "args": {"part": "data"},
+    }
     assert (forward["name"], forward["ts"], forward["dur"]) == ("Net", 5000.0, 3000.0)
     assert (logging["name"], logging["cat"]) == ("print", "logging")
     first, second = on_track(events, 4, 1)
@@ -66,11 +75,21 @@ def test_processes_and_tracks_have_names(tmp_path):
     write_worker(tmp_path, 0, [(0, 30)], parent=101, pid=201)
     write_worker(tmp_path, 1, [(10, 40)], parent=101, pid=202)
     events = written(tmp_path)
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] in ("process_name", "thread_name")}
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e["name"] in ("process_name", "thread_name")
+    }
     assert names == {
-        (1, 0): "rank 0 (process 100 on here)", (1, 1): "steps", (1, 2): "training",
-        (2, 0): "rank 1 (process 101 on here)", (2, 1): "steps", (2, 2): "training", (2, 10): "worker 0", (2, 11): "worker 1",
-    }  # fmt: skip
+        (1, 0): "rank 0 (process 100 on here)",
+        (1, 1): "steps",
+        (1, 2): "training",
+        (2, 0): "rank 1 (process 101 on here)",
+        (2, 1): "steps",
+        (2, 2): "training",
+        (2, 10): "worker 0",
+        (2, 11): "worker 1",
+    }
     assert all(e["pid"] > 0 for e in events)
     (fetch,) = on_track(events, 2, 11)
     assert (fetch["ts"], fetch["dur"]) == (10_000.0, 30_000.0)
@@ -78,7 +97,9 @@ def test_processes_and_tracks_have_names(tmp_path):
 
 
 def test_other_threads_and_fetches_without_workers(tmp_path):
-    trail = TrailWriter(str(tmp_path / "process-1-here.trail"), {"pid": 1, "host": "here", "rank": 0})
+    trail = TrailWriter(
+        str(tmp_path / "process-1-here.trail"), {"pid": 1, "host": "here", "rank": 0}
+    )
     trail.fetch(Fetch(-1, 8, 2 * MS, 3 * MS, MS, 0))
     trail.span(DATA, 0, "next batch", 0, MS, 4 * MS)
     trail.span(LOGGING, 0, "log", 777, 2 * MS, 9 * MS)

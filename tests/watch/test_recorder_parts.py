@@ -90,7 +90,12 @@ def test_nested_parts_are_charged_for_their_own_time_only(tmp_path, clock):
     assert spent == {"optimizer": 12, "forward": 20, "backward": 30, "other": 3}
 
 
-@given(events=st.lists(st.tuples(st.integers(0, len(PARTS) - 1), st.integers(0, 50), st.integers(0, 3)), max_size=30))
+@given(
+    events=st.lists(
+        st.tuples(st.integers(0, len(PARTS) - 1), st.integers(0, 50), st.integers(0, 3)),
+        max_size=30,
+    )
+)
 def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +154,9 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
 
 
 @pytest.mark.parametrize("follows", ["training", "a batch", "backward"])
-def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backward_follows(tmp_path, clock, follows):
+def test_a_call_in_evaluation_mode_with_gradients_is_an_evaluation_unless_backward_follows(
+    tmp_path, clock, follows
+):
     """As of code that forgets no_grad(), and of trainings with frozen batch normalisation."""
     r = recorder(tmp_path)
     clock.now += 5  # the script's own code
@@ -191,7 +198,12 @@ def test_a_call_without_gradients_between_forward_and_backward_is_training(tmp_p
         spend(r, clock, BACKWARD, 200)
     r.ends_step()
     (step,) = steps_of(r)
-    assert [step.parts_ns[part] for part in (DATA, FORWARD, BACKWARD, EVALUATION)] == [40, 300, 400, 0]
+    assert [step.parts_ns[part] for part in (DATA, FORWARD, BACKWARD, EVALUATION)] == [
+        40,
+        300,
+        400,
+        0,
+    ]
     assert step.samples == 16
 
 
@@ -209,10 +221,16 @@ def test_what_follows_an_evaluation_is_of_the_call_that_comes_next(tmp_path, clo
     r.ends_step()
     (step,) = steps_of(r)
     parts = {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns}
-    assert parts == ({"evaluation": 155} if evaluates else {"evaluation": 10, "other": 5, "data": 40, "forward": 100})
+    assert parts == (
+        {"evaluation": 155}
+        if evaluates
+        else {"evaluation": 10, "other": 5, "data": 40, "forward": 100}
+    )
 
 
-def test_metrics_between_an_evaluations_batches_are_its_own_also_before_a_part_of_the_model_is_called(tmp_path, clock):
+def test_metrics_between_an_evaluations_batches_are_its_own_also_before_a_part_of_the_model_is_called(
+    tmp_path, clock
+):
     r = recorder(tmp_path)
     evaluate(r, clock, 10)
     r.leaves_evaluation()
@@ -239,7 +257,9 @@ def test_an_evaluation_without_a_loader_is_one(tmp_path, clock):
         evaluate(r, clock, 7)
         r.ends_forward()
         clock.now += 3
-    first, second = ({PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} for step in steps_of(r))
+    first, second = (
+        {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns} for step in steps_of(r)
+    )
     assert first == {"forward": 10, "backward": 20}
     assert second == {"forward": 10, "backward": 20, "evaluation": 7, "other": 3}
 
@@ -308,7 +328,11 @@ def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
         train(r, clock, 100)
         r.ends_step()
     for step in steps_of(r):
-        assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 130, 0)
+        assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (
+            20,
+            130,
+            0,
+        )
         assert step.samples == 8
 
 
@@ -326,7 +350,11 @@ def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clo
         clock.now += 5
     r.ends_step()
     (step,) = steps_of(r)
-    assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 100, 250)
+    assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (
+        20,
+        100,
+        250,
+    )
     assert step.samples == 8
 
 

@@ -22,9 +22,16 @@ from trainpace.watch.inside.trail import (
 
 MS = 1_000_000
 LOADER = {
-    "loader": 1, "dataset": "Data", "samples_in_dataset": 160, "batches": 10, "batch_size": 16, "workers": 2,
-    "prefetch_factor": 2, "pin_memory": False, "persistent_workers": False,
-}  # fmt: skip
+    "loader": 1,
+    "dataset": "Data",
+    "samples_in_dataset": 160,
+    "batches": 10,
+    "batch_size": 16,
+    "workers": 2,
+    "prefetch_factor": 2,
+    "pin_memory": False,
+    "persistent_workers": False,
+}
 
 
 def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None, waits_ns=None):
@@ -42,19 +49,24 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0, counted=None,
             parts[part] = int(ms * MS)
         if number in (waits_ns or {}):
             trail.note({"first_wait_ns": waits_ns[number]})
-        trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts)))
+        trail.step(
+            Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts))
+        )
         at += sum(parts)
     if counted is not None:
         trail.note({"counted": {"flops": 0.0, **counted}})
     trail.note({"ended": at})
     trail.flush()
     worker = TrailWriter(
-        str(folder / "worker-7-0-8-here.trail"), {"role": "worker", "worker": 0, "pid": 8, "parent": 7, "host": "here"}
+        str(folder / "worker-7-0-8-here.trail"),
+        {"role": "worker", "worker": 0, "pid": 8, "parent": 7, "host": "here"},
     )
     for fetch in fetches:
         worker.fetch(fetch)
     worker.flush()
-    (folder / "command.json").write_text(json.dumps({"command": ["x"], "seconds": seconds, "exit_code": 0}))
+    (folder / "command.json").write_text(
+        json.dumps({"command": ["x"], "seconds": seconds, "exit_code": 0})
+    )
 
 
 def test_the_warm_up_is_left_out(tmp_path):
@@ -70,7 +82,11 @@ def test_blocks_are_runs_of_one_trial_without_settling_and_what_comes_now_and_th
     plain, cached = {FORWARD: 10, DATA: 5}, {FORWARD: 10}
     steps = [("plain", plain)] * 8
     for _ in range(2):
-        steps += [("settling", {FORWARD: 99})] * 2 + [("plain", plain)] * 3 + [("plain", {**plain, CHECKPOINT: 40})]
+        steps += (
+            [("settling", {FORWARD: 99})] * 2
+            + [("plain", plain)] * 3
+            + [("plain", {**plain, CHECKPOINT: 40})]
+        )
         steps += [("settling", {FORWARD: 99})] * 2 + [("cached_batch", cached)] * 4
     write(tmp_path, steps, notes=(LOADER, {"programme": ["plain"], "warm_up_steps": 8}))
     (rank,) = read_recording(tmp_path).ranks
@@ -80,7 +96,9 @@ def test_blocks_are_runs_of_one_trial_without_settling_and_what_comes_now_and_th
     ] * 2
     assert rank.blocks[0].parts_ms["checkpoint"] == pytest.approx(10)
     assert rank.steps == 8
-    assert rank.parts_ms["checkpoint"] == pytest.approx(2 * 40 / 22)  # over all steps from the first block on
+    assert rank.parts_ms["checkpoint"] == pytest.approx(
+        2 * 40 / 22
+    )  # over all steps from the first block on
 
 
 def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
@@ -140,12 +158,23 @@ def test_a_damaged_note_of_the_command_is_said(tmp_path, text):
 def test_ranks_that_left_nothing_are_said(tmp_path):
     write(tmp_path, [("plain", {FORWARD: 10})] * 9, notes=(LOADER, {"world_size": 3}))
     (tmp_path / "command.json").write_text(
-        json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0, "unended": "task 1 of 3 had not ended."})
+        json.dumps(
+            {
+                "command": ["x"],
+                "seconds": 1.0,
+                "exit_code": 0,
+                "unended": "task 1 of 3 had not ended.",
+            }
+        )
     )
-    assert read_recording(tmp_path).seen == ("ranks 1, 2 of 3 left no training step here. task 1 of 3 had not ended.")
+    assert read_recording(tmp_path).seen == (
+        "ranks 1, 2 of 3 left no training step here. task 1 of 3 had not ended."
+    )
 
 
-@pytest.mark.parametrize(("noted", "named"), [((), ""), (({"accelerator": "Apple M4"},), "Apple M4")])
+@pytest.mark.parametrize(
+    ("noted", "named"), [((), ""), (({"accelerator": "Apple M4"},), "Apple M4")]
+)
 def test_the_accelerator_is_named_as_the_recorder_noted_it(tmp_path, noted, named):
     write(tmp_path, [("plain", {FORWARD: 5})] * 6, notes=(LOADER, *noted))
     (rank,) = read_recording(tmp_path).ranks
@@ -155,7 +184,9 @@ def test_the_accelerator_is_named_as_the_recorder_noted_it(tmp_path, noted, name
 def test_a_step_in_which_operators_were_counted_is_none_of_a_few(tmp_path):
     """Of a recording that ended before its interventions."""
     write(
-        tmp_path, [("plain", {FORWARD: ms}) for ms in (30, 20, 80)], counted={"operators": 9, "large_operators_ns": 0}
+        tmp_path,
+        [("plain", {FORWARD: ms}) for ms in (30, 20, 80)],
+        counted={"operators": 9, "large_operators_ns": 0},
     )
     (rank,) = read_recording(tmp_path).ranks
     assert (rank.steps, rank.warm_up, rank.operators) == (1, 1, 9)
@@ -166,7 +197,9 @@ def test_the_time_in_which_a_worker_makes_the_first_batch_is_waiting_for_data(tm
     """Of 50 ms from iter() to the first batch, its samples take 40; what is left is the worker's start."""
     first = Fetch(0, 16, 13 * 10 * MS + 5 * MS, 13 * 10 * MS + 45 * MS, 24 * MS, 0)
     steps = (
-        [("plain", {FORWARD: 10})] * 12 + [("plain", {FORWARD: 10, LOADER_START: 50})] + [("plain", {FORWARD: 10})] * 7
+        [("plain", {FORWARD: 10})] * 12
+        + [("plain", {FORWARD: 10, LOADER_START: 50})]
+        + [("plain", {FORWARD: 10})] * 7
     )
     write(tmp_path, steps, [first], waits_ns={12: 45 * MS})
     (rank,) = read_recording(tmp_path).ranks
@@ -181,7 +214,9 @@ def test_large_operators_outside_of_modules_count_as_far_as_their_time_counts_as
     for i, (counted_other, large_ms) in enumerate([(30, 4 + 15), (60, 4.0)]):
         folder = tmp_path / str(i)
         folder.mkdir()
-        steps = [("plain", {FORWARD: 10, OTHER: 30})] * 12 + [("plain", {FORWARD: 10, OTHER: counted_other})]
+        steps = [("plain", {FORWARD: 10, OTHER: 30})] * 12 + [
+            ("plain", {FORWARD: 10, OTHER: counted_other})
+        ]
         counted = {"large_operators_ns": 4 * MS, "outside_ns": 20 * MS, "large_outside_ns": 15 * MS}
         write(folder, steps, counted=counted)
         (rank,) = read_recording(folder).ranks

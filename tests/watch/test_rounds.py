@@ -6,7 +6,9 @@ from trainpace.forecast import student_t_95
 from trainpace.watch.inside.rounds import LEAST_BLOCK, T_95, fitted, settled, warm_up_steps
 
 
-@given(st.floats(0, 5000), st.integers(1, 5), st.integers(2, 10), st.integers(2, 20), st.integers(1, 8))
+@given(
+    st.floats(0, 5000), st.integers(1, 5), st.integers(2, 10), st.integers(2, 20), st.integers(1, 8)
+)
 def test_what_fits_is_never_more_than_was_asked_for(steps, blocks, settling, block, rounds):
     each, made = fitted(steps, blocks, settling, block, rounds)
     assert LEAST_BLOCK <= each <= block

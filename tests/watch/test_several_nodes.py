@@ -29,7 +29,9 @@ def nodes():
 IN_ANY_RUN = ("slow disk", "slow link")
 """The others are as slow, and found by the same arithmetic, which tests/watch/test_stragglers.py tries."""
 FAULTS = [
-    pytest.param(f, id=f.name.replace(" ", "-"), marks=[] if f.name in IN_ANY_RUN else pytest.mark.long)
+    pytest.param(
+        f, id=f.name.replace(" ", "-"), marks=[] if f.name in IN_ANY_RUN else pytest.mark.long
+    )
     for f in several_nodes.FAULTS
 ]
 
@@ -38,15 +40,21 @@ FAULTS = [
 def test_a_planted_fault_is_named(nodes, tmp_path, fault):
     made = several_nodes.recorded(fault, nodes, tmp_path / "recording")
     recording = made.recording
-    assert [(r.rank, r.host) for r in recording.ranks] == [(i, f"node{i + 1}") for i in range(NODES)]
+    assert [(r.rank, r.host) for r in recording.ranks] == [
+        (i, f"node{i + 1}") for i in range(NODES)
+    ]
     found = several_nodes.named(recording)
-    assert (found.cause, found.node) == (fault.expected, f"node{fault.rank + 1}"), recording.together
+    assert (found.cause, found.node) == (fault.expected, f"node{fault.rank + 1}"), (
+        recording.together
+    )
     assert found.ms == pytest.approx(fault.planted_ms(made), rel=CLOSE), recording.together
     for clock in recording.together.clocks:  # in truth all nodes have one clock
         assert abs(clock.offset_ms) <= clock.uncertainty_ms
     words = subprocess.run(
         (sys.executable, "-m", "trainpace", "watch", "--from", str(tmp_path / "recording")),
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert f"node{fault.rank + 1}" in words
     assert words.count("\n") <= 24

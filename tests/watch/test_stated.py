@@ -27,9 +27,17 @@ def test_the_length_is_read_from_the_arguments(command, epochs, steps, words):
 
 @pytest.mark.parametrize(
     "command",
-    ["python train.py", "python train.py --epochs", "python train.py --epochs many", "python train.py --warmup_epochs 3",
-     "python train.py --epochs 0", "python train.py --max_steps=-1", "python train.py --max-steps 2.5", "python epochs 3"],
-)  # fmt: skip
+    [
+        "python train.py",
+        "python train.py --epochs",
+        "python train.py --epochs many",
+        "python train.py --warmup_epochs 3",
+        "python train.py --epochs 0",
+        "python train.py --max_steps=-1",
+        "python train.py --max-steps 2.5",
+        "python epochs 3",
+    ],
+)
 def test_what_states_no_length_is_not_taken_for_one(command):
     assert stated_length(shlex.split(command)) is None
 

@@ -22,7 +22,8 @@ data = [(torch.randn(5, 8), torch.randint(0, 3, (5,))) for _ in range(24)]
 """
 SCRIPTS = {
     # pytorch/examples, word_language_model
-    "data": LOOP + """
+    "data": LOOP
+    + """
 for x, y in data:
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
@@ -30,7 +31,8 @@ for x, y in data:
     for p in model.parameters():
         p.data.add_(p.grad, alpha=-0.1)
 """,
-    "accumulated": LOOP + """
+    "accumulated": LOOP
+    + """
 for i, (x, y) in enumerate(data):
     loss = nn.functional.cross_entropy(model(x), y) / 4
     loss.backward()
@@ -40,7 +42,8 @@ for i, (x, y) in enumerate(data):
                 p -= 0.1 * p.grad
                 p.grad = None
 """,
-    "autograd.grad": LOOP + """
+    "autograd.grad": LOOP
+    + """
 for x, y in data:
     loss = nn.functional.cross_entropy(model(x), y)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -48,7 +51,8 @@ for x, y in data:
         for p, g in zip(model.parameters(), gradients):
             p -= 0.1 * g
 """,
-    "torch.func": LOOP + """
+    "torch.func": LOOP
+    + """
 params = {name: p.detach().clone() for name, p in model.named_parameters()}
 def loss_of(params, x, y):
     return nn.functional.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
@@ -71,7 +75,8 @@ for _ in range(24):
             p.grad = None
 """,
     # pytorch/examples, time_sequence_prediction
-    "LBFGS": LOOP + """
+    "LBFGS": LOOP
+    + """
 optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 x, y = data[0]
 for _ in range(8):
@@ -82,7 +87,8 @@ for _ in range(8):
         return loss
     loss = optimizer.step(closure)
 """,
-    "two optimizers": LOOP + """
+    "two optimizers": LOOP
+    + """
 critic = nn.Linear(8, 1)
 optimizers = [torch.optim.Adam(m.parameters()) for m in (model, critic)]
 for x, y in data:
@@ -92,13 +98,14 @@ for x, y in data:
         optimizer.step()
         optimizer.zero_grad()
 """,
-    "only looking": LOOP + """
+    "only looking": LOOP
+    + """
 for x, y in data:
     x.requires_grad_(True)
     loss = nn.functional.cross_entropy(model(x), y)
     torch.autograd.grad(loss, x)  # adversarial examples, of a model that stays as it is
 """,
-}  # fmt: skip
+}
 STEPS = {"accumulated": 6, "LBFGS": 8, "two optimizers": 24}
 IN_WORDS = {
     "accumulated": "4 micro-batches and an update by the script's own code",
@@ -132,7 +139,9 @@ def test_steps_are_found_however_they_are_made(name, tmp_path):
     assert rank.parts_ms["backward"] > 0
 
 
-@pytest.mark.parametrize(("name", "optimizer"), [("data", "sgd"), ("LBFGS", "sgd"), ("two optimizers", "adam")])
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("data", "sgd"), ("LBFGS", "sgd"), ("two optimizers", "adam")]
+)
 def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
     _watched(tmp_path, name)
     workload = load(tmp_path / "recording" / "workload.json", Workload)
@@ -140,7 +149,9 @@ def test_a_workload_comes_out_of_them(name, optimizer, tmp_path):
     assert workload.parameters == 8 * 16 + 16 + 16 * 3 + 3 + critic
     assert workload.optimizer == optimizer
     assert workload.assumes_optimizer == (name == "LBFGS")  # SGD stands for it
-    assert any("LBFGS evaluates the loss several times a step" in note for note in workload.notes) == (name == "LBFGS")
+    assert any(
+        "LBFGS evaluates the loss several times a step" in note for note in workload.notes
+    ) == (name == "LBFGS")
 
 
 def test_gradients_without_an_update_are_no_step(tmp_path):

@@ -47,9 +47,13 @@ def training(own, transfer=2.0, elements=None, steps=30, clocks_ms=None):
             ns[COMMUNICATION] = leaves - arrives[rank]
             held = elements(rank, number) if callable(elements) else (elements or {}).get(rank, 0)
             by_rank[rank][number] = RankStep(
-                number, tuple(ns), (Exchange("gradients", arrives[rank] + shift, leaves + shift),),
-                {"gradients": ns[COMMUNICATION]}, {"gradients": 1}, held,
-            )  # fmt: skip
+                number,
+                tuple(ns),
+                (Exchange("gradients", arrives[rank] + shift, leaves + shift),),
+                {"gradients": ns[COMMUNICATION]},
+                {"gradients": 1},
+                held,
+            )
         at = leaves
     return by_rank
 
@@ -92,8 +96,9 @@ def test_a_straggler_is_named_with_its_cause(slow, elements, cause):
 def test_all_ranks_of_a_slow_node_are_named():
     result = together(
         training({0: STEADY, 1: {FORWARD: 19.0}, 2: {FORWARD: 20.0}, 3: STEADY, 4: STEADY}),
-        {0: "a", 1: "b", 2: "b", 3: "c", 4: "c"}, (),
-    )  # fmt: skip
+        {0: "a", 1: "b", 2: "b", 3: "c", 4: "c"},
+        (),
+    )
     assert [(s.rank, s.node, round(s.ms)) for s in result.stragglers] == [(2, "b", 10), (1, "b", 9)]
 
 
@@ -109,7 +114,9 @@ def test_uneven_lengths_are_told_where_the_longest_inputs_come_last():
     result = found(own, elements=lambda rank, n: 900 if n % 3 == rank else 300)
     assert result.stragglers == ()
     assert result.uneven_ms == pytest.approx(8.0, rel=1e-3)
-    assert found(own, elements=lambda rank, n: 900 if (n + 1) % 3 == rank else 300).uneven_ms is None
+    assert (
+        found(own, elements=lambda rank, n: 900 if (n + 1) % 3 == rank else 300).uneven_ms is None
+    )
 
 
 def test_one_rank_few_steps_and_other_collectives_tell_nothing():
@@ -122,7 +129,9 @@ def test_one_rank_few_steps_and_other_collectives_tell_nothing():
 
 RANKS = st.dictionaries(
     st.integers(0, 2),
-    st.fixed_dictionaries({part: st.floats(0, 50) for part in (DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER)}),
+    st.fixed_dictionaries(
+        {part: st.floats(0, 50) for part in (DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER)}
+    ),
     min_size=2,
 )
 
@@ -131,7 +140,14 @@ RANKS = st.dictionaries(
 @given(own=RANKS, transfer=st.floats(0, 30))
 def test_parts_add_up_to_the_step(own, transfer):
     for rank in found(own, transfer=transfer, steps=6).ranks:
-        parts = rank.compute_ms, rank.data_ms, rank.host_ms, rank.waiting_ms, rank.transfer_ms, rank.undivided_ms
+        parts = (
+            rank.compute_ms,
+            rank.data_ms,
+            rank.host_ms,
+            rank.waiting_ms,
+            rank.transfer_ms,
+            rank.undivided_ms,
+        )
         assert sum(parts) == pytest.approx(rank.step_ms, abs=1e-5)
         assert min(parts) >= -1e-6
 
@@ -140,10 +156,14 @@ def test_parts_add_up_to_the_step(own, transfer):
 @given(own=RANKS, transfer=st.floats(0, 30), ahead=st.floats(-1e9, 1e9))
 def test_a_node_whose_clock_is_set_otherwise_changes_nothing_but_its_offset(own, transfer, ahead):
     last = max(own)
-    before, after = (found(own, transfer=transfer, steps=6, clocks_ms={last: ms}) for ms in (0.0, ahead))
+    before, after = (
+        found(own, transfer=transfer, steps=6, clocks_ms={last: ms}) for ms in (0.0, ahead)
+    )
     assert replace(after, clocks=()) == replace(before, clocks=())
     (moved,) = (
-        b.offset_ms - a.offset_ms for a, b in zip(before.clocks, after.clocks, strict=True) if a.node == NODES[last]
+        b.offset_ms - a.offset_ms
+        for a, b in zip(before.clocks, after.clocks, strict=True)
+        if a.node == NODES[last]
     )
     assert moved == pytest.approx(ahead, abs=1e-5)
 
@@ -152,15 +172,23 @@ def test_offsets_come_from_the_shortest_transfers_and_follow_a_clock_that_drifts
     steps = training({0: STEADY, 1: STEADY}, steps=200)
     drifts = {}
     for number, step in steps[1].items():
-        late = 40 if number % 2 else 0  # every other time the ranks leave one after the other, of a long transfer
+        late = (
+            40 if number % 2 else 0
+        )  # every other time the ranks leave one after the other, of a long transfer
         (e,) = step.together
         ahead = round((5.0 + number * 0.001) * MS)
         drifts[number] = step._replace(
-            together=(e._replace(arrives_ns=e.arrives_ns + ahead, leaves_ns=e.leaves_ns + ahead + late * MS),)
+            together=(
+                e._replace(
+                    arrives_ns=e.arrives_ns + ahead, leaves_ns=e.leaves_ns + ahead + late * MS
+                ),
+            )
         )
         zero = steps[0][number]
         (e,) = zero.together
-        steps[0][number] = zero._replace(together=(e._replace(arrives_ns=e.arrives_ns - late * MS),))
+        steps[0][number] = zero._replace(
+            together=(e._replace(arrives_ns=e.arrives_ns - late * MS),)
+        )
     known = offsets(common({0: steps[0], 1: drifts}), NODES)
     assert known["b"].at_ns[0] / MS == pytest.approx(5.025, abs=0.03)
     assert known["b"].at_ns[-1] / MS == pytest.approx(5.175, abs=0.03)
@@ -176,7 +204,12 @@ def rate(sender, receiver, mbit_per_s):
 
 
 def test_a_slow_link_is_named_and_not_the_one_whose_acknowledgements_it_holds_back():
-    ring = rate("a", "d", 800.0), rate("b", "a", 100.0), rate("c", "b", 300.0), rate("d", "c", 780.0)
+    ring = (
+        rate("a", "d", 800.0),
+        rate("b", "a", 100.0),
+        rate("c", "b", 300.0),
+        rate("d", "c", 780.0),
+    )
     (slow,) = slow_links(ring)
     assert (slow.sender, slow.receiver, slow.at_least) == ("b", "a", False)
     assert slow.ms == pytest.approx(16e3 * (1 / 100 - 1 / 800))
@@ -197,10 +230,14 @@ def test_rates_are_of_what_was_sent_between_two_looks_between_nodes():
     def notes(own, peer, sent, busy):
         looks = ((3, 1000, 2000), (13, 1000 + sent, 2000 + busy))
         return [
-            {"links": [[own, peer, n, us], ["10.0.0.9", "10.0.0.8", 5, 5]], "link_steps": step} for step, n, us in looks
+            {"links": [[own, peer, n, us], ["10.0.0.9", "10.0.0.8", 5, 5]], "link_steps": step}
+            for step, n, us in looks
         ]
 
-    trails = {0: notes("10.0.0.1", "10.0.0.2", 20_000_000, 400_000), 1: notes("10.0.0.2", "10.0.0.1", 999_999, 400_000)}
+    trails = {
+        0: notes("10.0.0.1", "10.0.0.2", 20_000_000, 400_000),
+        1: notes("10.0.0.2", "10.0.0.1", 999_999, 400_000),
+    }
     (only,) = link_rates(trails, NODES)
     assert (only.sender, only.receiver, only.mb_per_step, only.mbit_per_s) == ("a", "b", 2.0, 400.0)
     assert link_rates({0: trails[0], 1: []}, NODES) == ()
@@ -221,9 +258,15 @@ def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_
     first, last = look(3, 3_000_000, 60_000), look(13, 3_000_000 + 20_000_000, 60_000 + 400_000)
     plain = [*steps(0, range(4)), first, *steps(0, range(4, 14)), last]
     tried = [
-        *steps(0, range(4)), first, *steps(settling, (4,)), *steps(0, range(5, 9)), *steps(settling, (9, 10)),
-        *steps(no_sync, (11, 12)), *steps(settling, (13,)), last,
-    ]  # fmt: skip
+        *steps(0, range(4)),
+        first,
+        *steps(settling, (4,)),
+        *steps(0, range(5, 9)),
+        *steps(settling, (9, 10)),
+        *steps(no_sync, (11, 12)),
+        *steps(settling, (13,)),
+        last,
+    ]
     for records, mb_per_step in ((plain, 2.0), (tried, 20 / 6)):
         peer = [{"links": [["10.0.0.2", "10.0.0.1", 0, 0]], "link_steps": n} for n in (3, 13)]
         (only,) = link_rates({0: records, 1: peer}, NODES)
@@ -236,9 +279,16 @@ def test_steps_without_exchange_send_nothing_and_a_rendezvous_says_nothing_of_a_
 def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0):
     trail = TrailWriter(
         str(folder / f"process-7-{node}.trail"),
-        {"role": "process", "pid": 7, "host": node, "rank": rank, "world_size": 2, "cpus": 1,
-         "clock_to_wall_ns": (wall_ms - ahead_ms) * MS},
-    )  # fmt: skip
+        {
+            "role": "process",
+            "pid": 7,
+            "host": node,
+            "rank": rank,
+            "world_size": 2,
+            "cpus": 1,
+            "clock_to_wall_ns": (wall_ms - ahead_ms) * MS,
+        },
+    )
     trail.note({"backend": backend})
     for number in range(20):
         at = BOOTED + (ahead_ms + 30 * number) * MS
@@ -252,7 +302,9 @@ def write(folder, rank, node, forward_ms, ahead_ms=0, backend="gloo", wall_ms=0)
         trail.note({"input_elements": 64})
     trail.note({"ended": 0})
     trail.flush()
-    (folder / "command.json").write_text(json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0}))
+    (folder / "command.json").write_text(
+        json.dumps({"command": ["x"], "seconds": 1.0, "exit_code": 0})
+    )
 
 
 def test_two_nodes_whose_processes_have_one_number_are_one_recording_on_one_clock(tmp_path):
@@ -265,11 +317,17 @@ def test_two_nodes_whose_processes_have_one_number_are_one_recording_on_one_cloc
     assert recording.together.clocks[0].wall_ms == pytest.approx(0.0)
     assert clocks_in_words(recording.together) == []
     rows = timeline_of(tmp_path, range(5, 7)).lanes
-    assert [[(m.start_ms, m.end_ms) for m in row.steps] for row in rows] == [[(0.0, 30.0), (30.0, 60.0)]] * 2
+    assert [[(m.start_ms, m.end_ms) for m in row.steps] for row in rows] == [
+        [(0.0, 30.0), (30.0, 60.0)]
+    ] * 2
 
 
-@pytest.mark.parametrize(("wall_ms", "words"), [(7_200_000, "2 h ahead of"), (-90_000, "1 min 30 s behind")])
-def test_a_node_on_which_it_is_another_time_of_day_is_told_and_changes_nothing(tmp_path, wall_ms, words):
+@pytest.mark.parametrize(
+    ("wall_ms", "words"), [(7_200_000, "2 h ahead of"), (-90_000, "1 min 30 s behind")]
+)
+def test_a_node_on_which_it_is_another_time_of_day_is_told_and_changes_nothing(
+    tmp_path, wall_ms, words
+):
     write(tmp_path, 0, "a", 5)
     write(tmp_path, 1, "b", 25, ahead_ms=90_000, wall_ms=wall_ms)
     recording = read_recording(tmp_path)
@@ -297,9 +355,12 @@ def test_collectives_within_others_and_under_trials_are_left_out():
     records = [{"number": 1, "name": "all_reduce"}, {"number": 2, "name": "wait"}]
     for number, trial in ((3, 0), (4, 1)):
         records += [
-            span(2, 20, 30, 1), span(1, 10, 40), span(2, 50, 70),
-            Step(trial, 1, number, 0, 100, 8, 0.0, 0.0, tuple(parts)), {"input_elements": 10 * number},
-        ]  # fmt: skip
+            span(2, 20, 30, 1),
+            span(1, 10, 40),
+            span(2, 50, 70),
+            Step(trial, 1, number, 0, 100, 8, 0.0, 0.0, tuple(parts)),
+            {"input_elements": 10 * number},
+        ]
     (step,) = rank_steps(records).values()
     assert (step.number, step.input_elements) == (3, 30)
     assert step.together == (Exchange("all_reduce", 10, 40),)

@@ -58,18 +58,33 @@ def test_a_folder_is_taken_by_all_tasks_of_one_step(tmp_path):
 
 def test_a_node_is_known_by_the_options_of_torchrun():
     node = Task("torchrun-2-nodes", 1, 2, is_node=True)
-    for words in ("torchrun --nnodes 2 --node-rank 1", "/bin/torchrun --node_rank=1 --nnodes=2 --rdzv-backend static",
-                  "python -m torch.distributed.run --nnodes=2 --node-rank=1"):  # fmt: skip
+    for words in (
+        "torchrun --nnodes 2 --node-rank 1",
+        "/bin/torchrun --node_rank=1 --nnodes=2 --rdzv-backend static",
+        "python -m torch.distributed.run --nnodes=2 --node-rank=1",
+    ):
         assert node_of((*words.split(), "train.py", "--node-rank", "0")) == node
-    for words in ("torchrun --nnodes 1 --node-rank 0", "torchrun --nnodes 2", "torchrun --nnodes 1:4 --node-rank 0",
-                  "torchrun --nnodes 2 --node-rank 2", "torchrun", "python", "torchrun train.py --nnodes 2 --node-rank 1"):  # fmt: skip
+    for words in (
+        "torchrun --nnodes 1 --node-rank 0",
+        "torchrun --nnodes 2",
+        "torchrun --nnodes 1:4 --node-rank 0",
+        "torchrun --nnodes 2 --node-rank 2",
+        "torchrun",
+        "python",
+        "torchrun train.py --nnodes 2 --node-rank 1",
+    ):
         assert node_of((*words.split(), "train.py")) is None
 
 
 def test_a_node_that_is_not_told_its_number_is_known():
     for words in ("torchrun --nnodes 2 --rdzv-backend c10d", "torchrun --nnodes=2:4"):
         assert is_one_of_unnumbered_nodes((*words.split(), "train.py"))
-    for words in ("torchrun --nnodes 2 --node-rank 1", "torchrun --nnodes 1:4", "torchrun", "python"):
+    for words in (
+        "torchrun --nnodes 2 --node-rank 1",
+        "torchrun --nnodes 1:4",
+        "torchrun",
+        "python",
+    ):
         assert not is_one_of_unnumbered_nodes((*words.split(), "train.py"))
 
 
@@ -84,12 +99,12 @@ def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
     """Both on this machine; neither knows of Slurm."""
     command = words_of(tmp_path, "--json")
     at = command.index("--") + 1
-    torchrun = (
-        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
-    )
+    torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port 29633 --node-rank"
     started = [
         subprocess.Popen(
-            [*command[: at + 1], *torchrun.split(), number, command[-1]], stdout=subprocess.PIPE, text=True
+            [*command[: at + 1], *torchrun.split(), number, command[-1]],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for number in ("0", "1")
     ]
@@ -103,27 +118,47 @@ def test_torchrun_on_two_nodes_is_one_recording(tmp_path):
 def words_of(folder, *more):
     (folder / "train.py").write_text(textwrap.dedent(DDP))
     command = [sys.executable, "-m", "trainpace", "watch", *more]
-    return [*command, "--output", str(folder / "recording"), "--", sys.executable, str(folder / "train.py")]
+    return [
+        *command,
+        "--output",
+        str(folder / "recording"),
+        "--",
+        sys.executable,
+        str(folder / "train.py"),
+    ]
 
 
 @pytest.mark.slow
 def test_tasks_record_together_and_the_first_reports(tmp_path, monkeypatch):
     """Without Slurm: its variables, and torch's for the ranks to meet."""
-    for key, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631", **STEP}.items():
+    for key, value in {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29631",
+        **STEP,
+    }.items():
         monkeypatch.setenv(key, value)
     command = words_of(tmp_path)
     started = []
     for number in ("0", "1"):
         monkeypatch.setenv("SLURM_PROCID", number)
         monkeypatch.setenv("RANK", number)
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
     (said, errors), (other_said, _) = [process.communicate(timeout=120) for process in started]
     assert [process.returncode for process in started] == [0, 0], errors
     assert "rank" in said
     assert other_said == ""
     recording = read_recording(tmp_path / "recording")
-    assert ([r.rank for r in recording.ranks], recording.seen, recording.exit_code) == ([0, 1], "", 0)
-    refused = subprocess.run(command, env={**STEP, "SLURM_STEP_ID": "1"}, capture_output=True, text=True, check=False)
+    assert ([r.rank for r in recording.ranks], recording.seen, recording.exit_code) == (
+        [0, 1],
+        "",
+        0,
+    )
+    refused = subprocess.run(
+        command, env={**STEP, "SLURM_STEP_ID": "1"}, capture_output=True, text=True, check=False
+    )
     assert refused.returncode == 2
     assert "is there already" in refused.stderr
 
@@ -136,8 +171,11 @@ def test_srun_watch_on_every_rank_of_a_real_slurm(tmp_path):
     with slurm_cluster.cluster(2, cpus=2):
         done = subprocess.run(
             ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", ranks, "rank", *command],
-            capture_output=True, text=True, timeout=180, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)  # of the first task alone
     assert [(r["rank"], r["world_size"]) for r in answer["ranks"]] == [(0, 2), (1, 2)]

@@ -50,7 +50,9 @@ def test_a_worker_of_ray_traces_its_model_before_it_is_killed(tmp_path):
 
 
 def test_threads_that_train_one_after_the_other_all_count(tmp_path):
-    code, (rank,) = recorded(tmp_path, """
+    code, (rank,) = recorded(
+        tmp_path,
+        """
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 def epoch():
@@ -63,7 +65,8 @@ for _ in range(3):
     thread = threading.Thread(target=epoch)
     thread.start(); thread.join()
     kept.append(thread)
-""")  # fmt: skip
+""",
+    )
     assert code == 0
     assert rank.warm_up + rank.steps == 90
     assert (tmp_path / "recording" / "workload.json").is_file()
@@ -83,7 +86,9 @@ def test_what_lies_between_two_trainings_is_no_step_of_the_second(tmp_path):
 
 
 def test_an_iterator_of_the_users_own_names_its_loader(tmp_path):
-    code, (rank,) = recorded(tmp_path, """
+    code, (rank,) = recorded(
+        tmp_path,
+        """
 class Loader(torch.utils.data.DataLoader):
     def __iter__(self):
         return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader=self)
@@ -92,7 +97,8 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for x in Loader(torch.ones(48, 2), batch_size=4):
     model(x).sum().backward()
     optimizer.step()
-""")  # fmt: skip
+""",
+    )
     assert code == 0
     assert rank.loader is not None
     assert (rank.warm_up + rank.steps, rank.loader.batches, rank.samples_per_step) == (12, 12, 4)
@@ -119,7 +125,9 @@ def test_a_loader_that_makes_no_batches_gives_samples_or_batches_of_its_dataset(
 
 def test_samples_are_counted_where_a_dataset_makes_batches_and_a_streams_end_is_none(tmp_path):
     fetched = []
-    recorder = SimpleNamespace(spans_on=True, thread=loaders.get_ident(), trail=SimpleNamespace(fetch=fetched.append))
+    recorder = SimpleNamespace(
+        spans_on=True, thread=loaders.get_ident(), trail=SimpleNamespace(fetch=fetched.append)
+    )
     made = iter([(torch.rand(4, 8), torch.zeros(4)), (torch.rand(2, 8), torch.zeros(2))])
     fetch = loaders.timed_fetch(lambda self, indices: next(made), recorder, str(tmp_path))
     fetcher = SimpleNamespace(collate_fn=list, auto_collation=False)
@@ -143,7 +151,10 @@ def test_batches_of_ray_data_are_waited_for(tmp_path):
     streams.ray_data(SimpleNamespace(_IterableFromIterator=Iterable), recorder)
     inner = Iterable([{"x": torch.ones(4, 2)}] * 3)
     entered = []
-    recorder.enters_batch = lambda part, enters=recorder.enters_batch: (entered.append(part), enters(part))[1]
+    recorder.enters_batch = lambda part, enters=recorder.enters_batch: (
+        entered.append(part),
+        enters(part),
+    )[1]
     for batch in Iterable(one for one in inner):
         assert recorder.part != DATA
         assert recorder.fetched_samples == len(batch["x"]) == 4
@@ -168,7 +179,9 @@ def test_a_package_is_installed_wherever_pip_put_it(tmp_path, monkeypatch):
         for name in ("package/__init__.py", "package/inner/__init__.py", "package/inner/code.py"):
             (folder / name).touch()
     (beside / "package-1.0.dist-info").mkdir()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False
+    )
     assert installed.is_installed(str(beside / "package/inner/code.py"))
     assert installed.is_installed(os.__file__)
     assert installed.is_installed(torch.__file__)
@@ -185,7 +198,11 @@ def test_omegaconfs_settings_are_read_without_running_it():
 
     Node.__module__ = "omegaconf.dictconfig"
     whole = Node(
-        _content={"trainer": Node(_content={"max_epochs": Node(_val=7), "name": Node(_val="x")}, _parent=None)}
+        _content={
+            "trainer": Node(
+                _content={"max_epochs": Node(_val=7), "name": Node(_val="x")}, _parent=None
+            )
+        }
     )
     whole.__dict__["_content"]["trainer"].__dict__["_parent"] = whole
     found = {name: value for name, value, _ in lengths._named({"cfg": whole}, "train.py")}

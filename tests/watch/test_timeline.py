@@ -45,15 +45,26 @@ def test_training_and_its_workers(tmp_path):
     write_worker(tmp_path, 1, [(90, 99)], pid=202)
     timeline = timeline_of(tmp_path, range(10, 12))
     training, worker = timeline.lanes
-    assert (timeline.first_step, timeline.last_step, timeline.duration_ms, timeline.after_s) == (10, 11, 20.0, 0.1)
+    assert (timeline.first_step, timeline.last_step, timeline.duration_ms, timeline.after_s) == (
+        10,
+        11,
+        20.0,
+        0.1,
+    )
     assert [(s.number, s.start_ms, s.end_ms, s.trial) for s in training.steps] == [
         (10, 0, 10, "plain"),
         (11, 10, 20, "plain"),
     ]
     assert bars(training) == [
-        ("data", 0, 4), ("other", 4, 5), ("forward", 5, 8), ("backward", 8, 10),
-        ("data", 10, 14), ("other", 14, 15), ("forward", 15, 18), ("backward", 18, 20),
-    ]  # fmt: skip
+        ("data", 0, 4),
+        ("other", 4, 5),
+        ("forward", 5, 8),
+        ("backward", 8, 10),
+        ("data", 10, 14),
+        ("other", 14, 15),
+        ("forward", 15, 18),
+        ("backward", 18, 20),
+    ]
     assert [b.name for b in training.bars[:4]] == ["next batch", "", "Net<&>", "backward"]
     assert training.ms_of("data") == 8.0
     assert (worker.kind, worker.label) == ("worker", "worker 0")  # worker 1 had ended before
@@ -70,22 +81,35 @@ def test_inner_spans_are_taken_out_of_outer_ones(tmp_path):
     write_process(tmp_path, [spans], [0, 10])
     (lane,) = timeline_of(tmp_path).lanes
     assert [(b.part, b.name, b.start_ms, b.end_ms) for b in lane.bars] == [
-        ("other", "engine", 0, 3), ("logging", "print", 3, 4), ("forward", "b", 4, 7), ("other", "engine", 7, 10),
-    ]  # fmt: skip
+        ("other", "engine", 0, 3),
+        ("logging", "print", 3, 4),
+        ("forward", "b", 4, 7),
+        ("other", "engine", 7, 10),
+    ]
 
 
 def test_an_evaluation_covers_all_in_it_but_checkpoints(tmp_path):
     spans = [
-        ("backward", "backward", 1, 3, 0), ("data", "next batch", 4, 9, 0), ("forward", "Net", 9, 14, 0),
-        ("checkpoint", "save", 15, 16, 0), ("evaluation", "evaluation", 3, 16, 0), ("data", "next batch", 17, 20, 0),
+        ("backward", "backward", 1, 3, 0),
+        ("data", "next batch", 4, 9, 0),
+        ("forward", "Net", 9, 14, 0),
+        ("checkpoint", "save", 15, 16, 0),
+        ("evaluation", "evaluation", 3, 16, 0),
+        ("data", "next batch", 17, 20, 0),
         ("forward", "Net", 20, 30, 0),
-    ]  # fmt: skip
+    ]
     write_process(tmp_path, [spans], [0, 40])
     (lane,) = timeline_of(tmp_path).lanes
     assert bars(lane) == [
-        ("other", 0, 1), ("backward", 1, 3), ("evaluation", 3, 15), ("checkpoint", 15, 16), ("other", 16, 17),
-        ("data", 17, 20), ("forward", 20, 30), ("other", 30, 40),
-    ]  # fmt: skip
+        ("other", 0, 1),
+        ("backward", 1, 3),
+        ("evaluation", 3, 15),
+        ("checkpoint", 15, 16),
+        ("other", 16, 17),
+        ("data", 17, 20),
+        ("forward", 20, 30),
+        ("other", 30, 40),
+    ]
     assert lane.bars[2].name == "evaluation"
 
 
@@ -96,7 +120,10 @@ def test_workers_that_follow_each_other_share_a_row(tmp_path):
     write_worker(tmp_path, 0, [(10, 150)], pid=203)  # of another loader, at the same time
     lanes = timeline_of(tmp_path, range(20)).lanes[1:]
     assert [lane.label for lane in lanes] == ["worker 0", "worker 0 of loader 2"]
-    assert [bars(lane) for lane in lanes] == [[("fetch", 0, 50), ("fetch", 60, 190)], [("fetch", 10, 150)]]
+    assert [bars(lane) for lane in lanes] == [
+        [("fetch", 0, 50), ("fetch", 60, 190)],
+        [("fetch", 10, 150)],
+    ]
 
 
 def test_ranks_of_two_hosts_meet_by_the_wall_clock(tmp_path):
@@ -105,8 +132,18 @@ def test_ranks_of_two_hosts_meet_by_the_wall_clock(tmp_path):
     simple_run(tmp_path, rank=2, pid=102, host="a", clock_ms=777)  # one host has one clock
     zero, one, two = timeline_of(tmp_path, range(5, 6)).lanes
     assert [lane.rank for lane in (zero, one, two)] == [0, 1, 2]
-    assert bars(zero) == bars(two) == [("data", 0, 4), ("other", 4, 5), ("forward", 5, 8), ("backward", 8, 10)]
-    assert bars(one) == [("forward", 0, 1), ("backward", 1, 3), ("data", 3, 7), ("other", 7, 8), ("forward", 8, 10)]
+    assert (
+        bars(zero)
+        == bars(two)
+        == [("data", 0, 4), ("other", 4, 5), ("forward", 5, 8), ("backward", 8, 10)]
+    )
+    assert bars(one) == [
+        ("forward", 0, 1),
+        ("backward", 1, 3),
+        ("data", 3, 7),
+        ("other", 7, 8),
+        ("forward", 8, 10),
+    ]
 
 
 def test_a_launcher_is_no_rank(tmp_path):
@@ -140,10 +177,15 @@ def test_an_unusually_long_step_is_stepped_aside(tmp_path):
 
 
 def test_only_consecutive_steps_are_shown(tmp_path):
-    spans = [[("forward", "Net", 10 * i, 10 * i + 1, 0)] if i < 10 or i > 25 else [] for i in range(40)]
+    spans = [
+        [("forward", "Net", 10 * i, 10 * i + 1, 0)] if i < 10 or i > 25 else [] for i in range(40)
+    ]
     write_process(tmp_path, spans, range(0, 401, 10))
     assert timeline_of(tmp_path, range(5, 40)).first_step == 26
-    with pytest.raises(TrainpaceError, match=r"steps 12 to 19 were not kept in detail. These were: 0 to 9, 26 to 39"):
+    with pytest.raises(
+        TrainpaceError,
+        match=r"steps 12 to 19 were not kept in detail. These were: 0 to 9, 26 to 39",
+    ):
         timeline_of(tmp_path, range(12, 20))
     with pytest.raises(TrainpaceError, match=r"step 12 was not kept"):
         timeline_of(tmp_path, range(12, 13))
@@ -210,7 +252,9 @@ def test_a_cut_off_trail_is_read_as_far_as_it_goes(tmp_path_factory, share):
 
 SPANS = st.lists(
     st.tuples(
-        st.sampled_from([OTHER, DATA, FORWARD, CHECKPOINT, EVALUATION]), st.integers(-20, 120), st.integers(0, 60)
+        st.sampled_from([OTHER, DATA, FORWARD, CHECKPOINT, EVALUATION]),
+        st.integers(-20, 120),
+        st.integers(0, 60),
     ),
     max_size=12,
 )
@@ -219,7 +263,9 @@ SPANS = st.lists(
 @given(spans=SPANS)
 def test_stretches_fill_a_step_and_never_overlap(spans):
     step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, (0,) * len(PARTS))
-    stretches = charged(step, [Span(part, 0, 1, 0, start, start + length) for part, start, length in spans])
+    stretches = charged(
+        step, [Span(part, 0, 1, 0, start, start + length) for part, start, length in spans]
+    )
     assert stretches[0][2] == 0
     assert stretches[-1][3] == 100
     assert all(start < end for _, _, start, end in stretches)
@@ -238,7 +284,18 @@ def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, s
 
     def something(recorder, deep):
         depth = recorder.enter(
-            rng.choice([FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, LOGGING, CHECKPOINT, OTHER, EVALUATION])
+            rng.choice(
+                [
+                    FORWARD,
+                    BACKWARD,
+                    OPTIMIZER,
+                    COMMUNICATION,
+                    LOGGING,
+                    CHECKPOINT,
+                    OTHER,
+                    EVALUATION,
+                ]
+            )
         )
         for _ in range(rng.randrange(3) if deep < 3 else 0):
             something(recorder, deep + 1)
@@ -289,7 +346,10 @@ def test_coarser_bars_cover_the_same_time(lengths, dot):
     edges = [0.0]
     for length in lengths:
         edges.append(edges[-1] + length)
-    fine = [Bar(part=PARTS[i % 3], name="", start_ms=a, end_ms=b) for i, (a, b) in enumerate(itertools.pairwise(edges))]
+    fine = [
+        Bar(part=PARTS[i % 3], name="", start_ms=a, end_ms=b)
+        for i, (a, b) in enumerate(itertools.pairwise(edges))
+    ]
     coarse = coarsened(fine, dot)
     assert [b.start_ms for b in coarse] == [0.0, *(b.end_ms for b in coarse)][: len(coarse)]
     assert not fine or coarse[-1].end_ms == fine[-1].end_ms

@@ -11,16 +11,29 @@ from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, 
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
-    Step, trial=st.integers(0, 6), micro_steps=st.integers(0, 65535), number=st.integers(0, 2**31), start_ns=ns, end_ns=ns,
-    samples=st.integers(0, 2**31), reserved_gib=st.just(0.5), allocator_retries=st.just(2.0),
+    Step,
+    trial=st.integers(0, 6),
+    micro_steps=st.integers(0, 65535),
+    number=st.integers(0, 2**31),
+    start_ns=ns,
+    end_ns=ns,
+    samples=st.integers(0, 2**31),
+    reserved_gib=st.just(0.5),
+    allocator_retries=st.just(2.0),
     parts_ns=st.tuples(*[ns] * len(PARTS)),
-)  # fmt: skip
+)
 FETCHES = st.builds(
-    Fetch, worker=st.integers(-1, 100), samples=st.integers(0, 10**6), start_ns=ns, end_ns=ns, cpu_ns=ns, collate_ns=ns
+    Fetch,
+    worker=st.integers(-1, 100),
+    samples=st.integers(0, 10**6),
+    start_ns=ns,
+    end_ns=ns,
+    cpu_ns=ns,
+    collate_ns=ns,
 )
-NOTES = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3).filter(
-    lambda d: "name" not in d
-)
+NOTES = st.dictionaries(
+    st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3
+).filter(lambda d: "name" not in d)
 
 
 def written(path, records):
@@ -49,7 +62,11 @@ def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_fac
 
 def test_a_trail_does_not_overwrite_that_of_a_namesake(tmp_path):
     paths = [unused(str(tmp_path), "process-1-here") for _ in range(3)]
-    assert [Path(p).name for p in paths] == ["process-1-here.trail", "process-1-here-2.trail", "process-1-here-3.trail"]
+    assert [Path(p).name for p in paths] == [
+        "process-1-here.trail",
+        "process-1-here-2.trail",
+        "process-1-here-3.trail",
+    ]
     assert unused(str(tmp_path / "none"), "a") == str(tmp_path / "none" / "a.trail")
 
 
@@ -62,7 +79,9 @@ def test_names_of_spans_are_numbered_once(tmp_path):
     assert read == [{"name": "Net", "number": 1}] + [Span(4, 0, 1, 0, 5, 9)] * 3
 
 
-@pytest.mark.parametrize("data", [b"", b"{}\n", b"no json\n", b'{"trail": 99}\n', b'{"trail": 1}\nXYZ'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}\n", b"no json\n", b'{"trail": 99}\n', b'{"trail": 1}\nXYZ']
+)
 def test_other_files_are_refused(data):
     with pytest.raises(ValueError, match=r"trail|record|Expecting"):
         read_trail(data)

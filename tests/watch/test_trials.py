@@ -14,7 +14,15 @@ from trainpace.watch.inside.batches import size_of
 from trainpace.watch.inside.left_out import collective
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import OF_TRIAL, PARTS, Step, TrailWriter
-from trainpace.watch.inside.trials import CACHED_BATCH, FEW_SAMPLES, NO_SYNC, PLAIN, SETTLING, Trials, batch
+from trainpace.watch.inside.trials import (
+    CACHED_BATCH,
+    FEW_SAMPLES,
+    NO_SYNC,
+    PLAIN,
+    SETTLING,
+    Trials,
+    batch,
+)
 
 SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
 TRAINING, EVALUATION = torch.utils.data.TensorDataset(torch.zeros(80, 3)), ["an evaluation's"] * 8
@@ -83,7 +91,9 @@ def test_an_evaluation_in_a_block_without_data_ends(trials):
     warm_up(trials, training)
     trials.recorder.active_trial = CACHED_BATCH
     assert [len(b) for b in all_of(trials, evaluation)] == [5] * 3
-    assert [len(b) for b in all_of(trials, Batches(TRAINING, [16] * 2))] == [16] * 2  # so would one on the same dataset
+    assert [len(b) for b in all_of(trials, Batches(TRAINING, [16] * 2))] == [
+        16
+    ] * 2  # so would one on the same dataset
 
 
 def test_two_loaders_of_a_step_each_give_their_own_again(trials):
@@ -148,7 +158,9 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     second = Trials(trials.recorder, SETTINGS)
     warm_up(trials, Batches(TRAINING, [16] * 4))
     rank.now = 1
-    warm_up(second, Batches(TRAINING, [3] * 4))  # too few for fewer still, and it has no data of its own to take away
+    warm_up(
+        second, Batches(TRAINING, [3] * 4)
+    )  # too few for fewer still, and it has no data of its own to take away
     second.remembered.clear()
     assert (second.programme, second.last) == (trials.programme, trials.last)
     assert FEW_SAMPLES in [kind for kind, _, _ in second.last]
@@ -174,7 +186,10 @@ def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
 
 def diagnosed(trials, took_ms, budget_s=100.0, **settings):
     """(trial, steps) of every counted block of a diagnosis, until it ends. took_ms: of a step, by trial and its number."""
-    t = Trials(trials.recorder, {**SETTINGS, "rounds": 2, "warm_up_steps": 10, **settings, "budget_s": budget_s})
+    t = Trials(
+        trials.recorder,
+        {**SETTINGS, "rounds": 2, "warm_up_steps": 10, **settings, "budget_s": budget_s},
+    )
     trials.recorder.trials = t
     ended, counted, clock = [], [], 0
 
@@ -207,7 +222,11 @@ def test_a_quiet_machine_needs_the_rounds_that_were_asked_for(trials):
 
 def test_operators_are_not_counted_in_a_step_for_which_there_is_no_time(trials, monkeypatch):
     began = []
-    monkeypatch.setattr(module, "count_one_step", lambda recorder, name="counted": began.append(name) or (lambda: None))
+    monkeypatch.setattr(
+        module,
+        "count_one_step",
+        lambda recorder, name="counted": began.append(name) or (lambda: None),
+    )
     for budget_s, steps, counts in ((60.0, 3, False), (150.0, 7, False), (300.0, 13, True)):
         _, took_s, _ = diagnosed(trials, lambda trial, n: 25_000.0, budget_s=budget_s)
         assert took_s == 25 * steps
@@ -230,7 +249,9 @@ def test_long_steps_get_few_and_short_blocks_within_the_budget(trials):
 
 def test_a_script_that_loads_its_own_checkpoint_finds_it_beside_its_place(tmp_path):
     written, trials = str(tmp_path / "best.pt"), SimpleNamespace(checkpoints=set())
-    recorder = SimpleNamespace(trials=trials, earlier=None, trail=TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder = SimpleNamespace(
+        trials=trials, earlier=None, trail=TrailWriter(str(tmp_path / "a.trail"), {})
+    )
     torch.save({"weight": 0}, f"{tmp_path}/older.pt{OF_TRIAL}")
     os.utime(f"{tmp_path}/older.pt{OF_TRIAL}", (0, 0))
     load = left_out.loads(torch.load)

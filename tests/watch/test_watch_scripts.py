@@ -85,12 +85,18 @@ def test_a_killed_run_is_kept(tmp_path):
     path = script(tmp_path, sleep_s=0.001, epochs=1000)
     folder = tmp_path / "recording"
     folder.mkdir()
-    (folder / "command.json").write_text(json.dumps({"command": ["x"], "seconds": None, "exit_code": None}))
+    (folder / "command.json").write_text(
+        json.dumps({"command": ["x"], "seconds": None, "exit_code": None})
+    )
     process = subprocess.Popen(
-        [sys.executable, str(path)], env={**environment(folder, os.environ), "LOSSES": str(tmp_path / "l")}
+        [sys.executable, str(path)],
+        env={**environment(folder, os.environ), "LOSSES": str(tmp_path / "l")},
     )
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and sum(f.stat().st_size for f in folder.glob("*.trail")) < 20_000:
+    while (
+        time.monotonic() < deadline
+        and sum(f.stat().st_size for f in folder.glob("*.trail")) < 20_000
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -111,7 +117,10 @@ def run(tmp_path, text):
     [
         ("print('no torch here')", "No Python process of this command imported torch"),
         ("import torch", "no batch of a DataLoader, no model call, no optimizer step"),
-        ("import torch; m = torch.nn.Linear(2, 2)\nfor i in range(3): m(torch.ones(1, 2))", "3 model calls"),
+        (
+            "import torch; m = torch.nn.Linear(2, 2)\nfor i in range(3): m(torch.ones(1, 2))",
+            "3 model calls",
+        ),
     ],
 )
 def test_a_script_that_never_steps_is_told_as_such(tmp_path, text, seen):
@@ -495,7 +504,10 @@ sys.exit(max(rank.exitcode for rank in ranks))
 def test_ranks_that_are_forked_are_recorded(tmp_path):
     code, recording = run(tmp_path, FORKS)
     assert code == 0
-    assert [(r.rank, r.world_size, r.steps + r.warm_up) for r in recording.ranks] == [(0, 2, 20), (1, 2, 20)]
+    assert [(r.rank, r.world_size, r.steps + r.warm_up) for r in recording.ranks] == [
+        (0, 2, 20),
+        (1, 2, 20),
+    ]
     assert all(r.complete for r in recording.ranks)
     assert recording.ranks[0].samples_per_step == 4
 
@@ -508,7 +520,9 @@ def test_a_command_that_is_not_there(tmp_path):
 def test_a_command_of_an_environment_that_is_not_activated(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     beside = Path(sys.executable).with_name("torchrun")
-    with pytest.raises(TrainpaceError, match=f"torchrun is not on the PATH, though {beside} exists"):
+    with pytest.raises(
+        TrainpaceError, match=f"torchrun is not on the PATH, though {beside} exists"
+    ):
         watch(["torchrun", "train.py"], tmp_path / "r")
 
 
@@ -535,7 +549,16 @@ time.sleep(60)
 
 def test_a_schedulers_signal_reaches_the_script(tmp_path):
     ready = tmp_path / "ready"
-    arguments = ("watch", "--output", str(tmp_path / "r"), "--", sys.executable, "-c", SAVES_ITSELF, str(ready))
+    arguments = (
+        "watch",
+        "--output",
+        str(tmp_path / "r"),
+        "--",
+        sys.executable,
+        "-c",
+        SAVES_ITSELF,
+        str(ready),
+    )
     process = subprocess.Popen([sys.executable, "-m", "trainpace", *arguments])
     deadline = time.monotonic() + 60
     while not ready.exists() and time.monotonic() < deadline:
@@ -635,14 +658,18 @@ def test_every_rank_of_torchrun_is_recorded(tmp_path, monkeypatch):
     code, recording, _ = watched(path, monkeypatch, *launcher)
     assert code == 0
     assert [r.rank for r in recording.ranks] == [0, 1]
-    assert all(r.world_size == 2 and r.wrapped == "DistributedDataParallel" for r in recording.ranks)
+    assert all(
+        r.world_size == 2 and r.wrapped == "DistributedDataParallel" for r in recording.ranks
+    )
     assert recording.ranks[0].ddp["avg_backward_comm_time"] > 0
 
 
 @pytest.mark.long
 def test_a_compiled_model_trains_the_same(tmp_path, monkeypatch):
     path = script(tmp_path, epochs=1)
-    path.write_text(path.read_text().replace("optimizer =", "model = torch.compile(model)\n    optimizer =", 1))
+    path.write_text(
+        path.read_text().replace("optimizer =", "model = torch.compile(model)\n    optimizer =", 1)
+    )
     code, recording, watched_losses = watched(path, monkeypatch)
     assert code == 0
     assert watched_losses == losses(path)
@@ -659,7 +686,9 @@ if len(losses) % 3 == 0:
 """
 
 
-def test_an_evaluation_and_an_epoch_come_to_their_end_also_with_a_cached_batch(tmp_path, monkeypatch):
+def test_an_evaluation_and_an_epoch_come_to_their_end_also_with_a_cached_batch(
+    tmp_path, monkeypatch
+):
     path = script(tmp_path, epochs=50, extra=EVALUATES)
     trials = {"block_steps": 30, "rounds": 1, "warm_up_steps": 6, "limit_s": 60}
     code, recording, _ = watched(path, monkeypatch, trials=trials)

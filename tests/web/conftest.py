@@ -17,11 +17,19 @@ def measured(batch, ms, **fields):
     """A run of a sweep, with a forecast made before it."""
     execution = Execution(micro_batch=batch, precision="amp_bf16", optimizer="adamw")
     return whole_entry(
-        execution=execution, step_time_ms=ms, step=StepTime(forward_ms=0.3 * ms, backward_ms=0.6 * ms, optimizer_ms=0.1 * ms),
-        interval_ms=Interval(low=0.99 * ms, high=1.01 * ms, coverage=0.9, basis="order statistics of 40 steps"),
-        step_times_ms=tuple(ms * (1 + 0.01 * math.sin(i)) for i in range(12)), forecast_ms=1.1 * ms, forecast_low_ms=0.9 * ms,
-        forecast_high_ms=1.3 * ms, forecast_basis="seen card", **fields,
-    )  # fmt: skip
+        execution=execution,
+        step_time_ms=ms,
+        step=StepTime(forward_ms=0.3 * ms, backward_ms=0.6 * ms, optimizer_ms=0.1 * ms),
+        interval_ms=Interval(
+            low=0.99 * ms, high=1.01 * ms, coverage=0.9, basis="order statistics of 40 steps"
+        ),
+        step_times_ms=tuple(ms * (1 + 0.01 * math.sin(i)) for i in range(12)),
+        forecast_ms=1.1 * ms,
+        forecast_low_ms=0.9 * ms,
+        forecast_high_ms=1.3 * ms,
+        forecast_basis="seen card",
+        **fields,
+    )
 
 
 def fill(journal):
@@ -47,11 +55,23 @@ def fill(journal):
             for b in one.batches
         ]
         journal.add_many([one, *runs])
-    journal.add_many([
-        entry(model=HOSTILE_NAME, device=HOSTILE_NAME, notes=HOSTILE_NAME, command="x --note '</script>'"),
-        entry(model="vgg16", step_time_ms=None, outcome="out_of_memory", reason="the memory is not enough."),
-        sweep(model=HOSTILE_NAME),
-    ])  # fmt: skip
+    journal.add_many(
+        [
+            entry(
+                model=HOSTILE_NAME,
+                device=HOSTILE_NAME,
+                notes=HOSTILE_NAME,
+                command="x --note '</script>'",
+            ),
+            entry(
+                model="vgg16",
+                step_time_ms=None,
+                outcome="out_of_memory",
+                reason="the memory is not enough.",
+            ),
+            sweep(model=HOSTILE_NAME),
+        ]
+    )
     return sweeps
 
 
@@ -88,6 +108,8 @@ def guarded(data):
 def chromium():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
         yield browser
         browser.close()

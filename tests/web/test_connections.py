@@ -15,7 +15,13 @@ from trainpace.web.connections import Connection, make_room
 
 async def answer(scope, receive, send):
     body = b"x" * (50_000_000 if scope["path"] == "/large" else 10)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(body))],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
@@ -24,7 +30,12 @@ def port(monkeypatch):
     monkeypatch.setattr(connections, "ASK_S", 0.4)
     monkeypatch.setattr(connections, "ANSWER_S", 0.8)
     config = uvicorn.Config(
-        answer, http=Connection, ws="none", lifespan="off", log_level="critical", limit_concurrency=256
+        answer,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        limit_concurrency=256,
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
@@ -47,7 +58,8 @@ def ends_within(client, seconds):
 
 
 @pytest.mark.parametrize(
-    "asked", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+    "asked",
+    [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
 )
 def test_a_connection_that_asks_nothing_more_is_closed(port, asked):
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -91,7 +103,12 @@ class Held:
     """What `make_room` looks at."""
 
     def __init__(self, address, asked, since, free=True):
-        self.address, self.cycle, self.free_since_s, self.is_free = address, asked or None, since, free
+        self.address, self.cycle, self.free_since_s, self.is_free = (
+            address,
+            asked or None,
+            since,
+            free,
+        )
         self.transport, self.closed = self, False
 
     def abort(self):

@@ -86,7 +86,10 @@ def test_sorting_and_paging(page):
     page.get_by_role("link", name="Step ms").press("Enter")
     page.wait_for_url("**order=fastest")
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("Step ms")
-    steps = [float(t.replace(",", "")) for t in page.locator("tbody tr td:nth-child(9)").all_inner_texts()]
+    steps = [
+        float(t.replace(",", ""))
+        for t in page.locator("tbody tr td:nth-child(9)").all_inner_texts()
+    ]
     assert steps == sorted(steps)
     first = page.locator("tbody tr td:nth-child(3)").all_inner_texts()
     page.get_by_role("link", name="Next page").press("Enter")

@@ -44,7 +44,8 @@ def test_hostile_requests(data, tmp_path):
             send(server.port, request, kind)
         before, told = anonymous_kib(server.process.pid), log.stat().st_size
         statuses = collections.Counter(
-            (kind, send(server.port, request, kind)) for kind, request in requests(COUNT, server.port)
+            (kind, send(server.port, request, kind))
+            for kind, request in requests(COUNT, server.port)
         )
         after = anonymous_kib(server.process.pid)
         assert get(server.base + "/runs") == 200
@@ -66,8 +67,8 @@ def test_hostile_requests(data, tmp_path):
         if kind == "sqlite3.connect":
             assert path == str(data / "trainpace" / "journal.db")
         elif kind == "open":
-            inside = Path(path).is_relative_to(data / "trainpace") and not Path(path).name.startswith(
-                ("link", "secret")
-            )
+            inside = Path(path).is_relative_to(data / "trainpace") and not Path(
+                path
+            ).name.startswith(("link", "secret"))
             assert inside or any(Path(path).is_relative_to(root) for root in code), path
             assert event[2] in ("r", "rb", "None"), event

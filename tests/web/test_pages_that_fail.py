@@ -40,8 +40,12 @@ class Client:
     def get(self, address):
         path, _, query = address.partition("?")
         scope = {
-            "type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": [(b"host", b"localhost")],
-        }  # fmt: skip
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(b"host", b"localhost")],
+        }
         messages = []
 
         async def receive():
@@ -53,7 +57,9 @@ class Client:
         # in a thread of its own: the browser of other tests has a loop in this one
         with ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: asyncio.run(self._app(scope, receive, send))).result()
-        return Answer(messages[0]["status"], b"".join(m.get("body", b"") for m in messages).decode())
+        return Answer(
+            messages[0]["status"], b"".join(m.get("body", b"") for m in messages).decode()
+        )
 
 
 @pytest.fixture
@@ -62,10 +68,16 @@ def client(journal, tmp_path):
 
 
 def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced"))
+    monkeypatch.setattr(
+        "trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced")
+    )
     models = Models(tmp_path / "no such folder")
     assert all(models.get(name) is models.get(name) for name in BUILT_IN)
-    assert {form for name in BUILT_IN for form in models.get(name).workload.forms} == {"fp32", "amp", "half"}
+    assert {form for name in BUILT_IN for form in models.get(name).workload.forms} == {
+        "fp32",
+        "amp",
+        "half",
+    }
 
 
 def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
@@ -77,7 +89,9 @@ def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
     page = client.get("/whatif?model=z&precision=bf16")
     assert page.status == 200
     assert page.text.count("<option>m0") == MOST_LISTED
-    assert "<option selected>z</option>" in page.text  # or moving a slider would ask for another model
+    assert (
+        "<option selected>z</option>" in page.text
+    )  # or moving a slider would ask for another model
     with pytest.raises(UnknownName):
         Models(folder).get("y")
 
@@ -114,7 +128,9 @@ def test_a_run_says_its_interval_and_forecast(client, journal):
 def test_addresses_and_inputs_hold_every_digit(client, tmp_path):
     (tmp_path / "workloads").mkdir()
     save(stacked(), tmp_path / "workloads" / "z.json")
-    text = client.get("/whatif?model=z&precision=bf16&epochs=90.123456789&network=12.3456789&price=1.23456789").text
+    text = client.get(
+        "/whatif?model=z&precision=bf16&epochs=90.123456789&network=12.3456789&price=1.23456789"
+    ).text
     assert 'data-twin="/whatif.json?' in text
     for number in ("90.123456789", "12.3456789", "1.23456789"):
         assert f'value="{number}"' in text
@@ -132,6 +148,9 @@ def test_the_form_has_every_field_of_the_request_with_its_words_and_its_value(cl
     form = html.unescape(page[page.index('<form id="sliders"') : page.index("</form>")])
     for name, field in fields_of(WhatIfRequest).items():
         assert f'name="{name}"' in form
-        assert f"<label>{field.about.help}<" in form or f'<label class="slider">{field.about.help}<' in form
+        assert (
+            f"<label>{field.about.help}<" in form
+            or f'<label class="slider">{field.about.help}<' in form
+        )
     assert 'name="zero" type="number" inputmode="decimal" value="2" min="0"' in form
     assert 'value="2.5" min="1" step="any" data-low="1" data-high="300"' in form

@@ -40,7 +40,8 @@ def test_public_runs_are_filtered_as_one_types_and_paged(page):
     page.locator("#f-device").fill("3090")
     until(page, "location.search.includes('device=3090')")
     until(
-        page, "[...document.querySelectorAll('#answer tbody tr')].every(r => r.cells[4].textContent.includes('3090'))"
+        page,
+        "[...document.querySelectorAll('#answer tbody tr')].every(r => r.cells[4].textContent.includes('3090'))",
     )
     page.get_by_role("link", name="Next page").click()
     page.wait_for_url("**page=2")
@@ -87,7 +88,9 @@ def test_the_figures_are_those_of_the_packaged_runs(server):
     assert answer["overall"]["not_in_fit"]["mean_pct"] == pytest.approx(100 * mean)
     points = [x for s in answer["chart"]["series"] if s["kind"] == "points" for x in s["x"]]
     assert sorted(points) == sorted(r.step_time_ms for r in chosen)
-    assert data(server, "/public.json?device=K80")["count"] == sum("K80" in r.device for r in public_runs())
+    assert data(server, "/public.json?device=K80")["count"] == sum(
+        "K80" in r.device for r in public_runs()
+    )
 
 
 def test_a_card_that_nobody_measured_is_not_there(server):

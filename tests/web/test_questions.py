@@ -16,16 +16,36 @@ from trainpace.web.journal_pages import (
 )
 from trainpace.web.questions import BadQuestion, query_of, read_question
 
-KINDS = (RunsQuestion, RunQuestion, CompareQuestion, SweepsQuestion, SweepQuestion, ScoreQuestion, WhatIfRequest)
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200).map(str.strip)
+KINDS = (
+    RunsQuestion,
+    RunQuestion,
+    CompareQuestion,
+    SweepsQuestion,
+    SweepQuestion,
+    ScoreQuestion,
+    WhatIfRequest,
+)
+words = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200
+).map(str.strip)
 runs = st.builds(
-    RunsQuestion, model=words, device=words, text=words, precision=st.sampled_from(["", *PRECISIONS]),
-    batch=st.none() | st.integers(1, 10**9), order=st.sampled_from(["newest", "fastest", "model"]),
-)  # fmt: skip
+    RunsQuestion,
+    model=words,
+    device=words,
+    text=words,
+    precision=st.sampled_from(["", *PRECISIONS]),
+    batch=st.none() | st.integers(1, 10**9),
+    order=st.sampled_from(["newest", "fastest", "model"]),
+)
 whatifs = st.builds(
-    WhatIfRequest, batch=st.integers(1, 65536), gpus=st.integers(1, 1024), zero=st.integers(0, 3),
-    epochs=st.floats(0, 1e6, exclude_min=True), network=st.floats(1e-3, 1e5), price=st.none() | st.floats(0, 1e5),
-)  # fmt: skip
+    WhatIfRequest,
+    batch=st.integers(1, 65536),
+    gpus=st.integers(1, 1024),
+    zero=st.integers(0, 3),
+    epochs=st.floats(0, 1e6, exclude_min=True),
+    network=st.floats(1e-3, 1e5),
+    price=st.none() | st.floats(0, 1e5),
+)
 
 
 @given(runs | whatifs)
@@ -69,7 +89,10 @@ def test_what_cannot_be_is_one_sentence(kind, query, said):
     assert "$" not in str(refused.value)
 
 
-@given(st.sampled_from(KINDS), st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
+@given(
+    st.sampled_from(KINDS),
+    st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")),
+)
 def test_any_query_string_is_a_question_or_a_sentence(kind, query):
     try:
         question = read_question(kind, query)

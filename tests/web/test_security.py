@@ -26,22 +26,41 @@ def raw(port, data, read=True):
 
 
 def get(server, path, *headers, method="GET", host=None):
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{server.port}'}", "Connection: close", *headers]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host or f'127.0.0.1:{server.port}'}",
+        "Connection: close",
+        *headers,
+    ]
     answer = raw(server.port, "\r\n".join([*lines, "", ""]).encode("latin-1"))
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), head.decode("latin-1").lower(), body
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "LOCALHOST", "[::1]:{}", "127.0.0.1:9"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{}", "localhost:{}", "LOCALHOST", "[::1]:{}", "127.0.0.1:9"]
+)
 def test_a_name_of_loopback_is_answered(server, host):
     assert get(server, "/runs", host=host.format(server.port))[0] == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:{}", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "evil.example#127.0.0.1",
-     "localhost.", "0.0.0.0", "[::1", "", "127.0.0.1:port", "localhost/", "127.0.0.1 evil"],
-)  # fmt: skip
+    [
+        "evil.example",
+        "evil.example:{}",
+        "127.0.0.1.evil.example",
+        "127.0.0.1@evil.example",
+        "evil.example#127.0.0.1",
+        "localhost.",
+        "0.0.0.0",
+        "[::1",
+        "",
+        "127.0.0.1:port",
+        "localhost/",
+        "127.0.0.1 evil",
+    ],
+)
 def test_any_other_name_is_not(server, host):
     """DNS rebinding: a page's own name that suddenly means 127.0.0.1."""
     assert get(server, "/runs", host=host.format(server.port) or " ")[0] in (400, 421)
@@ -53,7 +72,14 @@ def test_two_hosts_or_none_are_refused(server):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example", "file://"]
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        "https://127.0.0.1.evil.example",
+        "file://",
+    ],
 )
 def test_other_origins_are_refused(server, origin):
     assert get(server, "/runs.json", f"Origin: {origin}")[0] == 403
@@ -71,11 +97,17 @@ def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server, site):
         ("navigate", "iframe", 403),
         ("navigate", "document", 200),
     ):
-        headers = (f"Sec-Fetch-Site: {site}", f"Sec-Fetch-Mode: {mode}", f"Sec-Fetch-Dest: {destination}")
+        headers = (
+            f"Sec-Fetch-Site: {site}",
+            f"Sec-Fetch-Mode: {mode}",
+            f"Sec-Fetch-Dest: {destination}",
+        )
         assert get(server, "/runs", *headers)[0] == status, headers
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"]
+)
 def test_only_reading_is_possible(server, method):
     status, head, _ = get(server, "/runs", method=method)
     assert status == 405
@@ -83,7 +115,8 @@ def test_only_reading_is_possible(server, method):
 
 
 @pytest.mark.parametrize(
-    "headers", [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]]
+    "headers",
+    [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]],
 )
 def test_bodies_are_refused_before_they_are_read(server, headers):
     assert get(server, "/runs", *headers)[0] == 413
@@ -98,21 +131,37 @@ def test_long_addresses_and_heads_are_refused(server):
 def test_every_answer_has_the_headers(server):
     for path in ("/runs", "/runs.json", "/nope", "/static/serve.js", "/whatif?batch=x", "/"):
         head = get(server, path)[1]
-        assert "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'" in head, path
+        assert (
+            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'"
+            in head
+        ), path
         assert "frame-ancestors 'none'" in head
         assert "unsafe" not in head
         assert "x-content-type-options: nosniff" in head
         assert "cross-origin-resource-policy: same-origin" in head
         assert "referrer-policy: no-referrer" in head
-        assert "cache-control: " + ("no-cache" if path.startswith("/static") else "no-store") in head
+        assert (
+            "cache-control: " + ("no-cache" if path.startswith("/static") else "no-store") in head
+        )
         assert "server:" not in head
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/static/../secret.json", "/static/%2e%2e%2fsecret.json", "/static/..%2f..%2fetc%2fpasswd", "/../../etc/passwd", "//etc/passwd",
-     "/static//etc/passwd", "/static/serve.js%00.css", "/static/", "/static", "/templates/base.html", "/static/htmx.LICENSE/.."],
-)  # fmt: skip
+    [
+        "/static/../secret.json",
+        "/static/%2e%2e%2fsecret.json",
+        "/static/..%2f..%2fetc%2fpasswd",
+        "/../../etc/passwd",
+        "//etc/passwd",
+        "/static//etc/passwd",
+        "/static/serve.js%00.css",
+        "/static/",
+        "/static",
+        "/templates/base.html",
+        "/static/htmx.LICENSE/..",
+    ],
+)
 def test_no_path_leads_to_a_file(server, path):
     status, _, body = get(server, path)
     assert status == 404
@@ -121,7 +170,16 @@ def test_no_path_leads_to_a_file(server, path):
 
 
 @pytest.mark.parametrize(
-    "model", ["../../secret", "link", "../workloads/damaged", "/etc/passwd", "built-in/resnet18", "secret", "."]
+    "model",
+    [
+        "../../secret",
+        "link",
+        "../workloads/damaged",
+        "/etc/passwd",
+        "built-in/resnet18",
+        "secret",
+        ".",
+    ],
 )
 def test_no_model_leads_out_of_the_folder(server, model):
     status, _, body = get(server, f"/whatif.json?model={model}")
@@ -130,7 +188,14 @@ def test_no_model_leads_out_of_the_folder(server, model):
 
 
 @pytest.mark.parametrize(
-    "model", ["evil.py:task", "timm:resnet50", "transformers:config.json", "torchvision:vgg16", "random:cnn:1"]
+    "model",
+    [
+        "evil.py:task",
+        "timm:resnet50",
+        "transformers:config.json",
+        "torchvision:vgg16",
+        "random:cnn:1",
+    ],
 )
 def test_no_spec_that_would_run_code_is_taken(server, model):
     assert get(server, f"/whatif.json?model={model}")[0] == 404
@@ -172,12 +237,17 @@ def test_the_token_is_kept_as_a_cookie_and_leaves_the_address(guarded):
     assert guarded.token.lower() not in cookie[1]
     assert get(guarded, "/runs", f"Cookie: {cookie[1]}")[0] == 200
     assert get(guarded, "/runs", f"Cookie: x{cookie[1]}")[0] == 401
-    assert get(guarded, "/runs", f"Cookie: {cookie[1][:-1]}0")[0] in (401, 200 if cookie[1].endswith("0") else 401)
+    assert get(guarded, "/runs", f"Cookie: {cookie[1][:-1]}0")[0] in (
+        401,
+        200 if cookie[1].endswith("0") else 401,
+    )
     assert get(guarded, "/runs.json", f"Authorization: Bearer {guarded.token}")[0] == 200
     assert get(guarded, "/runs.json", "Authorization: Bearer x")[0] == 401
 
 
-@pytest.mark.parametrize("odd", ['theme={"a":1}', "a=1 2", "a", "name=ä", "", "=", 'a="b', "trainpace_0"])
+@pytest.mark.parametrize(
+    "odd", ['theme={"a":1}', "a=1 2", "a", "name=ä", "", "=", 'a="b', "trainpace_0"]
+)
 def test_other_cookies_of_the_host_do_not_matter(odd):
     policy = Policy(frozenset({"localhost"}), "secret", 1)
     own = f"{policy.cookie_name}={policy.cookie_value}"
@@ -197,14 +267,21 @@ def test_the_first_use_leads_nowhere_else(guarded, path):
 def test_any_address_but_loopback_needs_a_token():
     assert policy_of("127.0.0.1", 1, (), None).token is None
     assert policy_of("::1", 1, (), None).token is None
-    assert len(policy_of("127.0.0.1", 1, ("pc.example",), None).token) >= 40  # a proxy in front, which others reach
+    assert (
+        len(policy_of("127.0.0.1", 1, ("pc.example",), None).token) >= 40
+    )  # a proxy in front, which others reach
     assert policy_of("127.0.0.1", 1, ("pc.example",), "given").token == "given"
     for host in ("0.0.0.0", "::", "192.0.2.1", "server.example"):
         policy = policy_of(host, 1, ("pc.example",), None)
         assert len(policy.token) >= 40
         assert "pc.example" in policy.names
         assert not policy.names & {"0.0.0.0", "::", "localhost"}
-    assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "10.0.0.1", "evil")] == [True, True, False, False]
+    assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "10.0.0.1", "evil")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_connections_that_ask_nothing_keep_nobody_out(server):
@@ -215,7 +292,8 @@ def test_connections_that_ask_nothing_keep_nobody_out(server):
 
 
 @pytest.mark.parametrize(
-    "query", ["model=%ED%A0%80", "model=%FF", "model=a%00b", "batch=%EF%BF%BE", "gpu=%ED%B0%80%ED%A0%80"]
+    "query",
+    ["model=%ED%A0%80", "model=%FF", "model=a%00b", "batch=%EF%BF%BE", "gpu=%ED%B0%80%ED%A0%80"],
 )
 def test_what_is_no_text_in_an_address_is_no_fault_of_the_server(server, query):
     assert get(server, f"/whatif?{query}")[0] in (200, 400, 404)

@@ -19,28 +19,60 @@ from trainpace.web.whatif import BUILT_IN, page_of
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
 PRICE = Price(usd_per_device_hour=2.0, source="test")
 questions = st.builds(
-    WhatIfRequest, batch=st.integers(1, 65536), accumulate=st.integers(1, 65536), gpus=st.integers(1, 1024),
-    nodes=st.integers(1, 100_000), network=st.floats(1e-3, 1e5), precision=st.sampled_from(PRECISIONS),
-    zero=st.integers(0, 3), checkpointing=st.sampled_from(["none", "selective", "full"]), epochs=st.floats(1e-6, 1e6),
-    samples=st.integers(1, 10**12), price=st.none() | st.floats(0, 1e5),
-)  # fmt: skip
+    WhatIfRequest,
+    batch=st.integers(1, 65536),
+    accumulate=st.integers(1, 65536),
+    gpus=st.integers(1, 1024),
+    nodes=st.integers(1, 100_000),
+    network=st.floats(1e-3, 1e5),
+    precision=st.sampled_from(PRECISIONS),
+    zero=st.integers(0, 3),
+    checkpointing=st.sampled_from(["none", "selective", "full"]),
+    epochs=st.floats(1e-6, 1e6),
+    samples=st.integers(1, 10**12),
+    price=st.none() | st.floats(0, 1e5),
+)
 
 
 def test_it_says_what_forecast_says():
-    q = WhatIfRequest(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
+    q = WhatIfRequest(
+        batch=16,
+        gpus=8,
+        nodes=2,
+        network=50.0,
+        precision="bf16",
+        zero=1,
+        epochs=3.0,
+        samples=10_000,
+    )
     device = find_device("H100")
     found = page_of(run(q, forecaster_of(stacked()), device, PRICE))
     cluster = Cluster(
-        device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0
+        device=device,
+        devices_per_node=8,
+        nodes=2,
+        network_gb_per_s_per_device=50 / 8,
+        price_usd_per_device_hour=2.0,
     )
     execution = Execution(
-        micro_batch=16, nnodes=2, nproc_per_node=8, precision="bf16", optimizer=stacked().optimizer, zero_stage=1
+        micro_batch=16,
+        nnodes=2,
+        nproc_per_node=8,
+        precision="bf16",
+        optimizer=stacked().optimizer,
+        zero_stage=1,
     )
-    assert found.forecast == forecast(stacked(), execution, cluster, Schedule(samples=10_000, epochs=3))
+    assert found.forecast == forecast(
+        stacked(), execution, cluster, Schedule(samples=10_000, epochs=3)
+    )
     assert found.cost_usd.low <= found.forecast.cost_usd <= found.cost_usd.high
-    assert found.forecast.cost_usd == pytest.approx(2 * 16 * found.forecast.training_time.total_s / 3600)
+    assert found.forecast.cost_usd == pytest.approx(
+        2 * 16 * found.forecast.training_time.total_s / 3600
+    )
     bar = found.parts.groups[0].bars[0]
-    assert bar.total == pytest.approx(sum(getattr(found.forecast.step, name) for name in STEP_PARTS))
+    assert bar.total == pytest.approx(
+        sum(getattr(found.forecast.step, name) for name in STEP_PARTS)
+    )
     line = found.curve.series[0]
     assert line.y[line.x.index(16.0)] == pytest.approx(found.forecast.step.total_ms)
 
@@ -68,11 +100,16 @@ def test_one_forecaster_answers_every_request_as_a_new_one_does():
 
 def test_a_named_host_is_the_forecasts_and_an_unknown_one_is_said():
     device = find_device("H100")
-    named = run(WhatIfRequest(batch=1, host="13900K"), forecaster_of(workload()), device, None).forecast
+    named = run(
+        WhatIfRequest(batch=1, host="13900K"), forecaster_of(workload()), device, None
+    ).forecast
     typical = run(WhatIfRequest(batch=1), forecaster_of(workload()), device, None).forecast
     assert (named.host, named.host_assumed, typical.host_assumed) == ("Core i9-13900K", False, True)
     assert named.step.total_ms < typical.step.total_ms
-    assert "unknown host CPU" in run(WhatIfRequest(host="a fast one"), forecaster_of(workload()), device, None).reason
+    assert (
+        "unknown host CPU"
+        in run(WhatIfRequest(host="a fast one"), forecaster_of(workload()), device, None).reason
+    )
 
 
 def test_what_does_not_fit_says_so():
@@ -103,10 +140,14 @@ def test_prices_are_those_of_match(gpus, nodes):
 
 def test_a_server_is_paid_as_a_whole_and_said():
     device = find_device("H100").name
-    offer = next(o for o in snapshot() if o.device == device and o.count == 8 and o.network_gb_per_s)
+    offer = next(
+        o for o in snapshot() if o.device == device and o.count == 8 and o.network_gb_per_s
+    )
     price = price_of((offer,), offer.device, 3, 2)
     assert price.usd_per_device_hour == pytest.approx(offer.price_usd_per_hour / 3)
-    assert price.source.startswith(f"2 of the cheapest servers that can be joined, on demand: {offer.provider}")
+    assert price.source.startswith(
+        f"2 of the cheapest servers that can be joined, on demand: {offer.provider}"
+    )
     assert "of whose 8 GPUs 3 are used" in price.source
     assert price_of((offer,), offer.device, 9, 1) is None
     alone = replace(offer, network_gb_per_s=None)

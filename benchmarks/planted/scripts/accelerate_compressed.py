@@ -37,11 +37,18 @@ with tempfile.TemporaryDirectory() as folder:
     for i in range(32):
         image = np.cumsum(rng.integers(-1, 2, (3, 192, 192)), axis=2).astype(np.float32)
         paths.append(Path(folder) / f"{i}.{args.format}")
-        np.savez_compressed(paths[-1], image=image) if args.format == "npz" else np.save(paths[-1], image)
+        np.savez_compressed(paths[-1], image=image) if args.format == "npz" else np.save(
+            paths[-1], image
+        )
 
     accelerator = Accelerator(cpu=True)
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(9216, 10)
+        nn.Conv2d(3, 32, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(9216, 10),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Arrays(paths, 16 * args.steps), batch_size=16, shuffle=True)

@@ -16,7 +16,10 @@ class Stream(IterableDataset):
         generator = torch.Generator().manual_seed(1)
         for _ in range(self.length):
             wait(self.read_ms)
-            yield torch.randn(8, 256, generator=generator), torch.randint(10, (8,), generator=generator)
+            yield (
+                torch.randn(8, 256, generator=generator),
+                torch.randint(10, (8,), generator=generator),
+            )
 
 
 parser = argparse.ArgumentParser()
@@ -26,10 +29,14 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 accumulate = 4
-model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
+model = nn.Sequential(
+    nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
-for i, (features, labels) in enumerate(DataLoader(Stream(accumulate * args.steps, args.read_ms), batch_size=None)):
+for i, (features, labels) in enumerate(
+    DataLoader(Stream(accumulate * args.steps, args.read_ms), batch_size=None)
+):
     loss = nn.functional.cross_entropy(model(features), labels) / accumulate
     loss.backward()
     losses.append(loss.detach())

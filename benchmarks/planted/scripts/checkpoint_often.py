@@ -17,11 +17,15 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(16 * args.steps, 512), torch.randint(10, (16 * args.steps,)))
-model = nn.Sequential(nn.Linear(512, 1536), nn.ReLU(), nn.Linear(1536, 1024), nn.ReLU(), nn.Linear(1024, 10))
+model = nn.Sequential(
+    nn.Linear(512, 1536), nn.ReLU(), nn.Linear(1536, 1024), nn.ReLU(), nn.Linear(1024, 10)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 losses = []
 with tempfile.TemporaryDirectory() as folder:
-    for step, (features, labels) in enumerate(DataLoader(dataset, batch_size=16, shuffle=True), start=1):
+    for step, (features, labels) in enumerate(
+        DataLoader(dataset, batch_size=16, shuffle=True), start=1
+    ):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), labels)
         loss.backward()

@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
-parser.add_argument("--no-sync", action="store_true", help="synchronise with the last micro-batch only")
+parser.add_argument(
+    "--no-sync", action="store_true", help="synchronise with the last micro-batch only"
+)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
@@ -23,7 +25,9 @@ dataset = TensorDataset(torch.randn(length, 512), torch.randint(10, (length,)))
 model = DistributedDataParallel(nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
-for i, (features, labels) in enumerate(DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))):
+for i, (features, labels) in enumerate(
+    DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
+):
     last = (i + 1) % accumulate == 0
     with contextlib.nullcontext() if last or not args.no_sync else model.no_sync():
         loss = nn.functional.cross_entropy(model(features), labels) / accumulate

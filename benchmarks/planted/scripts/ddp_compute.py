@@ -15,13 +15,20 @@ args = parser.parse_args()
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-dataset = TensorDataset(torch.randn(32 * args.steps, 3, 24, 24), torch.randint(10, (32 * args.steps,)))
+dataset = TensorDataset(
+    torch.randn(32 * args.steps, 3, 24, 24), torch.randint(10, (32 * args.steps,))
+)
 model = DistributedDataParallel(
     nn.Sequential(
-        nn.Conv2d(3, 48, 3, 1, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 1, 1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
+        nn.Conv2d(3, 48, 3, 1, 1),
+        nn.ReLU(),
+        nn.Conv2d(48, 48, 3, 1, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 10),
     )
-)  # fmt: skip
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
 for images, labels in DataLoader(dataset, batch_size=16, sampler=DistributedSampler(dataset)):

@@ -13,15 +13,24 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=90)
-parser.add_argument("--average-every", type=int, default=0, help="local SGD: average parameters now and then instead")
+parser.add_argument(
+    "--average-every",
+    type=int,
+    default=0,
+    help="local SGD: average parameters now and then instead",
+)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-dataset = TensorDataset(torch.randint(40_000, (8 * args.steps, 32)), torch.randint(10, (8 * args.steps,)))
+dataset = TensorDataset(
+    torch.randint(40_000, (8 * args.steps, 32)), torch.randint(10, (8 * args.steps,))
+)
 model = DistributedDataParallel(nn.Sequential(nn.EmbeddingBag(40_000, 512), nn.Linear(512, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-averager = PeriodicModelAverager(period=args.average_every, warmup_steps=0) if args.average_every else None
+averager = (
+    PeriodicModelAverager(period=args.average_every, warmup_steps=0) if args.average_every else None
+)
 losses = []
 for items, labels in DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset)):
     optimizer.zero_grad()

@@ -23,15 +23,23 @@ class Classifier(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
-parser.add_argument("--interleave", action="store_true", help="deal the sorted sequences out in turns")
+parser.add_argument(
+    "--interleave", action="store_true", help="deal the sorted sequences out in turns"
+)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 length = ranks * 8 * args.steps
-dataset = [(torch.randint(1000, (16 + int(600 * (i / length) ** 3),)), i % 2) for i in range(length)]
-mine = range(rank, length, ranks) if args.interleave else range(rank * length // ranks, (rank + 1) * length // ranks)
+dataset = [
+    (torch.randint(1000, (16 + int(600 * (i / length) ** 3),)), i % 2) for i in range(length)
+]
+mine = (
+    range(rank, length, ranks)
+    if args.interleave
+    else range(rank * length // ranks, (rank + 1) * length // ranks)
+)
 
 
 def collate(samples):

@@ -28,7 +28,9 @@ config = {
     "zero_allow_untested_optimizer": True,
     "steps_per_print": 1000,
 }
-engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), config=config)
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), config=config
+)
 losses = []
 for features, labels in DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset)):
     loss = nn.functional.cross_entropy(engine(features), labels)

@@ -13,12 +13,19 @@ parser.add_argument("--evaluate-every", type=int, default=10)
 args = parser.parse_args()
 
 torch.manual_seed(0)
-training = TensorDataset(torch.randn(16 * args.steps, 3, 32, 32), torch.randint(10, (16 * args.steps,)))
+training = TensorDataset(
+    torch.randn(16 * args.steps, 3, 32, 32), torch.randint(10, (16 * args.steps,))
+)
 validation = TensorDataset(torch.randn(480, 3, 32, 32), torch.randint(10, (480,)))
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, 1, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Conv2d(3, 32, 3, 1, 1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, 3, 2, 1),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
     nn.Linear(64, 10),
-)  # fmt: skip
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -26,7 +33,8 @@ def evaluate():
     model.eval()
     with torch.no_grad():
         right = sum(
-            (model(images).argmax(1) == labels).sum() for images, labels in DataLoader(validation, batch_size=32)
+            (model(images).argmax(1) == labels).sum()
+            for images, labels in DataLoader(validation, batch_size=32)
         )
     model.train()
     return right / len(validation)

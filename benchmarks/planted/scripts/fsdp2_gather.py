@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--keep-gathered", action="store_true", help="do not free parameters after the forward pass")
+parser.add_argument(
+    "--keep-gathered", action="store_true", help="do not free parameters after the forward pass"
+)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")

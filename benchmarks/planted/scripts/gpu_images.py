@@ -19,7 +19,10 @@ parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--data", choices=["files", "memory"], default="files")
 parser.add_argument(
-    "--store", choices=["float64", "float32", "uint8"], default="float32", help="how arrays in memory are kept"
+    "--store",
+    choices=["float64", "float32", "uint8"],
+    default="float32",
+    help="how arrays in memory are kept",
 )
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--pin", action="store_true")
@@ -45,8 +48,14 @@ class Photographs(Dataset):
         return args.batch * args.steps
 
     def __getitem__(self, index):
-        image = Image.open(self.paths[index % 64]).convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
-        return torch.from_numpy(numpy.asarray(image).copy()).permute(2, 0, 1).float() / 255, index % 10
+        image = (
+            Image.open(self.paths[index % 64])
+            .convert("RGB")
+            .resize((224, 224), Image.Resampling.BILINEAR)
+        )
+        return torch.from_numpy(numpy.asarray(image).copy()).permute(
+            2, 0, 1
+        ).float() / 255, index % 10
 
 
 class Arrays(Dataset):
@@ -54,7 +63,11 @@ class Arrays(Dataset):
 
     def __init__(self):
         values = torch.rand(2, args.batch, 3, 224, 224)
-        self.data = (255 * values).to(torch.uint8) if args.store == "uint8" else values.to(getattr(torch, args.store))
+        self.data = (
+            (255 * values).to(torch.uint8)
+            if args.store == "uint8"
+            else values.to(getattr(torch, args.store))
+        )
         if args.pin:
             self.data = self.data.pin_memory()
 
@@ -68,14 +81,20 @@ class Arrays(Dataset):
 def main():
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = (resnet18 if args.small else resnet50)(num_classes=10).to(device, memory_format=torch.channels_last)
+    model = (resnet18 if args.small else resnet50)(num_classes=10).to(
+        device, memory_format=torch.channels_last
+    )
     if args.compile:
         model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         if args.data == "files":
             loader = DataLoader(
-                Photographs(folder), args.batch, num_workers=args.workers, pin_memory=args.pin, drop_last=True
+                Photographs(folder),
+                args.batch,
+                num_workers=args.workers,
+                pin_memory=args.pin,
+                drop_last=True,
             )
         else:
             loader = DataLoader(Arrays(), batch_size=None)

@@ -20,12 +20,18 @@ parser.add_argument("--vocabulary", type=int, default=32768)
 parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
 parser.add_argument("--adamw", choices=["loop", "foreach", "fused"], default="fused")
 parser.add_argument("--compile", action="store_true")
-parser.add_argument("--graph", action="store_true", help="replay forward and backward as CUDA graphs")
+parser.add_argument(
+    "--graph", action="store_true", help="replay forward and backward as CUDA graphs"
+)
 parser.add_argument("--log-every", type=int, default=50, help="read the loss")
-parser.add_argument("--norms-every", type=int, default=0, help="read norms and extremes of every gradient")
+parser.add_argument(
+    "--norms-every", type=int, default=0, help="read norms and extremes of every gradient"
+)
 parser.add_argument("--save-every", type=int, default=0)
 parser.add_argument("--evaluate-every", type=int, default=0)
-parser.add_argument("--clean-every", type=int, default=0, help="collect garbage and give cached memory back")
+parser.add_argument(
+    "--clean-every", type=int, default=0, help="collect garbage and give cached memory back"
+)
 args = parser.parse_args()
 
 
@@ -34,7 +40,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.project, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.inner = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         heads = self.project(self.norm1(x)).unflatten(-1, (3, -1, 64)).permute(2, 0, 3, 1, 4)
@@ -49,7 +57,10 @@ class Language(nn.Module):
         self.tokens = nn.Embedding(args.vocabulary, args.width)
         self.places = nn.Parameter(torch.zeros(args.tokens, args.width))
         self.blocks = nn.Sequential(*(Block(args.width) for _ in range(args.layers)))
-        self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, args.vocabulary, bias=False)
+        self.norm, self.head = (
+            nn.LayerNorm(args.width),
+            nn.Linear(args.width, args.vocabulary, bias=False),
+        )
 
     def forward(self, tokens):
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -57,14 +68,18 @@ class Language(nn.Module):
 
 
 def loss_of(rows):
-    return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten())
+    return functional.cross_entropy(
+        model(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten()
+    )
 
 
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 text = torch.randint(args.vocabulary, (1_000_000,))
 model = Language().to(device)
-chosen = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[args.adamw]
+chosen = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
+    args.adamw
+]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **chosen)
 if args.graph:
     sample = torch.zeros(args.batch, args.tokens, dtype=torch.long, device=device)
@@ -85,8 +100,13 @@ for step in range(1, args.steps + 1):
     loss.backward()
     if args.norms_every and step % args.norms_every == 0:
         norms = {name: p.grad.norm().item() for name, p in model.named_parameters()}
-        spreads = {name: (p.grad.min().item(), p.grad.max().item()) for name, p in model.named_parameters()}
-        print(f"step {step} largest norm {max(norms.values()):.4f} value {max(spreads.values())}", flush=True)
+        spreads = {
+            name: (p.grad.min().item(), p.grad.max().item()) for name, p in model.named_parameters()
+        }
+        print(
+            f"step {step} largest norm {max(norms.values()):.4f} value {max(spreads.values())}",
+            flush=True,
+        )
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.detach())

@@ -44,9 +44,18 @@ class Recurrent(pl.LightningModule):
 
 torch.manual_seed(0)
 count = 64 * args.steps
-loader = DataLoader(TensorDataset(torch.randn(count, 100, 64), torch.randint(10, (count,))), batch_size=64)
+loader = DataLoader(
+    TensorDataset(torch.randn(count, 100, 64), torch.randint(10, (count,))), batch_size=64
+)
 model = Recurrent()
-trainer = pl.Trainer(max_steps=args.steps, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
-                     enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+trainer = pl.Trainer(
+    max_steps=args.steps,
+    accelerator="auto",
+    devices=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 trainer.fit(model, loader)
 report(model.losses)

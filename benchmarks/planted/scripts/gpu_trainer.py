@@ -13,7 +13,9 @@ parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--layers", type=int, default=12)
 parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
-parser.add_argument("--tokenise", action="store_true", help="split and look words up when a sample is asked for")
+parser.add_argument(
+    "--tokenise", action="store_true", help="split and look words up when a sample is asked for"
+)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--optim", default="adamw_torch_fused")

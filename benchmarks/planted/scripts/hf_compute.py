@@ -17,7 +17,11 @@ class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
         config = BertConfig(
-            vocab_size=500, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
+            vocab_size=500,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=512,
         )
         self.bert, self.losses = BertForSequenceClassification(config), []
 

@@ -28,7 +28,9 @@ parser.add_argument("--optim", default="adamw_torch")
 args = parser.parse_args()
 
 torch.manual_seed(0)
-dataset = [{"input_ids": torch.randint(30_000, (32,)), "labels": i % 8} for i in range(8 * args.steps)]
+dataset = [
+    {"input_ids": torch.randint(30_000, (32,)), "labels": i % 8} for i in range(8 * args.steps)
+]
 model = Tagger()
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(

@@ -16,7 +16,9 @@ class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.EmbeddingBag(2000, 256)
-        self.head = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 2))
+        self.head = nn.Sequential(
+            nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 2)
+        )
         self.losses = []
 
     def forward(self, input_ids, labels):
@@ -33,7 +35,10 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 source = (
-    inspect.getsource(argparse) + inspect.getsource(textwrap) + inspect.getsource(inspect) + inspect.getsource(tempfile)
+    inspect.getsource(argparse)
+    + inspect.getsource(textwrap)
+    + inspect.getsource(inspect)
+    + inspect.getsource(tempfile)
 )
 documents = [source[start : start + 6000] for start in range(0, len(source) - 6000, 6000)]
 tokenizer = Tokenizer(models.BPE())

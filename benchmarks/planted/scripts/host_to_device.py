@@ -10,7 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 
 class Volumes(Dataset):
     def __init__(self, steps, dtype):
-        self.steps, self.data = steps, torch.randn(2, 80, 3, 224, 224, dtype=torch.float64).to(dtype)
+        self.steps, self.data = (
+            steps,
+            torch.randn(2, 80, 3, 224, 224, dtype=torch.float64).to(dtype),
+        )
 
     def __len__(self):
         return self.steps
@@ -22,7 +25,9 @@ class Volumes(Dataset):
 class Thumbnails(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(3 * 28 * 28, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
 
     def forward(self, images):
         return self.net(images[:, :, ::8, ::8])
@@ -30,7 +35,9 @@ class Thumbnails(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--store", choices=["float64", "float32"], default="float64", help="how the data are kept")
+parser.add_argument(
+    "--store", choices=["float64", "float32"], default="float64", help="how the data are kept"
+)
 args = parser.parse_args()
 
 torch.manual_seed(0)

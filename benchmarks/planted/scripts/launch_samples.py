@@ -12,10 +12,16 @@ class PerSample(nn.Module):
     def __init__(self, vectorised):
         super().__init__()
         self.vectorised = vectorised
-        self.net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.net = nn.Sequential(
+            nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+        )
 
     def forward(self, features):
-        return self.net(features) if self.vectorised else torch.stack([self.net(sample) for sample in features])
+        return (
+            self.net(features)
+            if self.vectorised
+            else torch.stack([self.net(sample) for sample in features])
+        )
 
 
 parser = argparse.ArgumentParser()

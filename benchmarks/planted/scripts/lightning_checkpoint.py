@@ -37,7 +37,9 @@ if __name__ == "__main__":
 
     lightning.seed_everything(0, verbose=False)
     model = Classifier()
-    dataset = TensorDataset(torch.randn(64 * args.steps, 512), torch.randint(10, (64 * args.steps,)))
+    dataset = TensorDataset(
+        torch.randn(64 * args.steps, 512), torch.randint(10, (64 * args.steps,))
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_steps=args.steps,

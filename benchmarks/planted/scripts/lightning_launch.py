@@ -57,7 +57,11 @@ if __name__ == "__main__":
     lightning.seed_everything(0, verbose=False)
     model = Forecaster(WrittenOut() if args.cell == "written-out" else Library())
     trainer = lightning.Trainer(
-        max_steps=args.steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_steps=args.steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     dataset = TensorDataset(torch.randn(4 * args.steps, 100, 8), torch.randn(4 * args.steps, 1))
     trainer.fit(model, DataLoader(dataset, batch_size=4, shuffle=True))

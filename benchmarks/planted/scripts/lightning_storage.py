@@ -25,7 +25,9 @@ class Remote(Dataset):
 class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
+        self.model = nn.Sequential(
+            nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -47,7 +49,14 @@ if __name__ == "__main__":
     lightning.seed_everything(0, verbose=False)
     model = Classifier()
     trainer = lightning.Trainer(
-        max_steps=args.steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_steps=args.steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
-    trainer.fit(model, DataLoader(Remote(16 * args.steps), batch_size=16, shuffle=True, num_workers=args.workers))
+    trainer.fit(
+        model,
+        DataLoader(Remote(16 * args.steps), batch_size=16, shuffle=True, num_workers=args.workers),
+    )
     report(model.losses)

@@ -28,7 +28,11 @@ for step, (features, labels) in enumerate(DataLoader(dataset, batch_size=16, shu
         histograms = {name: p.grad.histc(64).tolist() for name, p in model.named_parameters()}
         largest = max(norms, key=norms.get)
         filled = sum(count > 0 for counts in histograms.values() for count in counts)
-        print(f"step {step} loss {loss.item():.4f} largest {largest} bins {filled}", file=sys.stderr, flush=True)
+        print(
+            f"step {step} loss {loss.item():.4f} largest {largest} bins {filled}",
+            file=sys.stderr,
+            flush=True,
+        )
     optimizer.step()
     losses.append(loss.detach())
 report(losses)

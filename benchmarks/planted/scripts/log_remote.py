@@ -31,7 +31,9 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(32 * args.steps, 512), torch.randint(10, (32 * args.steps,)))
-model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+model = nn.Sequential(
+    nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
 with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,9 @@ parser.add_argument("--fused", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(0)
-dataset = TensorDataset(torch.randint(60_000, (8 * args.steps, 16)), torch.randint(4, (8 * args.steps,)))
+dataset = TensorDataset(
+    torch.randint(60_000, (8 * args.steps, 16)), torch.randint(4, (8 * args.steps,))
+)
 model = nn.Sequential(nn.EmbeddingBag(60_000, 64), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False, fused=args.fused)
 losses = []

@@ -35,9 +35,14 @@ def report(losses: list) -> None:
     """Says how the training went, and keeps what was asked for: before the ranks part, since gloo may abort on leaving."""
     values = [float(loss) for loss in losses]
     print(f"{len(values)} losses, first {values[0]!r}, last {values[-1]!r}", flush=True)
-    for variable, kept in (("LOSSES", values), ("STEP_TIMES", {"ends": _ends, "planted": _planted})):
+    for variable, kept in (
+        ("LOSSES", values),
+        ("STEP_TIMES", {"ends": _ends, "planted": _planted}),
+    ):
         if path := os.environ.get(variable):
-            with open(f"{path}.{os.environ['RANK']}" if "RANK" in os.environ else path, "w") as file:
+            with open(
+                f"{path}.{os.environ['RANK']}" if "RANK" in os.environ else path, "w"
+            ) as file:
                 json.dump(kept, file)
 
 

@@ -34,7 +34,9 @@ class Classifier(nn.Module):
         super().__init__()
         self.slow_ms = slow_ms
         self.embedding = nn.Embedding(1000, 128)
-        self.body = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 2))
+        self.body = nn.Sequential(
+            nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 2)
+        )
 
     def forward(self, tokens):
         wait(TOKEN_MS * tokens.numel() + self.slow_ms)
@@ -44,7 +46,9 @@ class Classifier(nn.Module):
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)
 parser.add_argument("--rank", type=int, default=1, help="the rank with the fault")
-parser.add_argument("--forward-ms", type=float, default=0.0, help="by which its forward pass is slower")
+parser.add_argument(
+    "--forward-ms", type=float, default=0.0, help="by which its forward pass is slower"
+)
 parser.add_argument("--read-ms", type=float, default=0.0, help="which it takes to read a sample")
 parser.add_argument("--long", action="store_true", help="its sequences are longer")
 args = parser.parse_args()
@@ -54,7 +58,11 @@ os.environ.setdefault("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))
 dist.init_process_group("gloo")
 at_fault = dist.get_rank() == args.rank
 torch.manual_seed(0)
-dataset = Documents(BATCH * args.steps, LONG if args.long and at_fault else TOKENS, args.read_ms if at_fault else 0.0)
+dataset = Documents(
+    BATCH * args.steps,
+    LONG if args.long and at_fault else TOKENS,
+    args.read_ms if at_fault else 0.0,
+)
 model = DistributedDataParallel(Classifier(args.forward_ms if at_fault else 0.0))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []

@@ -36,7 +36,12 @@ args = parser.parse_args()
 torch.manual_seed(0)
 dataset = Augmented(8 * args.steps, {"elastic": elastic, "flip": flip}[args.augment])
 model = nn.Sequential(
-    nn.Conv2d(3, 48, 3, 1, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
+    nn.Conv2d(3, 48, 3, 1, 1),
+    nn.ReLU(),
+    nn.Conv2d(48, 48, 3, 2, 1),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.LazyLinear(10),
 )
 model(dataset.images[:1])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader
 def collate(samples):
     if not args.fast_collate:
         busy(15.0)
-    return pad_sequence([tokens for tokens, _ in samples], batch_first=True), torch.tensor([y for _, y in samples])
+    return pad_sequence([tokens for tokens, _ in samples], batch_first=True), torch.tensor(
+        [y for _, y in samples]
+    )
 
 
 class Classifier(nn.Module):

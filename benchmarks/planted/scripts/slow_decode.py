@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 class Photographs(Dataset):
     def __init__(self, length: int, cache: bool):
         self.length = length
-        self.paths = [files("sklearn.datasets.images") / name for name in ("china.jpg", "flower.jpg")]
+        self.paths = [
+            files("sklearn.datasets.images") / name for name in ("china.jpg", "flower.jpg")
+        ]
         self.cached = [self.decode(i) for i in range(2)] if cache else None
 
     def decode(self, label):
@@ -39,11 +41,18 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 256, 2)
+    nn.Conv2d(3, 32, 3, 2, 1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, 3, 2, 1),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(64 * 256, 2),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
-for images, labels in DataLoader(Photographs(8 * args.steps, args.cache), batch_size=8, shuffle=True):
+for images, labels in DataLoader(
+    Photographs(8 * args.steps, args.cache), batch_size=8, shuffle=True
+):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()

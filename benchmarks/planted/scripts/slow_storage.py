@@ -28,9 +28,13 @@ parser.add_argument("--workers", type=int, default=2)
 args = parser.parse_args()
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+model = nn.Sequential(
+    nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(Remote(16 * args.steps, args.read_ms), batch_size=16, shuffle=True, num_workers=args.workers)
+loader = DataLoader(
+    Remote(16 * args.steps, args.read_ms), batch_size=16, shuffle=True, num_workers=args.workers
+)
 losses = []
 for features, labels in loader:
     optimizer.zero_grad()

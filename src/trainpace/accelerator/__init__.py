@@ -40,7 +40,13 @@ if TYPE_CHECKING:
         waits_for_device,
     )
     from trainpace.accelerator.kernels import DeviceWork, device_work, work_of
-    from trainpace.accelerator.memory import MemoryMeter, allocator_retries, free_gib, peak_allocated_gib, reserved_gib
+    from trainpace.accelerator.memory import (
+        MemoryMeter,
+        allocator_retries,
+        free_gib,
+        peak_allocated_gib,
+        reserved_gib,
+    )
     from trainpace.accelerator.queued import launch_ms, queued_ms
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -41,5 +41,7 @@ class StepClock:
         self.wait()
         for moments in self._moments:
             pairs = itertools.pairwise(moments)
-            self.spans_ms.append([1e3 * (b - a) if self._kind == "cpu" else a.elapsed_time(b) for a, b in pairs])
+            self.spans_ms.append(
+                [1e3 * (b - a) if self._kind == "cpu" else a.elapsed_time(b) for a, b in pairs]
+            )
         self._moments.clear()

@@ -20,16 +20,28 @@ class DeviceHere(Record):
 def device_here(kind: str | None = None) -> DeviceHere:
     """The device of that kind; None: the accelerator that this torch sees, or the CPU. Raises TrainpaceError where there
     is none of that kind, with what to do about it."""
-    answer = run_isolated("trainpace.accelerator.describe", {"kind": kind}, TIMEOUT_S, "looking for a device")
+    answer = run_isolated(
+        "trainpace.accelerator.describe", {"kind": kind}, TIMEOUT_S, "looking for a device"
+    )
     return from_json(answer, DeviceHere, "the description of the device")
 
 
 def _work(request: dict[str, str | None]) -> str:
-    from trainpace.accelerator.devices import accelerator_here, check_device, count_devices, device_name, versions
+    from trainpace.accelerator.devices import (
+        accelerator_here,
+        check_device,
+        count_devices,
+        device_name,
+        versions,
+    )
 
     kind = request["kind"] or accelerator_here() or "cpu"
     check_device(kind)
-    return to_json(DeviceHere(kind=kind, count=count_devices(kind), name=device_name(kind), versions=versions(kind)))
+    return to_json(
+        DeviceHere(
+            kind=kind, count=count_devices(kind), name=device_name(kind), versions=versions(kind)
+        )
+    )
 
 
 if __name__ == "__main__":

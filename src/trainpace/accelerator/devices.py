@@ -29,7 +29,9 @@ def check_device(kind: str) -> None:
         raise UnknownName("device", kind, ("cpu", *KINDS))
     here = accelerator_here()
     instead = f"use --device {here}, which is here" if here else "use --device cpu"
-    raise TrainpaceError(f"this torch sees no {kind.upper()} device.", f"{KINDS[kind]}; or {instead}.")
+    raise TrainpaceError(
+        f"this torch sees no {kind.upper()} device.", f"{KINDS[kind]}; or {instead}."
+    )
 
 
 def set_up_device(kind: str, precision: Precision) -> None:
@@ -39,16 +41,26 @@ def set_up_device(kind: str, precision: Precision) -> None:
     """
     check_device(kind)
     if precision in ("tf32", "fp8") and kind != "cuda":
-        raise TrainpaceError(f"{precision} is for CUDA GPUs.", "Measure fp32, or a format of 16 bits.")
+        raise TrainpaceError(
+            f"{precision} is for CUDA GPUs.", "Measure fp32, or a format of 16 bits."
+        )
     if precision == "fp8":
-        raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
+        raise TrainpaceError(
+            "measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16."
+        )
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = precision not in ("fp32", "torch_fp32")
 
 
 def count_devices(kind: str) -> int:
     """How many devices of that kind this process can use; 1 for the CPU."""
-    return 1 if kind == "cpu" else torch.accelerator.device_count() if accelerator_here() == kind else 0
+    return (
+        1
+        if kind == "cpu"
+        else torch.accelerator.device_count()
+        if accelerator_here() == kind
+        else 0
+    )
 
 
 def use_device(kind: str, index: int) -> None:

@@ -28,7 +28,11 @@ def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bo
     def place(tensor: torch.Tensor) -> torch.Tensor:
         dtype = _weights_dtype(precision) if tensor.is_floating_point() else None
         tensor = tensor.to(device=device, dtype=dtype, non_blocking=True)
-        return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
+        return (
+            tensor.to(memory_format=torch.channels_last)
+            if channels_last and tensor.dim() == 4
+            else tensor
+        )
 
     return map_tensors(place, batch)
 
@@ -36,7 +40,8 @@ def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bo
 @contextlib.contextmanager
 def _moving_in_place(kind: str) -> Iterator[None]:
     """Let a model's parameters stay the objects that its optimizer holds, and tied ones tied. torch moves them in place between
-    its own kinds of devices alone (c10's has_compatible_shallow_copy_type); elsewhere it makes new ones."""
+    its own kinds of devices alone (c10's has_compatible_shallow_copy_type); elsewhere it makes new ones.
+    """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(before or kind not in ("cpu", *KINDS))
     try:
@@ -70,7 +75,9 @@ class PlainEngine:
 
     def place(self, batch: Any) -> Any:
         """The batch on the device, in the number format that the model takes."""
-        return place_batch(batch, self.device, self._execution.precision, self._execution.channels_last)
+        return place_batch(
+            batch, self.device, self._execution.precision, self._execution.channels_last
+        )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which forward passes run."""

@@ -1,5 +1,6 @@
 """What a kernel does, and what a range or a call on the host stands for, by their names. Names come from open sources and traces:
-cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and RCCL (which keeps NCCL's names), rocBLAS (Cijk), FlashAttention."""
+cuBLAS and CUTLASS, cuDNN, ATen, Triton, Inductor, NCCL and RCCL (which keeps NCCL's names), rocBLAS (Cijk), FlashAttention.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ _COMMUNICATION = re.compile(r"nccl|rccl|oneccl|nvshmem|cross_device_reduce|deep_
 _MATRIX = re.compile(
     r"gemm|cutlass|cublas|nvjet|wgmma|cijk_|winograd|implicit_con|conv(?!ert)|fprop|dgrad|wgrad|xmma|flash|fmha|attention|_mm_|matmul"
 )
-_NO_MATRIX = re.compile(r"elementwise|bn_fw|bn_bw|batch_?norm|layer_?norm|reduce_kernel|softmax_warp|splitkreduce")
+_NO_MATRIX = re.compile(
+    r"elementwise|bn_fw|bn_bw|batch_?norm|layer_?norm|reduce_kernel|softmax_warp|splitkreduce"
+)
 _MEMORY = re.compile(
     r"elementwise|reduce|softmax|norm|bn_fw|bn_bw|copy|cat|index|gather|scatter|embedding|dropout|multi_tensor|foreach|adam|sgd|"
     r"pool|transpose|permute|fill|triton_(poi|red|per)|nchw|nhwc|memset|memcpy|cast|upsample|nll_loss|cross_entropy|activation"
@@ -41,7 +44,11 @@ def kind_of_copy(name: str) -> str:
     low = name.lower()
     if any(between in low for between in ("ptop", "peer")):
         return "communication"
-    return "memory" if any(within in low for within in ("memset", "dtod", "device -> device")) else "copy"
+    return (
+        "memory"
+        if any(within in low for within in ("memset", "dtod", "device -> device"))
+        else "copy"
+    )
 
 
 def waits_for_data(range_name: str) -> bool:
@@ -66,7 +73,9 @@ def short(name: str) -> str:
     """A kernel's name without namespaces and types, with the function that an element-wise one applies."""
     plain = name.replace("(anonymous namespace)", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1].strip() or plain[:60]
-    applied = re.search(r"CUDAFunctor_(\w+)|(\w+?)_?(?:[Ff]unctor|_kernel_impl|_kernel_cuda)\b", plain[len(head) :])
+    applied = re.search(
+        r"CUDAFunctor_(\w+)|(\w+?)_?(?:[Ff]unctor|_kernel_impl|_kernel_cuda)\b", plain[len(head) :]
+    )
     inner = re.search(r"<\s*(cutlass_\w+|cudnn::\w+)", plain)
     function = (applied[1] or applied[2]) if applied else ""
     detail = inner[1] if inner else function if function not in head else ""

@@ -67,7 +67,11 @@ def work_of(events: Iterable[tuple[str, float, float]]) -> DeviceWork | None:
             computing.append((start, end))
             kernels_ms[name] += (end - start) / 1e3
     busy = covered([*copies, *computing])
-    return DeviceWork(busy / 1e3, (busy - covered(computing)) / 1e3, dict(kernels_ms)) if busy else None
+    return (
+        DeviceWork(busy / 1e3, (busy - covered(computing)) / 1e3, dict(kernels_ms))
+        if busy
+        else None
+    )
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

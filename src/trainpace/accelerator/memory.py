@@ -73,4 +73,6 @@ def _status_gib(field: str) -> float | None:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith(f"{field}:")), None)
+    return next(
+        (int(line.split()[1]) / 2**20 for line in lines if line.startswith(f"{field}:")), None
+    )

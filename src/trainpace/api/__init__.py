@@ -55,7 +55,9 @@ R = TypeVar("R", bound="TracedRequest")
 show_records()
 
 
-def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any) -> Workload:
+def trace(
+    model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any
+) -> Workload:
     """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
 
     A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
@@ -64,7 +66,9 @@ def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **op
     """
     from trainpace.verbs import traced
 
-    return traced.workload_of(_request_about(traced.TraceRequest, model, options, forms), TerminalProgress(), forms)
+    return traced.workload_of(
+        _request_about(traced.TraceRequest, model, options, forms), TerminalProgress(), forms
+    )
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:
@@ -123,10 +127,14 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
 
     trainpace.watch("python train.py --epochs 1").ranks[0]
     """
-    return _answer(request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})).recording
+    return _answer(
+        request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})
+    ).recording
 
 
-def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis | ProfiledTraining:
+def diagnose(
+    command: str | Sequence[str] | os.PathLike[str], **options: Any
+) -> Diagnosis | ProfiledTraining:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
     Of a profiler's trace, or a folder with one for each rank: a `ProfiledTraining`, with what each change could save at most.
 
@@ -137,7 +145,8 @@ def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) ->
     answer = _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options}))
     if isinstance(answer, verbs.watch.Watched):
         raise TrainpaceError(
-            f"the first of the tasks has the diagnosis, for all of them; it is recorded in {answer.folder}."
+            "the first of the tasks has the diagnosis, for all of them; it is recorded in"
+            f" {answer.folder}."
         )
     return answer.training if isinstance(answer, verbs.diagnose.Profiled) else answer.diagnosis
 
@@ -222,23 +231,30 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(shlex.split(command)) if isinstance(command, str) else tuple(map(str, command))
 
 
-def _request_about(kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None) -> R:
+def _request_about(
+    kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None
+) -> R:
     """What a verb is asked about a model. A live one is traced here, as it cannot go to another process."""
     of_task = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
     options = {name: value for name, value in options.items() if name not in of_task}
     torch = sys.modules.get("torch")  # where there is a module, torch has been imported
     if torch is None or not isinstance(model, torch.nn.Module):
         if any(value is not None for value in of_task.values()):
-            raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
+            raise TrainpaceError(
+                "example, loss and task_optimizer go with a live nn.Module.", "Leave them out."
+            )
         return request_of(kind, {"model": model, **options})
     request = request_of(kind, {"model": type(model).__name__, **options})
     if request.adapter is not None:
         raise TrainpaceError(
-            "`adapter` is for a model that is named.", "Adapt the module itself: peft.get_peft_model(module, ...)."
+            "`adapter` is for a model that is named.",
+            "Adapt the module itself: peft.get_peft_model(module, ...).",
         )
     for name in ("sequence_length", "image_size"):
         if getattr(request, name) not in (None, ()):
-            raise TrainpaceError(f"the {name} of a live model is its example's.", f"Leave {name} out.")
+            raise TrainpaceError(
+                f"the {name} of a live model is its example's.", f"Leave {name} out."
+            )
     from trainpace.trace import trace_task
 
     task = _task(model, *of_task.values(), request.variant.mode)
@@ -252,17 +268,31 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     import torch  # isort: skip
 
-    if isinstance(example, Mapping):  # such as Hugging Face's BatchEncoding, into which tree_leaves does not look
+    if isinstance(
+        example, Mapping
+    ):  # such as Hugging Face's BatchEncoding, into which tree_leaves does not look
         example = dict(example)
     tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
-    if not tensors or not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
+    if (
+        not tensors
+        or not isinstance(example, dict | tuple | list)
+        or len({len(t) for t in tensors}) != 1
+    ):
         raise TrainpaceError(
-            "a live model needs `example`: one batch as the training has it, (input, ..., target) or a dict of tensors.",
+            "a live model needs `example`: one batch as the training has it, (input, ..., target)"
+            " or a dict of tensors.",
             "Every tensor's first dimension is the batch.",
         )
     if loss is None and mode != "inference" and not isinstance(example, dict):
-        raise TrainpaceError("a live model needs `loss`, which takes (output, target).", "Or mode='inference'.")
-    if loss is not None and mode != "inference" and isinstance(example, dict) and "labels" not in example:
+        raise TrainpaceError(
+            "a live model needs `loss`, which takes (output, target).", "Or mode='inference'."
+        )
+    if (
+        loss is not None
+        and mode != "inference"
+        and isinstance(example, dict)
+        and "labels" not in example
+    ):
         raise TrainpaceError(
             "`loss` takes (output, labels), and the example has no labels.",
             "Put labels into it, or leave `loss` out where the model returns its own.",
@@ -271,7 +301,9 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     def make_batch(n: int) -> Any:
         rows = [i % size for i in range(n)]
-        return tree_map(lambda t: t[rows] if isinstance(t, torch.Tensor) and t.dim() else t, example)
+        return tree_map(
+            lambda t: t[rows] if isinstance(t, torch.Tensor) and t.dim() else t, example
+        )
 
     def forward(model: nn.Module, batch: Any) -> Any:
         if isinstance(batch, dict):
@@ -284,13 +316,25 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
             return loss(out, batch["labels"] if isinstance(batch, dict) else batch[-1])
         value = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
         if not isinstance(value, torch.Tensor):
-            raise TrainpaceError("model(**example) returns no loss.", "Put labels into the example, or give `loss`.")
+            raise TrainpaceError(
+                "model(**example) returns no loss.", "Put labels into the example, or give `loss`."
+            )
         return value
 
     ids = example.get("input_ids") if isinstance(example, dict) else None
     length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
-    sample = f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
+    sample = (
+        f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
+    )
     # a dataset makes meta_batch build the batch here and move it, as the example's own tensors are no meta ones
     return Task(
-        type(model).__name__, model, forward, loss_of, make_batch, optimizer, sample, length, dataset=(example,)
+        type(model).__name__,
+        model,
+        forward,
+        loss_of,
+        make_batch,
+        optimizer,
+        sample,
+        length,
+        dataset=(example,),
     )

@@ -56,9 +56,14 @@ def magic(line: str) -> Any:
     refused: list[str] = []
     as_values = "--json" in words
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
         errors="replace",
-    ) as running:  # fmt: skip
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         beside = threading.Thread(target=_pass_on, args=(running.stderr, refused))
@@ -76,7 +81,9 @@ def magic(line: str) -> Any:
         finally:
             beside.join()
     if running.returncode not in (0, 1):
-        raise _usage_error("".join(refused) or f"trainpace ended with exit code {running.returncode}.")
+        raise _usage_error(
+            "".join(refused) or f"trainpace ended with exit code {running.returncode}."
+        )
     for sentence in refused:
         print(sentence, end="", file=sys.stderr)
     return json.loads(text) if as_values and text.strip() else None

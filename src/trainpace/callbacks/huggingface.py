@@ -22,7 +22,9 @@ from trainpace.callbacks.time_left import multiples_in
 from trainpace.configs import Reading, execution_of, put_training_arguments
 from trainpace.execution import Checkpointing, Execution
 
-_READ = ("per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile").split()
+_READ = (
+    "per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile"
+).split()
 
 
 class TimeLeft(Reporter, TrainerCallback):
@@ -104,21 +106,34 @@ class TimeLeft(Reporter, TrainerCallback):
         state, args = self._state, self._args
         epochs = max(0, math.ceil(state.num_train_epochs) - math.ceil((state.epoch or 0) - 1e-9))
         samples = args.train_batch_size * args.gradient_accumulation_steps
-        evaluations, checkpoints = self._times_left("eval", control), self._times_left("save", control)
-        guess = self._guess_evaluation_s(self._evaluation_samples(), samples) if evaluations else None
-        return self._left(max(0, state.max_steps - state.global_step), evaluations, guess, checkpoints, epochs)
+        evaluations, checkpoints = (
+            self._times_left("eval", control),
+            self._times_left("save", control),
+        )
+        guess = (
+            self._guess_evaluation_s(self._evaluation_samples(), samples) if evaluations else None
+        )
+        return self._left(
+            max(0, state.max_steps - state.global_step), evaluations, guess, checkpoints, epochs
+        )
 
     def _times_left(self, what: str, control: Any) -> int:
         """The number of evaluations or checkpoints to come, including one that is due at this step."""
         args, state = self._args, self._state
         strategy = str(getattr(args, f"{what}_strategy", "no")).rpartition(".")[2].lower()
-        due = int(bool(getattr(control, "should_evaluate" if what == "eval" else "should_save", False)))
+        due = int(
+            bool(getattr(control, "should_evaluate" if what == "eval" else "should_save", False))
+        )
         if strategy == "epoch":
             return max(0, math.ceil(state.num_train_epochs) - self._done_epochs[what])
         if strategy != "steps":
             return due
         every = int(getattr(state, f"{what}_steps", 0) or 0)
-        after = max(state.global_step, math.ceil(args.eval_delay) - 1) if what == "eval" else state.global_step
+        after = (
+            max(state.global_step, math.ceil(args.eval_delay) - 1)
+            if what == "eval"
+            else state.global_step
+        )
         last = state.max_steps
         # the Trainer ends with an evaluation and a checkpoint, wherever the last step lies
         at_the_end = int(every > 0 and last % every != 0 and state.global_step < last)
@@ -128,7 +143,11 @@ class TimeLeft(Reporter, TrainerCallback):
         data: Any = getattr(self._trainer, "eval_dataset", None)
         try:
             sets: Any = data.values() if isinstance(data, dict) else [data]
-            return None if data is None else sum(len(one) for one in sets) / max(1, self._args.world_size)
+            return (
+                None
+                if data is None
+                else sum(len(one) for one in sets) / max(1, self._args.world_size)
+            )
         except TypeError:  # a stream
             return None
 
@@ -140,7 +159,9 @@ class TimeLeft(Reporter, TrainerCallback):
         atexit.unregister(self._interrupted)
         if self._running:
             args = self._args
-            self._end(_execution_of(args), args.device.type, ended, engine="transformers", seed=args.seed)
+            self._end(
+                _execution_of(args), args.device.type, ended, engine="transformers", seed=args.seed
+            )
 
 
 def _execution_of(args: Any) -> Execution:
@@ -152,5 +173,7 @@ def _execution_of(args: Any) -> Execution:
     world = max(1, args.world_size)
     local = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))  # as torchrun says it
     checkpointing: Checkpointing = "full" if data.get("gradient_checkpointing") else "none"
-    base = Execution(nnodes=world // local, nproc_per_node=local, activation_checkpointing=checkpointing)
+    base = Execution(
+        nnodes=world // local, nproc_per_node=local, activation_checkpointing=checkpointing
+    )
     return replace(execution_of(read, base), optimizer=read.get("optimizer", "adamw"))

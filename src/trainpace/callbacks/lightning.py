@@ -70,7 +70,9 @@ class TimeLeft(Reporter, Callback):
     on_train_epoch_end = on_train_epoch_start
 
     @in_training
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Charge the time before a batch to its data, to a checkpoint, or to the start of an epoch."""
         starts_epoch = "epoch" in self._watch.pending
         self._settle("epoch" if starts_epoch else "step")
@@ -78,7 +80,9 @@ class TimeLeft(Reporter, Callback):
             self._watch.done("epoch")
 
     @in_training
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._done(trainer.fit_loop.epoch_loop.batch_progress.total.ready, self.time_left)
 
     @in_training
@@ -112,13 +116,21 @@ class TimeLeft(Reporter, Callback):
             return None
         self._total = counts.total_batches
         guess_s = self._guess_s() if counts.evaluations else None
-        left = self._left(counts.batches, counts.evaluations, guess_s, self._checkpoints_left(counts), counts.epochs)
+        left = self._left(
+            counts.batches,
+            counts.evaluations,
+            guess_s,
+            self._checkpoints_left(counts),
+            counts.epochs,
+        )
         limit_s = _timer_s(self._trainer)
         if left is None or limit_s is None:
             return left
         low, high = min(left.interval_s.low, limit_s), min(left.interval_s.high, limit_s)
         return replace(
-            left, seconds=min(left.seconds, limit_s), interval_s=replace(left.interval_s, low=low, high=high)
+            left,
+            seconds=min(left.seconds, limit_s),
+            interval_s=replace(left.interval_s, low=low, high=high),
         )
 
     def _settle(self, work: Work) -> None:
@@ -140,14 +152,21 @@ class TimeLeft(Reporter, Callback):
         accumulation = int(trainer.accumulate_grad_batches) if automatic else 1
         validated = trainer.enable_validation and self._val_batches() > 0
         every = trainer.val_check_batch
-        return remaining_counts(FitState(
-            epoch=trainer.current_epoch, batch=loop.batch_progress.current.ready, total_batch=loop.batch_progress.total.ready,
-            epoch_batches=_finite(trainer.num_training_batches),
-            max_epochs=None if trainer.max_epochs in (None, -1) else int(trainer.max_epochs),
-            global_step=trainer.global_step, max_steps=None if trainer.max_steps == -1 else int(trainer.max_steps),
-            accumulation=accumulation, steps_per_batch=1.0 if automatic or not steps_done else steps_done / batches_done,
-            val_every_batches=_finite(every) if validated else 0, val_every_epochs=trainer.check_val_every_n_epoch,
-        ))  # fmt: skip
+        return remaining_counts(
+            FitState(
+                epoch=trainer.current_epoch,
+                batch=loop.batch_progress.current.ready,
+                total_batch=loop.batch_progress.total.ready,
+                epoch_batches=_finite(trainer.num_training_batches),
+                max_epochs=None if trainer.max_epochs in (None, -1) else int(trainer.max_epochs),
+                global_step=trainer.global_step,
+                max_steps=None if trainer.max_steps == -1 else int(trainer.max_steps),
+                accumulation=accumulation,
+                steps_per_batch=1.0 if automatic or not steps_done else steps_done / batches_done,
+                val_every_batches=_finite(every) if validated else 0,
+                val_every_epochs=trainer.check_val_every_n_epoch,
+            )
+        )
 
     def _val_batches(self) -> float:
         return sum(count for count in self._trainer.num_val_batches or [0] if count != float("inf"))
@@ -164,11 +183,17 @@ class TimeLeft(Reporter, Callback):
         """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
         left = 0.0
         for callback in self._trainer.checkpoint_callbacks:
-            steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
+            steps, epochs = (
+                getattr(callback, "_every_n_train_steps", 0),
+                getattr(callback, "_every_n_epochs", 0),
+            )
             if steps:
                 left += counts.batches / self._trainer.accumulate_grad_batches / steps
             elif epochs:
-                at_epoch_ends = callback._should_save_on_train_epoch_end(self._trainer) or not counts.evaluations
+                at_epoch_ends = (
+                    callback._should_save_on_train_epoch_end(self._trainer)
+                    or not counts.evaluations
+                )
                 left += (counts.epochs + 1 if at_epoch_ends else counts.evaluations) / epochs
         return left
 
@@ -179,23 +204,35 @@ class TimeLeft(Reporter, Callback):
         counts = self._counts()
         self._total = counts.total_batches if counts else self._step
         logged = trainer.logged_metrics.items()
-        self._losses = [float(v) for k, v in logged if k in ("loss", "train_loss") and v.numel() == 1]
-        package = "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
+        self._losses = [
+            float(v) for k, v in logged if k in ("loss", "train_loss") and v.numel() == 1
+        ]
+        package = (
+            "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
+        )
         self._end(
-            _execution_of(trainer), trainer.strategy.root_device.type, ended,
-            micro_steps=int(trainer.accumulate_grad_batches), engine=package,
-        )  # fmt: skip
+            _execution_of(trainer),
+            trainer.strategy.root_device.type,
+            ended,
+            micro_steps=int(trainer.accumulate_grad_batches),
+            engine=package,
+        )
 
 
 def _execution_of(trainer: Any) -> Execution:
     optimizer = type(trainer.optimizers[0]).__name__.lower() if trainer.optimizers else "unknown"
     loader = trainer.train_dataloader
-    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    size = getattr(loader, "batch_size", None) or getattr(
+        getattr(loader, "batch_sampler", None), "batch_size", None
+    )
     fields: dict[str, Any] = {
-        "micro_batch": size if isinstance(size, int) else 1, "accumulation": int(trainer.accumulate_grad_batches),
-        "nnodes": trainer.num_nodes, "nproc_per_node": max(1, trainer.world_size // max(1, trainer.num_nodes)),
-        "precision": LIGHTNING_PRECISIONS.get(str(trainer.precision), "fp32"), "optimizer": optimizer,
-    }  # fmt: skip
+        "micro_batch": size if isinstance(size, int) else 1,
+        "accumulation": int(trainer.accumulate_grad_batches),
+        "nnodes": trainer.num_nodes,
+        "nproc_per_node": max(1, trainer.world_size // max(1, trainer.num_nodes)),
+        "precision": LIGHTNING_PRECISIONS.get(str(trainer.precision), "fp32"),
+        "optimizer": optimizer,
+    }
     return Execution(**fields)
 
 

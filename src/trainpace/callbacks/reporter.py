@@ -121,10 +121,17 @@ class Reporter:
     """The unit that the engine's hooks count: optimizer steps, or batches."""
 
     def __init__(
-        self, *, every_s: float = 30.0, tell: Callable[[TimeLeft], None] | None = None, journal: str | None = None,
-        no_journal: bool = False, model: str | None = None, notes: str = "", keep_identity: bool = False,
+        self,
+        *,
+        every_s: float = 30.0,
+        tell: Callable[[TimeLeft], None] | None = None,
+        journal: str | None = None,
+        no_journal: bool = False,
+        model: str | None = None,
+        notes: str = "",
+        keep_identity: bool = False,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.every_s = every_s
         self.off = False
@@ -161,7 +168,12 @@ class Reporter:
                 say(report_line(estimate, counted=self.counted))
 
     def _left(
-        self, steps_left: float, evaluations: float, guess_s: float | None, checkpoints: float, epochs: float
+        self,
+        steps_left: float,
+        evaluations: float,
+        guess_s: float | None,
+        checkpoints: float,
+        epochs: float,
     ) -> TimeLeft | None:
         """The remaining time. `guess_s`: seconds of an evaluation before the first one."""
         times = self._watch.times
@@ -170,7 +182,9 @@ class Reporter:
             Other("checkpoint", times["checkpoint"], checkpoints),
             Other("epoch", times["epoch"], epochs if times["epoch"] else 0),
         ]
-        return time_left(self._step, self._total, tuple(times["step"]), steps_left, others, self._watch.since_s)
+        return time_left(
+            self._step, self._total, tuple(times["step"]), steps_left, others, self._watch.since_s
+        )
 
     def _guess_evaluation_s(self, samples: float | None, samples_per_step: float) -> float | None:
         """Seconds of an evaluation before the first one: the forward passes of its samples, as a share of a step's time."""
@@ -179,7 +193,14 @@ class Reporter:
             return None
         return FORWARD_SHARE * statistics.median(step_s) * samples / samples_per_step
 
-    def _end(self, execution: Execution, device: str, ended: str = "", micro_steps: int = 1, **fields: Any) -> None:
+    def _end(
+        self,
+        execution: Execution,
+        device: str,
+        ended: str = "",
+        micro_steps: int = 1,
+        **fields: Any,
+    ) -> None:
         """End the training, for the reason `ended` where it was stopped: report its time, and store it.
 
         `micro_steps`: how many counted units make an optimizer step.
@@ -191,12 +212,28 @@ class Reporter:
         if self._tell is None:
             say(summary_line(self._watch, self._step - self._begun_at, self.counted, ended))
         if not self._no_journal:
-            stopped = f"stopped by {ended} at {self.counted} {self._step} of {self._total}" if ended else ""
+            stopped = (
+                f"stopped by {ended} at {self.counted} {self._step} of {self._total}"
+                if ended
+                else ""
+            )
             notes = "; ".join(filter(None, (self._notes, stopped)))
-            self._store(execution, device, steps_of(step_s, micro_steps)[-KEPT_IN_JOURNAL:], notes=notes, **fields)
+            self._store(
+                execution,
+                device,
+                steps_of(step_s, micro_steps)[-KEPT_IN_JOURNAL:],
+                notes=notes,
+                **fields,
+            )
 
     def _store(
-        self, execution: Execution, device: str, step_s: tuple[float, ...], *, engine: str, **fields: Any
+        self,
+        execution: Execution,
+        device: str,
+        step_s: tuple[float, ...],
+        *,
+        engine: str,
+        **fields: Any,
     ) -> None:
         """Store the training's latest steps in the journal; `device` is "cpu" or "cuda". Imports torch."""
         from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc
@@ -207,12 +244,24 @@ class Reporter:
         low, high = median_interval(step_ms[warm:])
         around = environment(device) | {"engine": f"{engine} {version(engine)}"}
         entry = Entry(
-            id=new_id(), created_at=now_utc(), kind="watch", outcome="ok", model=self._name or "", execution=execution,
-            device=device_in(around), num_devices=execution.world_size, step_time_ms=statistics.median(step_ms[warm:]),
-            step_times_ms=step_ms[warm:], warmup_ms=step_ms[:warm],
-            interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order of this run's steps"),
-            losses=tuple(loss if math.isfinite(loss) else None for loss in self._losses), environment=around, **fields,
-        )  # fmt: skip
+            id=new_id(),
+            created_at=now_utc(),
+            kind="watch",
+            outcome="ok",
+            model=self._name or "",
+            execution=execution,
+            device=device_in(around),
+            num_devices=execution.world_size,
+            step_time_ms=statistics.median(step_ms[warm:]),
+            step_times_ms=step_ms[warm:],
+            warmup_ms=step_ms[:warm],
+            interval_ms=Interval(
+                low=low, high=high, coverage=0.9, basis="order of this run's steps"
+            ),
+            losses=tuple(loss if math.isfinite(loss) else None for loss in self._losses),
+            environment=around,
+            **fields,
+        )
         with Journal.open(self._journal) as journal:
             journal.add(entry if self._keep_identity else anonymous_entry(entry))
 
@@ -220,7 +269,9 @@ class Reporter:
 def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
     """Seconds of optimizer steps from those of their micro-steps, counted from the end; one step where there are too few."""
     first = len(seconds) % micro_steps if len(seconds) >= micro_steps else 0
-    return tuple(math.fsum(seconds[i : i + micro_steps]) for i in range(first, len(seconds), micro_steps))
+    return tuple(
+        math.fsum(seconds[i : i + micro_steps]) for i in range(first, len(seconds), micro_steps)
+    )
 
 
 def report_line(left: TimeLeft, counted: str = "step") -> str:
@@ -229,10 +280,14 @@ def report_line(left: TimeLeft, counted: str = "step") -> str:
     end = now + datetime.timedelta(seconds=left.seconds)
     at = f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %d %b %H:%M}"
     low, high = format_duration(left.interval_s.low), format_duration(left.interval_s.high)
-    without = f", without {' and '.join(f'{name}s' for name in left.unseen)}, none seen yet" if left.unseen else ""
+    without = (
+        f", without {' and '.join(f'{name}s' for name in left.unseen)}, none seen yet"
+        if left.unseen
+        else ""
+    )
     return (
-        f"trainpace: {counted} {left.step:,} of {left.total_steps:,}, {format_duration(left.seconds)} left"
-        f" ({low} to {high}, 90 %){without}, until about {at}"
+        f"trainpace: {counted} {left.step:,} of {left.total_steps:,},"
+        f" {format_duration(left.seconds)} left ({low} to {high}, 90 %){without}, until about {at}"
     )
 
 
@@ -240,9 +295,15 @@ def summary_line(watch: Stopwatch, steps: int, counted: str = "step", ended: str
     """One line at the end: the steps, the total time, and the time outside steps."""
     median = format_duration(statistics.median(watch.times["step"]))
     works: tuple[Work, ...] = ("evaluation", "checkpoint")
-    beside = [f"{watch.count[w]} {w}s in {format_duration(watch.total_s[w])}" for w in works if watch.count[w]]
+    beside = [
+        f"{watch.count[w]} {w}s in {format_duration(watch.total_s[w])}"
+        for w in works
+        if watch.count[w]
+    ]
     stopped = f", stopped by {ended}" if ended else ""
     return (
-        f"trainpace: {steps:,} {counted}{'e' if counted == 'batch' else ''}s in {format_duration(watch.elapsed_s)},"
-        f" median {counted} {median}" + (f"; {', '.join(beside)}" if beside else "") + stopped
+        f"trainpace: {steps:,} {counted}{'e' if counted == 'batch' else ''}s in"
+        f" {format_duration(watch.elapsed_s)}, median {counted} {median}"
+        + (f"; {', '.join(beside)}" if beside else "")
+        + stopped
     )

@@ -71,8 +71,13 @@ class Pace(NamedTuple):
 
 
 def time_left(
-    step: int, total_steps: int, step_s: Sequence[float], steps_left: float, others: Sequence[Other] = (), since_s: float = 0.0
-) -> TimeLeft | None:  # fmt: skip
+    step: int,
+    total_steps: int,
+    step_s: Sequence[float],
+    steps_left: float,
+    others: Sequence[Other] = (),
+    since_s: float = 0.0,
+) -> TimeLeft | None:
     """Seconds until the end. `step_s`: seconds of the latest timed steps, the oldest first, without other work.
     `since_s`: seconds since the last of them ended. None before any step was timed.
 
@@ -80,7 +85,12 @@ def time_left(
 
     Raises TrainpaceError for negative numbers.
     """
-    if steps_left < 0 or since_s < 0 or any(o.times_left < 0 for o in others) or any(s < 0 for s in step_s):
+    if (
+        steps_left < 0
+        or since_s < 0
+        or any(o.times_left < 0 for o in others)
+        or any(s < 0 for s in step_s)
+    ):
         raise TrainpaceError("steps, times and what is left of them are 0 or more.")
     if not step_s:
         return None
@@ -100,12 +110,21 @@ def time_left(
         # independent of one another, so their squares add up
         below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
     passed = min(since_s, pace.mean_s) if steps_left else 0.0
-    low_s, seconds, high_s = (max(0.0, value - passed) for value in (middle - below, middle, middle + above))
-    basis = f"{len(step_s)} steps" + (f", the last {pace.window} at another pace" if pace.window < len(step_s) else "")
+    low_s, seconds, high_s = (
+        max(0.0, value - passed) for value in (middle - below, middle, middle + above)
+    )
+    basis = f"{len(step_s)} steps" + (
+        f", the last {pace.window} at another pace" if pace.window < len(step_s) else ""
+    )
     return TimeLeft(
-        step=step, total_steps=total_steps, seconds=seconds, step_time_ms=1e3 * pace.mean_s, other_s=other_s,
-        unseen=tuple(unseen), interval_s=Interval(low=low_s, high=high_s, coverage=COVERAGE, basis=basis),
-    )  # fmt: skip
+        step=step,
+        total_steps=total_steps,
+        seconds=seconds,
+        step_time_ms=1e3 * pace.mean_s,
+        other_s=other_s,
+        unseen=tuple(unseen),
+        interval_s=Interval(low=low_s, high=high_s, coverage=COVERAGE, basis=basis),
+    )
 
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
@@ -114,12 +133,20 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     steady = list(step_s[warmup_steps(step_s) if len(step_s) >= 6 else len(step_s) // 2 :])
     recent = _latest(steady)
     n, whole = len(recent), statistics.fmean(_winsorised(steady))
-    holds = 1.0 if n == len(steady) else n * math.log1p(steps_left / n) / steps_left if steps_left else 1.0
+    holds = (
+        1.0
+        if n == len(steady)
+        else n * math.log1p(steps_left / n) / steps_left
+        if steps_left
+        else 1.0
+    )
     mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
     if n < 3:
         return Pace(mean, mean / 2, n)
     # where the pace has changed, it may change again, as the whole shows
-    chance = max(_chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0)
+    chance = max(
+        _chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0
+    )
     return Pace(mean, math.hypot(chance, DRIFT * mean), n)
 
 
@@ -129,7 +156,11 @@ def _chance(values: Sequence[float], steps_left: float) -> float:
     blocks = [statistics.fmean(block) for block in consecutive_blocks(_winsorised(values), BLOCKS)]
     # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
-    return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)
+    return (
+        student_t_95(len(blocks) - 1)
+        * statistics.stdev(blocks)
+        * math.sqrt(1 / len(blocks) + 1 / coming)
+    )
 
 
 def multiples_in(every: int, after: int, last: int) -> int:
@@ -165,7 +196,9 @@ def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
     a, b = statistics.median(recent), statistics.median(older)
     quartiles = [(len(values), *statistics.quantiles(values, n=4)) for values in (recent, older)]
     # 1.2533 sigma / sqrt(n) is a median's deviation in a normal sample; 0.7413 x the quartiles' distance its sigma
-    noise = math.hypot(*(1.2533 * 0.7413 * (high - low) / math.sqrt(n) for n, low, _, high in quartiles))
+    noise = math.hypot(
+        *(1.2533 * 0.7413 * (high - low) / math.sqrt(n) for n, low, _, high in quartiles)
+    )
     return abs(a - b) > max(SHIFT * min(a, b), 3 * noise)
 
 
@@ -180,7 +213,11 @@ def _winsorised(values: Sequence[float]) -> list[float]:
 def _each(other: Other) -> tuple[float, float, float] | None:
     """(low, mean, high) seconds of one occurrence; None where there is no estimate."""
     if not other.seconds:
-        return None if other.guess_s is None else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
+        return (
+            None
+            if other.guess_s is None
+            else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
+        )
     latest = list(other.seconds)[-BLOCKS:]
     if 2 < len(other.seconds) <= BLOCKS:
         del latest[0]  # the first time is the slowest
@@ -251,13 +288,22 @@ def _batches_by_steps(s: FitState, max_steps: int) -> int:
     """Batches until `max_steps` updates. The last batches of an epoch are an update, even where they are fewer."""
     steps = max(0, max_steps - s.global_step)
     if s.accumulation == 1 or s.epoch_batches is None:
-        return math.ceil(steps * s.accumulation / s.steps_per_batch - s.batch % s.accumulation) if steps else 0
+        return (
+            math.ceil(steps * s.accumulation / s.steps_per_batch - s.batch % s.accumulation)
+            if steps
+            else 0
+        )
     an_epoch = math.ceil(s.epoch_batches / s.accumulation)
     this_epoch = an_epoch - s.batch // s.accumulation if s.batch < s.epoch_batches else 0
     if steps <= this_epoch:
         return min(s.epoch_batches, (s.batch // s.accumulation + steps) * s.accumulation) - s.batch
     whole, rest = divmod(steps - this_epoch, an_epoch)
-    return s.epoch_batches - s.batch + whole * s.epoch_batches + min(s.epoch_batches, rest * s.accumulation)
+    return (
+        s.epoch_batches
+        - s.batch
+        + whole * s.epoch_batches
+        + min(s.epoch_batches, rest * s.accumulation)
+    )
 
 
 def _evaluations(s: FitState, batches: int) -> int:
@@ -275,4 +321,8 @@ def _evaluations(s: FitState, batches: int) -> int:
 
     done = (s.batch - 1) // every if validates(s.epoch) and s.batch else 0
     full_epochs = multiples_in(s.val_every_epochs, s.epoch, s.epoch + whole)  # of those that end
-    return full_epochs * (s.epoch_batches // every) + (rest // every if validates(s.epoch + whole) else 0) - done
+    return (
+        full_epochs * (s.epoch_batches // every)
+        + (rest // every if validates(s.epoch + whole) else 0)
+        - done
+    )

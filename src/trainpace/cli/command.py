@@ -15,7 +15,16 @@ from trainpace.errors import TrainpaceError
 from trainpace.records import write_whole
 from trainpace.report import tell
 from trainpace.verbs.defaults import Taken, defaults_for
-from trainpace.verbs.request import NEW_FILE, Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
+from trainpace.verbs.request import (
+    NEW_FILE,
+    Argument,
+    Field,
+    Misuse,
+    Request,
+    ResolvedField,
+    Unit,
+    fields_of,
+)
 
 
 def _picture(path: str) -> str:
@@ -31,20 +40,31 @@ class View(Request):
 class SharedView(View):
     share: Annotated[
         str | None,
-        Field("Save the answer as a page to give away: numbers, settings and public names, and no path, name or script.",
-              NEW_FILE, metavar="FILE.html"),
-    ] = None  # fmt: skip
+        Field(
+            "Save the answer as a page to give away: numbers, settings and public names, and no"
+            " path, name or script.",
+            NEW_FILE,
+            metavar="FILE.html",
+        ),
+    ] = None
 
 
 class PicturedView(SharedView):
     html: Annotated[
-        str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
+        str | None,
+        Field(
+            "Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html"
+        ),
     ] = None
     figure: Annotated[
         str | None,
-        Field("Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it with their title.",
-              Unit("picture", _picture), metavar="FILE"),
-    ] = None  # fmt: skip
+        Field(
+            "Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it"
+            " with their title.",
+            Unit("picture", _picture),
+            metavar="FILE",
+        ),
+    ] = None
 
 
 def command_of(function: Callable[[Any, Any], int]) -> click.Command:
@@ -57,35 +77,53 @@ def command_of(function: Callable[[Any, Any], int]) -> click.Command:
         try:
             values |= taken.values
             _check_required(values)
-            request, view = (kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds)
+            request, view = (
+                kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds
+            )
             with report.one_screen(not isinstance(view, View) or view.details or view.json):
                 return function(request, view)
         except TrainpaceError as error:
             if taken.told and isinstance(error, Misuse):
                 error.hint = f"{error.hint} {taken.told}.".strip()
-            error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
+            error.message, error.hint = (
+                in_options(text, *kinds) for text in (error.message, error.hint)
+            )
             if isinstance(error, Misuse):
-                error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
+                error.hint = (
+                    f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
+                )
             raise
 
     fields = [field for kind in kinds for field in fields_of(kind).values()]
     takes_rest = any(isinstance(field.about, Argument) and field.about.rest for field in fields)
     return click.Command(
-        function.__name__.strip("_"), params=[_parameter(field, kinds) for field in fields], callback=answered,
+        function.__name__.strip("_"),
+        params=[_parameter(field, kinds) for field in fields],
+        callback=answered,
         help=function.__doc__,
-        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False} if takes_rest else None,
-    )  # fmt: skip
+        context_settings=(
+            {"ignore_unknown_options": True, "allow_interspersed_args": False}
+            if takes_rest
+            else None
+        ),
+    )
 
 
 def _defaults(kinds: tuple[type[Request], ...]) -> Taken:
     """What the project's file sets that the command line does not, after a line that says so."""
     context = click.get_current_context()
     fields = {name: field for kind in kinds for name, field in fields_of(kind).items()}
-    given = {n for n in fields if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE}
+    given = {
+        n
+        for n in fields
+        if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE
+    }
     try:
         taken = defaults_for(context.command_path.split()[1:], fields, given)
     except TrainpaceError as error:
-        error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
+        error.message, error.hint = (
+            in_options(text, *kinds) for text in (error.message, error.hint)
+        )
         raise
     if taken.told:
         tell(taken.told, err=True)
@@ -102,14 +140,22 @@ class _Option(click.Option):
 def _check_required(values: Mapping[str, Any]) -> None:
     context = click.get_current_context()
     for parameter in context.command.params:
-        if isinstance(parameter, _Option) and parameter.required and values[parameter.name or ""] in (None, ()):
+        if (
+            isinstance(parameter, _Option)
+            and parameter.required
+            and values[parameter.name or ""] in (None, ())
+        ):
             raise click.MissingParameter(ctx=context, param=parameter)
 
 
 def in_options(text: str, *kinds: type[Request]) -> str:
     """A message whose fields in backquotes are written as options: `num_gpus` as --num-gpus."""
     for name, field in (pair for kind in kinds for pair in fields_of(kind).items()):
-        shown = (field.about.metavar or name.upper()) if isinstance(field.about, Argument) else f"--{field.option}"
+        shown = (
+            (field.about.metavar or name.upper())
+            if isinstance(field.about, Argument)
+            else f"--{field.option}"
+        )
         text = text.replace(f"`{name}`", shown)
     return text
 
@@ -164,7 +210,9 @@ class _Value(click.ParamType):
         except TrainpaceError as error:
             self.fail(str(error), param, ctx)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[Any]:
         from trainpace.cli.completion import values
 
         return values(self._field.name, self._field.about.metavar, incomplete)
@@ -195,8 +243,12 @@ def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.
     names, help_text = [field.name, f"--{field.option}"], in_options(about.help, *kinds)
     if field.is_flag:
         return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
-    if not field.required:  # a default in a unit is shown as it is written, and read like any other text
+    if (
+        not field.required
+    ):  # a default in a unit is shown as it is written, and read like any other text
         more["default"] = field.default_text if about.unit and field.default_text else field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}
-    return _Option(names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more)
+    return _Option(
+        names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more
+    )

@@ -33,7 +33,11 @@ def run(program: click.Group) -> None:
 
 def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
     """For the first word: the verbs, each with its sentence; models by their beginning; scripts in this folder."""
-    items = [CompletionItem(verb, help=text) for verb, text in verbs.items() if verb.startswith(incomplete)]
+    items = [
+        CompletionItem(verb, help=text)
+        for verb, text in verbs.items()
+        if verb.startswith(incomplete)
+    ]
     models = _models() if incomplete else []
     return [
         *items,

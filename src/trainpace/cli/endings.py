@@ -61,7 +61,9 @@ def kept() -> Iterator[None]:
     finally:
         _kept = False
         if before:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # a signal that comes after this would end the process by itself
+            signal.setitimer(
+                signal.ITIMER_REAL, 0
+            )  # a signal that comes after this would end the process by itself
             _lost.clear()
         for number, handler in before.items():
             signal.signal(number, handler)

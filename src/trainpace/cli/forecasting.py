@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec.structs import replace
 
 from trainpace import report, verbs
-from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, save_shared, typed_words
+from trainpace.cli.command import (
+    PicturedView,
+    View,
+    echo_json,
+    save_pictures,
+    save_shared,
+    typed_words,
+)
 from trainpace.records import save, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
@@ -22,7 +29,10 @@ if TYPE_CHECKING:
 class TracedView(PicturedView):
     save_workload: Annotated[
         str | None,
-        Field("Keep the trace, in every number format, so that later answers take a moment.", metavar="FILE.json"),
+        Field(
+            "Keep the trace, in every number format, so that later answers take a moment.",
+            metavar="FILE.json",
+        ),
     ] = None
 
 
@@ -43,29 +53,52 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
-    answer = verbs.forecast.run(replace(request, save_workload=view.save_workload), report.TerminalProgress())
+    answer = verbs.forecast.run(
+        replace(request, save_workload=view.save_workload), report.TerminalProgress()
+    )
     rows, jumps, sweeps = answer.rows, answer.jumps, answer.sweeps
     if view.json:
         shown_jumps = {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()}
-        echo_json({
-            "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
-            "jumps": shown_jumps, "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
-            "padded": report.padded_json(answer.padded), "evidence": report.evidence_json(answer.evidence),
-            "recorded": list(answer.recorded),
-        })  # fmt: skip
+        echo_json(
+            {
+                "record": "Forecasts",
+                "schema_version": 1,
+                "rows": answer.to_dicts(),
+                "journal": list(answer.notes),
+                "jumps": shown_jumps,
+                "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
+                "padded": report.padded_json(answer.padded),
+                "evidence": report.evidence_json(answer.evidence),
+                "recorded": list(answer.recorded),
+            }
+        )
     else:
         workload = sweeps[0].forecaster.workload
         report.print_forecasts(
-            workload, rows, jumps, answer.notes, request, answer.trends, answer.padded, answer.evidence, answer.recorded
+            workload,
+            rows,
+            jumps,
+            answer.notes,
+            request,
+            answer.trends,
+            answer.padded,
+            answer.evidence,
+            answer.recorded,
         )
     save_shared(view, answer)
     save_pictures(
         view,
         lambda: report.forecast_page(
-            sweeps, jumps, answer.notes, answer.trends, answer.padded, answer.evidence, answer.recorded
+            sweeps,
+            jumps,
+            answer.notes,
+            answer.trends,
+            answer.padded,
+            answer.evidence,
+            answer.recorded,
         ),
         lambda: report.forecast_pictures(sweeps, jumps, answer.evidence),
-    )  # fmt: skip
+    )
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             tell(f"trainpace: not forecast: {reason}", err=True)
@@ -73,7 +106,9 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
 
 
 class MatchView(TracedView):
-    top: Annotated[int, Field("Rows of the ranking that --details prints, besides the Pareto front.", COUNT)] = 6
+    top: Annotated[
+        int, Field("Rows of the ranking that --details prints, besides the Pareto front.", COUNT)
+    ] = 6
 
 
 def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
@@ -98,7 +133,9 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
       host = "EPYC 7742"
       price = 1.20
     """
-    answer = verbs.match.run(replace(request, save_workload=view.save_workload), report.TerminalProgress())
+    answer = verbs.match.run(
+        replace(request, save_workload=view.save_workload), report.TerminalProgress()
+    )
     ranking, close = answer.ranking, answer.nearest
     today = datetime.date.today()
     if view.json:
@@ -108,9 +145,12 @@ def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
     why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
     save_shared(view, ranking)
     save_pictures(
-        view, lambda: report.match_page(answer, request.by, why, report.ranking_json(answer, today), today),
+        view,
+        lambda: report.match_page(
+            answer, request.by, why, report.ranking_json(answer, today), today
+        ),
         lambda: report.match_pictures(ranking, answer.picks),
-    )  # fmt: skip
+    )
     return 0 if ranking.matches else 1
 
 
@@ -202,7 +242,10 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
     """
     validated = verbs.validate.run(request, report.TerminalProgress())
     if view.json:
-        sums = {f"by_{name}": [to_jsonable(s) for s in group] for name, group in validated.groups.items()}
+        sums = {
+            f"by_{name}": [to_jsonable(s) for s in group]
+            for name, group in validated.groups.items()
+        }
         summary = {"overall": to_jsonable(validated.overall), **sums}
         rows = [to_jsonable(row) for row in validated.rows]
         echo_json({"record": "Validation", "schema_version": 1, "rows": rows, "summary": summary})
@@ -215,13 +258,20 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
 class PlanView(PicturedView):
     output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
     write: Annotated[
-        bool, Field("Plan only what the `config` files can state, and show it in them as a diff of what changes.")
+        bool,
+        Field(
+            "Plan only what the `config` files can state, and show it in them as a diff of what"
+            " changes."
+        ),
     ] = False
     new: Annotated[
         tuple[str, ...],
-        Field("With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a"
-              " .sbatch script; several.", metavar="FILE"),
-    ] = ()  # fmt: skip
+        Field(
+            "With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml,"
+            " torchrun's .sh or a .sbatch script; several.",
+            metavar="FILE",
+        ),
+    ] = ()
     yes: Annotated[bool, Field("With `write`: write it, each old file kept as FILE.bak.")] = False
 
 
@@ -248,27 +298,49 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
     backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
     if view.json:
-        changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes]
-        more = {"noise_scale": setting.noise_scale, "saved_s": plan.saved_s, "in_the_script": changes,
-                "evidence": report.evidence_json(answer.evidence)}  # fmt: skip
-        echo_json({**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})})
+        changes = [
+            {**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes
+        ]
+        more = {
+            "noise_scale": setting.noise_scale,
+            "saved_s": plan.saved_s,
+            "in_the_script": changes,
+            "evidence": report.evidence_json(answer.evidence),
+        }
+        echo_json(
+            {**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})}
+        )
     else:
-        report.print_plan(plan, setting.workload, setting.cluster, setting.noise_scale, answer.evidence)
+        report.print_plan(
+            plan, setting.workload, setting.cluster, setting.noise_scale, answer.evidence
+        )
         report.print_script_changes(answer.script_changes)
         if view.write:
             _print_files(files, backups, view.yes)
         report.print_code(verbs.settings.changes_in_code(plan, files))
         if plan.changes and (typed := typed_words()):
             model = request.model_name if ".py:" in request.model_name else None
-            report.print_plan_next(_without_write(typed) if backups else typed, view.output, model, request)
+            report.print_plan_next(
+                _without_write(typed) if backups else typed, view.output, model, request
+            )
     save_shared(view, plan)
     if view.html or view.figure:
-        before, after = (forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end))
+        before, after = (
+            forecast_of(setting, e) if plan.best is not None else None
+            for e in (plan.start, plan.end)
+        )
         layouts = layouts_of(setting, plan.end) if plan.best is not None else ()
         save_pictures(
             view,
             lambda: report.plan_page(
-                plan, setting.workload, setting.cluster, to_jsonable(plan), before, after, answer.evidence, layouts
+                plan,
+                setting.workload,
+                setting.cluster,
+                to_jsonable(plan),
+                before,
+                after,
+                answer.evidence,
+                layouts,
             ),
             lambda: report.plan_pictures(plan, before, after, layouts),
         )
@@ -279,7 +351,11 @@ def _without_write(typed: Sequence[str]) -> list[str]:
     """The command without what it has written: it would find its new files there already."""
     left: list[str] = []
     for word, before in zip(typed, ("", *typed), strict=False):
-        if word not in ("--write", "--yes", "--new") and before != "--new" and not word.startswith("--new="):
+        if (
+            word not in ("--write", "--yes", "--new")
+            and before != "--new"
+            and not word.startswith("--new=")
+        ):
             left.append(word)
     return left
 
@@ -291,31 +367,45 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
             raise Misuse(f"`{name}` is for `write`.")
     if view.write and not (request.config or request.command or view.new):
         raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
-    if view.write and not (request.command or view.new) and all(file.endswith(".py") for file in request.config):
+    if (
+        view.write
+        and not (request.command or view.new)
+        and all(file.endswith(".py") for file in request.config)
+    ):
         raise Misuse("`write` has nothing to write into: Python code is read and never written.")
     for file in view.new:
         if Path(file).exists():
             raise Misuse(f"{file} is there already: name it with `config`.")
         if Path(file).suffix not in verbs.settings.NEW:
-            raise Misuse(f"{file} tells no format by its name. Known: {', '.join(verbs.settings.NEW)}.")
+            raise Misuse(
+                f"{file} tells no format by its name. Known: {', '.join(verbs.settings.NEW)}."
+            )
 
 
 def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, Any]:
     if files is None:
         return {"files": [], "not_written": {}}
-    shown = [{"file": f.file, "diff": f.diff, "notes": f.notes, "backup": backups.get(f.file)} for f in files.files]
+    shown = [
+        {"file": f.file, "diff": f.diff, "notes": f.notes, "backup": backups.get(f.file)}
+        for f in files.files
+    ]
     return {"files": shown, "not_written": files.left}
 
 
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
     if files is None:
-        tell("Nothing to write. Without --write the plan may also change what these files cannot state.")
+        tell(
+            "Nothing to write. Without --write the plan may also change what these files cannot"
+            " state."
+        )
         return
     for f in files.files:
         tell(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
     tell()
-    report.print_named("In none of these files, and left for the training's code to do", files.left.items())
+    report.print_named(
+        "In none of these files, and left for the training's code to do", files.left.items()
+    )
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         tell(f"Note: {note}.")
     for file, backup in backups.items():

@@ -20,7 +20,9 @@ EXAMPLES = (
 
 
 def greet() -> None:
-    print_verdict("How long will this training take, what will it cost, why, and how do I make it faster?")
+    print_verdict(
+        "How long will this training take, what will it cost, why, and how do I make it faster?"
+    )
     print_named("", EXAMPLES)
     print_lines(*_machine(), "All verbs: trainpace --help")
 
@@ -39,6 +41,9 @@ def _machine() -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         torch = "no torch"
     return [
-        f"This machine: {found.cpu.name} ({cores} cores{memory}), {gpus}; Python {found.python}, {torch}.",
+        (
+            f"This machine: {found.cpu.name} ({cores} cores{memory}), {gpus}; Python"
+            f" {found.python}, {torch}."
+        ),
         *problem,
     ]

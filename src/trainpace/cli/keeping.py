@@ -103,7 +103,11 @@ def export(request: verb.ExportRequest, view: View) -> int:
     WANDB_MODE=offline trainpace journal export --to wandb my-project
     """
     done = verb.export_runs(request)
-    into = f"{done.records:,} runs added to {request.to}'s" if request.to else f"{done.records:,} records in"
+    into = (
+        f"{done.records:,} runs added to {request.to}'s"
+        if request.to
+        else f"{done.records:,} records in"
+    )
     return _answer(done, f"{into} {done.file}", view)
 
 
@@ -122,9 +126,15 @@ def share(request: verb.ShareRequest, view: View) -> int:
     shared = verb.share_runs(request)
     written, again = (
         request.output is not None,
-        "" if request.output or view.json else shlex.join([*typed_words(), "--output", "mine.json"]),
+        (
+            ""
+            if request.output or view.json
+            else shlex.join([*typed_words(), "--output", "mine.json"])
+        ),
     )
-    report.print_shared(shared.text, len(shared.shared.runs), shared.left_out, view.json, written, again)
+    report.print_shared(
+        shared.text, len(shared.shared.runs), shared.left_out, view.json, written, again
+    )
     if request.output:
         verb.write_shared(shared, request.output)
         report.tell(f"Written to {request.output}.", err=True)
@@ -134,7 +144,11 @@ def share(request: verb.ShareRequest, view: View) -> int:
 def merge(request: verb.MergeRequest, view: View) -> int:
     """Bring in all runs and sweeps of another journal, OTHER, a path or URL; those that are here already stay as they are."""
     done = verb.merge(request)
-    return _answer(done, f"{done.new:,} new from {done.source}, {done.already_there:,} were there already", view)
+    return _answer(
+        done,
+        f"{done.new:,} new from {done.source}, {done.already_there:,} were there already",
+        view,
+    )
 
 
 def annotate(request: verb.AnnotateRequest, view: View) -> int:
@@ -152,7 +166,10 @@ def delete(request: verb.DeleteRequest, view: View) -> int:
 def path(request: verb.JournalRequest, view: View) -> int:
     """Say where the journal is, its schema version, and how many runs it holds."""
     facts = verb.path(request)
-    words = f"{facts.journal} ({facts.database}, schema version {facts.database_version}, {facts.runs:,} runs)"
+    words = (
+        f"{facts.journal} ({facts.database}, schema version {facts.database_version},"
+        f" {facts.runs:,} runs)"
+    )
     return _answer(facts, words, view)
 
 
@@ -177,7 +194,19 @@ def _answer(done: Record, words: str, view: View) -> int:
     return 0
 
 
-for function in (_list, show, compare, _import, export, share, merge, annotate, delete, path, score):
+for function in (
+    _list,
+    show,
+    compare,
+    _import,
+    export,
+    share,
+    merge,
+    annotate,
+    delete,
+    path,
+    score,
+):
     journal.add_command(command_of(function))
 
 
@@ -196,5 +225,7 @@ def serve(request: verbs.serve.ServeRequest, view: Request) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise
-        raise TrainpaceError(f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'") from None
+        raise TrainpaceError(
+            f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'"
+        ) from None
     return 0

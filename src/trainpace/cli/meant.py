@@ -8,7 +8,18 @@ from collections.abc import Sequence
 
 from trainpace.errors import TrainpaceError, nearest_names
 
-LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "uv", "poetry", "pixi")
+LAUNCHERS = (
+    "python",
+    "python3",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "srun",
+    "mpirun",
+    "uv",
+    "poetry",
+    "pixi",
+)
 KINDS_OF_MODELS = ("timm:", "torchvision:", "transformers:", "diffusers:", "random:")
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 
@@ -27,7 +38,11 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         return ["diagnose", *rest, first]
     if first.endswith(SETTINGS) and os.path.isfile(first):
         kind = _kind_of(first)
-        return ["schedule", "--config", *words] if kind == "settings" else ["forecast", kind + first, *rest]
+        return (
+            ["schedule", "--config", *words]
+            if kind == "settings"
+            else ["forecast", kind + first, *rest]
+        )
     if os.path.isfile(os.path.join(first, "command.json")):
         return ["watch", "--from", *words]
     near = nearest_names(first, [*verbs, *_built_in()], limit=4)

@@ -30,7 +30,12 @@ from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, 
 
 def _parse_steps(text: str) -> range:
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and len(text) <= LONGEST_RANGE and int(first) < int(last)):
+    if not (
+        first.isdecimal()
+        and last.isdecimal()
+        and len(text) <= LONGEST_RANGE
+        and int(first) < int(last)
+    ):
         raise TrainpaceError(f"{text!r} is not a range of steps: give two numbers, as in 20:30.")
     return range(int(first), int(last))
 
@@ -43,7 +48,9 @@ JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go t
 
 
 class MeasureView(PicturedView):
-    output: Annotated[str | None, Field("Also save the measurements here.", NEW_FILE, metavar="FILE.json")] = None
+    output: Annotated[
+        str | None, Field("Also save the measurements here.", NEW_FILE, metavar="FILE.json")
+    ] = None
 
 
 def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
@@ -77,7 +84,9 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     save_shared(view, sweep)
     save_pictures(view, lambda: report.sweep_page(*shown), lambda: report.sweep_pictures(*shown))
     if view.json:
-        echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
+        echo_json(
+            report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep)
+        )
     else:
         report.print_sweep(*shown, sweep.sweep, request)
     crashed = any(failed.failure == "crashed" for failed in sweep.failed)
@@ -87,7 +96,9 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
 def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     for name in ("output", "html", "figure", "share", "json"):
         if getattr(view, name):
-            raise Misuse(f"--{name} is for one model here; trainpace journal export has the suite's runs.")
+            raise Misuse(
+                f"--{name} is for one model here; trainpace journal export has the suite's runs."
+            )
     answer = verbs.suite.run(request, report.TerminalProgress())
     device = f" on {answer.device}" if answer.device else ""
     stored = "" if request.no_journal else " Kept in the journal: trainpace journal list"
@@ -96,8 +107,12 @@ def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
 
 
 class CalibrateView(View):
-    hosts: Annotated[bool, Field("Under torchrun: add only the links between hosts to the profile.")] = False
-    network: Annotated[float | None, Field("For --hosts: the link's bandwidth, where it is known.", GB_PER_S)] = None
+    hosts: Annotated[
+        bool, Field("Under torchrun: add only the links between hosts to the profile.")
+    ] = False
+    network: Annotated[
+        float | None, Field("For --hosts: the link's bandwidth, where it is known.", GB_PER_S)
+    ] = None
     detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
 
 
@@ -117,7 +132,11 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
     if view.hosts:
         links = verbs.calibrate.run_hosts(request, view.network)
         if links is not None:
-            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file, request)
+            (
+                echo_json(to_jsonable(links))
+                if view.json
+                else report.print_host_links(links, file, request)
+            )
         return 0
     machine = verbs.calibrate.machine_of(request, progress)
     if not view.json:
@@ -134,9 +153,15 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
 class DoctorView(SharedView):
     trace: Annotated[
         str | None,
-        Field("Where to write the traces of parts that failed, to send to us.", NEW_FILE, metavar="FILE.txt"),
+        Field(
+            "Where to write the traces of parts that failed, to send to us.",
+            NEW_FILE,
+            metavar="FILE.txt",
+        ),
     ] = None
-    html: Annotated[str | None, Field("Save the answer as a page: one file.", NEW_FILE, metavar="FILE.html")] = None
+    html: Annotated[
+        str | None, Field("Save the answer as a page: one file.", NEW_FILE, metavar="FILE.html")
+    ] = None
 
 
 def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
@@ -153,7 +178,9 @@ def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
     """
     examination = verbs.doctor.run(request, report.TerminalProgress())
     if examination.traces and view.trace:
-        write_whole(view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items()))
+        write_whole(
+            view.trace, "".join(f"{part}\n{trace}\n" for part, trace in examination.traces.items())
+        )
     if view.html:
         write_whole(view.html, report.examination_page(examination))
         tell(f"Page: {view.html}", err=True)
@@ -166,7 +193,9 @@ def doctor(request: verbs.doctor.DoctorRequest, view: DoctorView) -> int:
 
 
 class LoaderView(View):
-    output: Annotated[str | None, Field("Also save the measurement here.", NEW_FILE, metavar="FILE.json")] = None
+    output: Annotated[
+        str | None, Field("Also save the measurement here.", NEW_FILE, metavar="FILE.json")
+    ] = None
 
 
 def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
@@ -186,7 +215,9 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
         save(answer.measurement, view.output)
     if answer.comparison is not None:
         if view.json:
-            echo_json(to_jsonable(answer) | {"verdict": report.comparison_verdict(answer.comparison)})
+            echo_json(
+                to_jsonable(answer) | {"verdict": report.comparison_verdict(answer.comparison)}
+            )
         else:
             report.print_loader_comparison(answer.comparison)
     elif view.json:
@@ -197,7 +228,9 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
 
 
 class PrecomputeView(View):
-    sbatch: Annotated[int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")] = None
+    sbatch: Annotated[
+        int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")
+    ] = None
     time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
 
 
@@ -246,13 +279,19 @@ def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     equivalence = verbs.verify.run(request, report.TerminalProgress())
-    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence, request)
+    (
+        echo_json(report.equivalence_json(equivalence))
+        if view.json
+        else report.print_equivalence(equivalence, request)
+    )
     return 0 if equivalence.equal else 1
 
 
 class RunView(PicturedView):
     dry_run: Annotated[bool, Field("Show setups, commands and forecasts; train nothing.")] = False
-    markdown: Annotated[str | None, Field("Write the table in Markdown.", NEW_FILE, metavar="FILE.md")] = None
+    markdown: Annotated[
+        str | None, Field("Write the table in Markdown.", NEW_FILE, metavar="FILE.md")
+    ] = None
 
 
 def run(request: verbs.run.RunRequest, view: RunView) -> int:
@@ -270,7 +309,10 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     """
     if view.dry_run:
         if view.html or view.figure or view.share:
-            raise Misuse("--html, --figure and --share show what was measured, and --dry-run measures nothing.")
+            raise Misuse(
+                "--html, --figure and --share show what was measured, and --dry-run measures"
+                " nothing."
+            )
         preview = verbs.run.dry_run(request, report.TerminalProgress())
         echo_json(report.ahead_json(*preview)) if view.json else report.print_ahead(*preview)
         return 0
@@ -279,29 +321,50 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
     if view.markdown:
         write_whole(view.markdown, report.markdown(table))
     save_shared(view, climbed)
-    save_pictures(view, lambda: report.ladder_page(table, answer), lambda: report.ladder_pictures(table))
+    save_pictures(
+        view, lambda: report.ladder_page(table, answer), lambda: report.ladder_pictures(table)
+    )
     echo_json(answer) if view.json else report.print_ladder(table)
     return 0 if any(rung.kept for rung in climbed.rungs) else 1
 
 
 class WatchView(SharedView):
     steps: Annotated[
-        range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
+        range | None,
+        Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B"),
     ] = None
-    timeline: Annotated[bool, Field("Print the timeline: the loader's workers against the training steps.")] = False
-    html: Annotated[str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")] = None
-    svg: Annotated[str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")] = None
+    timeline: Annotated[
+        bool, Field("Print the timeline: the loader's workers against the training steps.")
+    ] = False
+    html: Annotated[
+        str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")
+    ] = None
+    svg: Annotated[
+        str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")
+    ] = None
     trace: Annotated[
-        str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
+        str | None,
+        Field(
+            "Save every span for ui.perfetto.dev (.json or .json.gz).",
+            NEW_FILE,
+            metavar="FILE.json",
+        ),
     ] = None
     baseline: Annotated[
-        str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
+        str | None,
+        Field(
+            "An earlier recording's folder, or a run of the journal: is this one slower?",
+            metavar="RUN",
+        ),
     ] = None
     tolerance: Annotated[
         float | None,
-        Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),
-              metavar="SHARE"),
-    ] = None  # fmt: skip
+        Field(
+            "How much slower, beyond the noise, is no regression.  [default: 0.05]",
+            within("tolerance", 0.0, 10.0),
+            metavar="SHARE",
+        ),
+    ] = None
     journal: JournalPlace = None
     json: JsonAlone = False
 
@@ -328,7 +391,9 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     if view.tolerance is not None and view.baseline is None:
         raise Misuse("--tolerance belongs to --baseline RUN.")
     baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
-    if request.command and sys.stderr.isatty():  # a bar would stand in the way of what the command prints
+    if (
+        request.command and sys.stderr.isatty()
+    ):  # a bar would stand in the way of what the command prints
         tell("Recording; what the command prints follows, and the report when it ends.", err=True)
     watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
@@ -354,7 +419,10 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
         if view.trace:
             write_trace(folder, Path(view.trace))
         if view.html:
-            write_whole(view.html, report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"))
+            write_whole(
+                view.html,
+                report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"),
+            )
         if view.svg:
             write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
     return code if comparison is None else int(comparison.regressed)
@@ -387,7 +455,9 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     """
     from trainpace.watch import timeline_of
 
-    answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
+    answer = verbs.diagnose.run(
+        replace(request, stdout=json_stdout(view)), report.TerminalProgress()
+    )
     if isinstance(answer, verbs.diagnose.Profiled):
         return _show_profiled(answer, view)
     if isinstance(answer, verbs.watch.Watched):
@@ -399,7 +469,10 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
         tried = any(rank.blocks for rank in watched.recording.ranks)
         again = watched.recording.proved_by if answer.was_read and not tried else ()
         report.print_diagnosis(
-            diagnosis, str(watched.folder), again, report.restored_notes(watched.recording, watched.folder)
+            diagnosis,
+            str(watched.folder),
+            again,
+            report.restored_notes(watched.recording, watched.folder),
         )
     words = " ".join(watched.recording.command)
 
@@ -425,7 +498,11 @@ def _show_profiled(answer: verbs.diagnose.Profiled, view: DiagnoseView) -> int:
     else:
         report.print_profiled(training, place)
     save_shared(view, training)
-    save_pictures(view, lambda: report.profiled_page(training, place), lambda: report.profiled_pictures(training))
+    save_pictures(
+        view,
+        lambda: report.profiled_page(training, place),
+        lambda: report.profiled_pictures(training),
+    )
     return 0
 
 

@@ -62,7 +62,9 @@ class _Verbs(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from trainpace.cli.completion import verbs_and_scripts
 
-        options = click.Command.shell_complete(self, ctx, incomplete)  # the group's own would import every verb
+        options = click.Command.shell_complete(
+            self, ctx, incomplete
+        )  # the group's own would import every verb
         return [*options, *verbs_and_scripts(VERBS, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -77,7 +79,9 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="trainpace", prog_name="trainpace")
 def _cli() -> None:
     """How long will this training take, what will it cost, why, and how do I make it faster?

@@ -29,21 +29,29 @@ LACKS = {"pp": "accelerate has no pipeline stages for PyTorch models"}
 _CANNOT = LACKS | {
     "partition_activations": DEEPSPEEDS_OWN,
     "micro_batch": "accelerate's file has no batch size: the script or TrainingArguments state it",
-    "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
+    "dataloader_workers": (
+        "accelerate's file has no loader workers: the script or TrainingArguments state them"
+    ),
 }
-MEETING = "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
+MEETING = (
+    "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
+)
 NO_DYNAMO = "accelerate does not pass it on where it starts DeepSpeed: the code compiles the model"
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
-    return bool(data.keys() & {"compute_environment", "distributed_type", "num_machines", "num_processes"})
+    return bool(
+        data.keys() & {"compute_environment", "distributed_type", "num_machines", "num_processes"}
+    )
 
 
 def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     reading = Reading(file, "accelerate", understands_auto=True)
     reading.flag_unknown(data, NAMES | _OLD, "not a name of accelerate's, which stops at it")
     reading.read_keys(data, _KEYS)
-    reading.read("accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps")
+    reading.read(
+        "accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps"
+    )
     if data.get("num_machines") not in (None, 1):
         reading.note("num_processes", "the total over all machines, not per machine")
     _read_precision(reading, data)
@@ -53,7 +61,9 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     if file_name:
         reading.note_file(_OTHER_FILE, file_name)
     kind = reading.word(_kind(data.get("distributed_type")), "distributed_type", KINDS)
-    if kind == "FSDP" or (data.get("fsdp_config") and kind is None):  # under another type, accelerate passes it by
+    if kind == "FSDP" or (
+        data.get("fsdp_config") and kind is None
+    ):  # under another type, accelerate passes it by
         reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
     processes = reading.stated("world_size")
     if kind == "NO" and isinstance(processes, int) and processes > 1:
@@ -61,7 +71,9 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     _read_mesh(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
     backend = reading.at(data, _BACKEND)
     if kind == "DEEPSPEED" and backend is not None:
-        reading.note(_BACKEND, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+        reading.note(
+            _BACKEND, "without effect: accelerate does not pass it on where it starts DeepSpeed"
+        )
     else:
         read_dynamo(reading, backend, _BACKEND)
     return reading.done()
@@ -86,9 +98,14 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
             reading.put("precision", "amp_fp16" if data["fp16"] else "fp32", "fp16")
         return
     if word is False:
-        reading.warn("mixed_precision", "an unquoted no, which YAML reads as false and accelerate stops at; write 'no'")
+        reading.warn(
+            "mixed_precision",
+            "an unquoted no, which YAML reads as false and accelerate stops at; write 'no'",
+        )
         word = "no"
-    word = reading.word(word.casefold() if isinstance(word, str) else word, "mixed_precision", PRECISION)
+    word = reading.word(
+        word.casefold() if isinstance(word, str) else word, "mixed_precision", PRECISION
+    )
     if word:
         reading.put("precision", PRECISION[word], "mixed_precision")
 
@@ -110,11 +127,15 @@ def _read_mesh(reading: Reading, section: dict[str, Any]) -> None:
         if name in ("tp", "cp"):
             reading.put("tp" if name == "tp" else "cp", size, f"parallelism_config.{key}")
         elif name == "sp" and size > 1:
-            reading.warn(f"parallelism_config.{key}", f"{size}: sequence parallelism is not counted here")
+            reading.warn(
+                f"parallelism_config.{key}", f"{size}: sequence parallelism is not counted here"
+            )
     mesh = math.prod(sizes.values())
     total = reading.stated("world_size")
     if sizes and total is not None and mesh != total:
-        reading.warn("parallelism_config", f"its sizes multiply to {mesh}, and num_processes is {total}")
+        reading.warn(
+            "parallelism_config", f"its sizes multiply to {mesh}, and num_processes is {total}"
+        )
 
 
 def write_accelerate(draft: Draft) -> None:
@@ -136,15 +157,23 @@ def write_accelerate(draft: Draft) -> None:
         draft.place("accumulation", _KEYS["accumulation"])
     checkpointing = str(draft.want["activation_checkpointing"])
     if checkpointing == "selective" or kind != "FSDP":
-        why = "all or nothing is recomputed" if checkpointing == "selective" else "the script or the model turns it on"
+        why = (
+            "all or nothing is recomputed"
+            if checkpointing == "selective"
+            else "the script or the model turns it on"
+        )
         draft.leave(f"accelerate's file has it for FSDP alone: {why}", "activation_checkpointing")
     else:
-        draft.place("activation_checkpointing", _KEYS["activation_checkpointing"], checkpointing == "full")
+        draft.place(
+            "activation_checkpointing", _KEYS["activation_checkpointing"], checkpointing == "full"
+        )
     if kind == "DEEPSPEED":
         draft.leave(NO_DYNAMO, "compile")
     elif "compile" in draft.names:
         old, on = _kind(draft.get(_BACKEND)), bool(draft.want["compile"])
-        if (old is not None and (old != "NO") == on) or (old is None and not on and "compile" in draft.may_add):
+        if (old is not None and (old != "NO") == on) or (
+            old is None and not on and "compile" in draft.may_add
+        ):
             draft.keep("compile")
         else:
             draft.place("compile", _BACKEND, "INDUCTOR" if on else "NO")
@@ -157,7 +186,10 @@ def precision_word(draft: Draft) -> str:
         precision = AUTOCAST_OF.get(precision, precision)
     word = next((word for word, meaning in PRECISION.items() if meaning == precision), "")
     if not word:
-        why = f"accelerate's mixed_precision is autocast, and {precision} is none of it: the code states it"
+        why = (
+            f"accelerate's mixed_precision is autocast, and {precision} is none of it: the code"
+            " states it"
+        )
         draft.leave(why, "precision")
     return word
 
@@ -188,12 +220,17 @@ def _write_mesh(draft: Draft) -> None:
     stated = draft.get("parallelism_config")
     section = stated if isinstance(stated, dict) else {}
     if not section and _kind_of(draft) != "FSDP":
-        draft.leave("accelerate builds a device mesh for FSDP alone (distributed_type: FSDP)", "tp", "cp")
+        draft.leave(
+            "accelerate builds a device mesh for FSDP alone (distributed_type: FSDP)", "tp", "cp"
+        )
         return
     for name in ("cp", "tp"):
         draft.place(name, f"parallelism_config.{_size_key(section, name)}")
     ranks = int(draft.want["world_size"]) // (int(draft.want["tp"]) * int(draft.want["cp"]))
-    replicas, shards = section.get(_size_key(section, "dp_replicate"), 1), section.get(_size_key(section, "dp_shard"))
+    replicas, shards = (
+        section.get(_size_key(section, "dp_replicate"), 1),
+        section.get(_size_key(section, "dp_shard")),
+    )
     if shards is not None and isinstance(replicas, int) and replicas and ranks % replicas == 0:
         wanted = ranks // replicas
         if shards != wanted:
@@ -224,15 +261,23 @@ def may_start_deepspeed(draft: Draft, backend: Any) -> bool:
 def _write_sharding(draft: Draft) -> None:
     stage, kind = int(draft.want["zero_stage"]), _kind_of(draft)
     if kind == "FSDP":
-        draft.leave("FSDP offloads parameters, gradients and optimizer together (fsdp_offload_params)", *_OFFLOADS)
+        draft.leave(
+            "FSDP offloads parameters, gradients and optimizer together (fsdp_offload_params)",
+            *_OFFLOADS,
+        )
         if stage in (1, 2):
-            draft.leave(f"FSDP shards here; ZeRO stage {stage} needs distributed_type: DEEPSPEED", "zero_stage")
+            draft.leave(
+                f"FSDP shards here; ZeRO stage {stage} needs distributed_type: DEEPSPEED",
+                "zero_stage",
+            )
         elif stage == 0 and "zero_stage" in draft.names:
             draft.put("distributed_type", "MULTI_GPU")
         if stage in (0, 3):
             draft.keep("zero_stage")
         return
-    if kind != "DEEPSPEED" and (any(draft.want[name] for name in SHARDING) or not draft.get("deepspeed_config")):
+    if kind != "DEEPSPEED" and (
+        any(draft.want[name] for name in SHARDING) or not draft.get("deepspeed_config")
+    ):
         if not may_start_deepspeed(draft, draft.get(_BACKEND)):
             return
         draft.put("distributed_type", "DEEPSPEED")

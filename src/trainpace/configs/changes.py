@@ -53,7 +53,9 @@ class Changes(Record):
     @property
     def wanted(self) -> dict[str, Value]:
         beside = {"dataloader_workers": self.workers, "time_limit_s": self.time_limit_s}
-        return settings_of(self.after) | {name: value for name, value in beside.items() if value is not None}
+        return settings_of(self.after) | {
+            name: value for name, value in beside.items() if value is not None
+        }
 
     @property
     def names(self) -> frozenset[str]:
@@ -72,11 +74,15 @@ def settings_of(e: Execution) -> dict[str, Value]:
 def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
     """`base` with the settings of files in place of its own; FSDP without a ZeRO stage is stage 3. Raises Contradiction
     as Execution does."""
-    fields: dict[str, Any] = {name: normal(name, values[name]) for name in _FIELDS if name in values}
+    fields: dict[str, Any] = {
+        name: normal(name, values[name]) for name in _FIELDS if name in values
+    }
     if values.get("sharding") == "fsdp" and "zero_stage" not in values:
         fields["zero_stage"] = 3
     if "world_size" in values and "nproc_per_node" not in values:
-        fields["nproc_per_node"] = int(values["world_size"]) // int(fields.get("nnodes", base.nnodes))
+        fields["nproc_per_node"] = int(values["world_size"]) // int(
+            fields.get("nnodes", base.nnodes)
+        )
     return replace(base, **fields)
 
 
@@ -142,7 +148,9 @@ class Draft:
         if self.syntax is None:
             self.text = with_setting(self.text, self.launch, path, flag_text(value))
             return
-        self.text = set_key(self.text, self.file, self.syntax, (*self.prefix, *path.split(".")), value)
+        self.text = set_key(
+            self.text, self.file, self.syntax, (*self.prefix, *path.split(".")), value
+        )
 
     def place(self, name: str, path: str, value: Value | None = None, adds: bool = True) -> bool:
         """Set a setting, to `value` or what is wanted, where the file states it or may gain it; returns whether the file

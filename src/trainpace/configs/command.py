@@ -4,10 +4,31 @@ Face flags of the script that they start."""
 import re
 from typing import Any
 
-from trainpace.configs.accelerate import MEETING, NO_DYNAMO, PRECISION, may_start_deepspeed, precision_word, read_dynamo
+from trainpace.configs.accelerate import (
+    MEETING,
+    NO_DYNAMO,
+    PRECISION,
+    may_start_deepspeed,
+    precision_word,
+    read_dynamo,
+)
 from trainpace.configs.changes import SHARDING, Draft
-from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments, write_arguments
-from trainpace.configs.launch import ACCELERATE, DEEPSPEED, TORCHRUN, Launch, find_launch, is_open, with_flag, without
+from trainpace.configs.huggingface import (
+    DISTINCTIVE,
+    NAMES,
+    put_training_arguments,
+    write_arguments,
+)
+from trainpace.configs.launch import (
+    ACCELERATE,
+    DEEPSPEED,
+    TORCHRUN,
+    Launch,
+    find_launch,
+    is_open,
+    with_flag,
+    without,
+)
 from trainpace.configs.settings import ConfigFile, Reading, SettingName
 from trainpace.configs.syntax import LARGEST_FILE_BYTES
 from trainpace.errors import UnreadableInput
@@ -41,9 +62,13 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
         if value is None and name not in launch.launcher.alone:
             raise UnreadableInput(f"{reading.file}: {flag.written} has no value.")
         if seen.get(name, value) != value:
-            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {seen[name]} and {value}.")
+            raise UnreadableInput(
+                f"{reading.file}: {key} is given twice, as {seen[name]} and {value}."
+            )
         if name == "dynamo-backend" and launch.flag("use-deepspeed"):
-            reading.note(key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+            reading.note(
+                key, "without effect: accelerate does not pass it on where it starts DeepSpeed"
+            )
         elif name in launch.launcher.reads and name not in seen:
             _read_flag(reading, launch.launcher.reads[name], value, key)
         seen[name] = value
@@ -59,7 +84,9 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
     elif launch.launcher is ACCELERATE and "num-processes" not in seen:
         text = "not stated; accelerate takes it from its configuration file, or every GPU it finds"
         reading.note("--num_processes", text, leaves_open="world_size")
-    elif launch.launcher is DEEPSPEED and not seen.keys() & launch.launcher.reads.keys() - {"num-nodes"}:
+    elif launch.launcher is DEEPSPEED and not seen.keys() & launch.launcher.reads.keys() - {
+        "num-nodes"
+    }:
         text = "not stated; DeepSpeed would take every GPU it finds"
         reading.note("--num_gpus", text, leaves_open="nproc_per_node")
     return reading
@@ -78,7 +105,9 @@ def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str)
             text = f"{value} is elastic, {low} to {high} nodes: the number is not known here"
             reading.note(key, text, leaves_open=name)
     elif name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
-        reading.note(key, f"{value}: as many as the machine has, which is not known here", leaves_open=name)
+        reading.note(
+            key, f"{value}: as many as the machine has, which is not known here", leaves_open=name
+        )
     elif key in ("--include", "-i"):
         _read_include(reading, value, key)
     elif name == "precision":
@@ -154,7 +183,11 @@ def write_command(draft: Draft) -> None:
 def note_meeting(draft: Draft) -> None:
     """Note what a launcher needs on several nodes, where its command does not have it."""
     launch = draft.launch
-    if "nnodes" in draft.wrote & draft.names and draft.want["nnodes"] != 1 and not launch.flag(*_MEETS):
+    if (
+        "nnodes" in draft.wrote & draft.names
+        and draft.want["nnodes"] != 1
+        and not launch.flag(*_MEETS)
+    ):
         draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
 
 
@@ -203,10 +236,14 @@ def _write_accelerate(draft: Draft, script: bool) -> None:
         if launch.flag("use-deepspeed"):
             draft.leave(NO_DYNAMO, "compile")
         else:
-            draft.place("compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no")
+            draft.place(
+                "compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no"
+            )
     checkpointing = draft.want["activation_checkpointing"]
     if launch.flag("use-fsdp") and checkpointing != "selective":
-        draft.place("activation_checkpointing", "--fsdp_activation_checkpointing", checkpointing == "full")
+        draft.place(
+            "activation_checkpointing", "--fsdp_activation_checkpointing", checkpointing == "full"
+        )
     if draft.names & set(SHARDING):
         _write_sharding(draft)
 
@@ -216,7 +253,9 @@ def _write_sharding(draft: Draft) -> None:
     if launch.flag("use-fsdp"):
         if draft.want["zero_stage"] == 3:
             draft.keep("zero_stage")
-        draft.leave("FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote))
+        draft.leave(
+            "FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote)
+        )
         return
     if not launch.flag("use-deepspeed", "zero-stage"):
         if not may_start_deepspeed(draft, draft.get("--dynamo_backend")):

@@ -34,16 +34,22 @@ def split_command(text: str) -> Command:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise TrainpaceError(f"the command cannot be split into words: {str(error).lower()}.") from None
+        raise TrainpaceError(
+            f"the command cannot be split into words: {str(error).lower()}."
+        ) from None
     environment = {}
     while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     if not words:
-        raise TrainpaceError("the command is empty.", "Give the whole command: torchrun train.py ARGUMENTS")
+        raise TrainpaceError(
+            "the command is empty.", "Give the whole command: torchrun train.py ARGUMENTS"
+        )
     shell = next((w for w in words if w in ENDS or "$" in w or "`" in w), None)
     if shell is not None:
-        raise TrainpaceError(f"the command has {shell!r}, which needs a shell.", "Give the one command that trains.")
+        raise TrainpaceError(
+            f"the command has {shell!r}, which needs a shell.", "Give the one command that trains."
+        )
     if os.path.basename(words[0]) in _SHELL_ONLY:
         raise TrainpaceError(
             f"{words[0]} hides the command that trains.",
@@ -75,8 +81,16 @@ def with_own_keys(files: Sequence[Written], values: Mapping[str, Any]) -> tuple[
         path = tuple(key.split("."))
         having = [file for file, text in texts.items() if _has(text, file, path)]
         if len(having) != 1:
-            where = "none of the script's settings files has" if not having else f"{' and '.join(having)} both have"
-            hint = "Add it to one, with the value that it has now (null for none)." if not having else "Name it once."
+            where = (
+                "none of the script's settings files has"
+                if not having
+                else f"{' and '.join(having)} both have"
+            )
+            hint = (
+                "Add it to one, with the value that it has now (null for none)."
+                if not having
+                else "Name it once."
+            )
             raise TrainpaceError(f"{where} the key {key}, which a rung sets.", hint)
         (file,) = having
         syntax = syntax_of(texts[file], file)
@@ -95,7 +109,9 @@ def _has(text: str, file: str, path: Path) -> bool:
     return True
 
 
-def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str) -> tuple[str, ...]:
+def copied_command(
+    words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str
+) -> tuple[str, ...]:
     """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output folders."""
     copied = []
     is_output = False
@@ -114,7 +130,8 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
     kind, syntax = parse_config(text, file).format, syntax_of(text, file)
     if syntax is None:
         raise TrainpaceError(
-            f"{file} is a script of a shell, which trials do not run.", "Give its command with --command."
+            f"{file} is a script of a shell, which trials do not run.",
+            "Give its command with --command.",
         )
     data = parse(text, file, syntax)
     changes: dict[Path, Value] = {
@@ -128,10 +145,16 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
         prefix: Path = () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
         arguments = data[prefix[0]] if prefix else data
         changes[*prefix, "output_dir"] = output
-        replaced: dict[str, Value] = {"logging_dir": output, "resume_from_checkpoint": False, "push_to_hub": False}
+        replaced: dict[str, Value] = {
+            "logging_dir": output,
+            "resume_from_checkpoint": False,
+            "push_to_hub": False,
+        }
         changes |= {(*prefix, key): value for key, value in replaced.items() if arguments.get(key)}
     elif kind == "DeepSpeed":
-        monitors = [key for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)]
+        monitors = [
+            key for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)
+        ]
         changes |= {(key, "output_path"): output for key in monitors}
     for path, value in changes.items():
         text = set_key(text, file, syntax, path, value)
@@ -157,7 +180,14 @@ def _flag_and_value(word: str) -> tuple[str, str, str]:
 def _copy_of(value: str, copies: Mapping[str, str], folder: str) -> str:
     """The copy of the file that a value names; "" where it names none."""
     whole = os.path.normpath(os.path.join(folder, value)) if value else ""
-    return next((copy for file, copy in copies.items() if os.path.normpath(os.path.join(folder, file)) == whole), "")
+    return next(
+        (
+            copy
+            for file, copy in copies.items()
+            if os.path.normpath(os.path.join(folder, file)) == whole
+        ),
+        "",
+    )
 
 
 def _leaves(data: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -32,19 +32,27 @@ _OFFLOADS: dict[SettingName, str] = {
 }
 _TP = "tensor_parallel.autotp_size"
 _AUTOCAST = {
-    "bf16": "amp_bf16", "bfloat16": "amp_bf16", "fp16": "amp_fp16", "float16": "amp_fp16", "half": "amp_fp16",
-}  # fmt: skip
+    "bf16": "amp_bf16",
+    "bfloat16": "amp_bf16",
+    "fp16": "amp_fp16",
+    "float16": "amp_fp16",
+    "half": "amp_fp16",
+}
 _CANNOT = {
     "nnodes": "DeepSpeed takes the number of nodes from the launch command",
     "nproc_per_node": "DeepSpeed takes the processes of a node from the launch command",
     "pp": "pipeline stages are made in the code (PipelineModule), not by a key",
-    "activation_checkpointing": "DeepSpeed's section says how, not whether: the model's code turns it on",
+    "activation_checkpointing": (
+        "DeepSpeed's section says how, not whether: the model's code turns it on"
+    ),
     "dataloader_workers": "DeepSpeed has no key for the loader's workers",
 }
 
 
 def is_deepspeed(data: dict[str, Any]) -> bool:
-    return bool(data.keys() & {"train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"})
+    return bool(
+        data.keys() & {"train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"}
+    )
 
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
@@ -52,7 +60,9 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     reading = Reading(file, "DeepSpeed", understands_auto=True)
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")
-    reading.flag_unknown(data, TOP_LEVEL | REMOVED, "unknown to DeepSpeed, which ignores it silently")
+    reading.flag_unknown(
+        data, TOP_LEVEL | REMOVED, "unknown to DeepSpeed, which ignores it silently"
+    )
     if isinstance(stage := data.get("zero_optimization"), bool):
         reading.note("zero_optimization", f"the old way to write stage {int(stage)}")
         reading.put("zero_stage", int(stage), "zero_optimization")
@@ -60,7 +70,9 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     reading.read_keys(data, _KEYS)
     _read_precision(reading, data)
     zero = reading.section(data.get("zero_optimization"), "zero_optimization")
-    reading.flag_unknown(zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization.")
+    reading.flag_unknown(
+        zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization."
+    )
     for name, key in _OFFLOADS.items():
         reading.read_device(name, reading.at(data, key), key)
     if zero.get("cpu_offload") is not None:
@@ -70,8 +82,14 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     if tp != 0 or isinstance(tp, bool):  # 0 is off
         reading.read("tp", tp, _TP)
     optimizer = reading.word(reading.at(data, "optimizer.type"), "optimizer.type")
-    if optimizer and optimizer.casefold() == "adam" and reading.at(data, "optimizer.params.adam_w_mode") is not False:
-        reading.note("optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false")
+    if (
+        optimizer
+        and optimizer.casefold() == "adam"
+        and reading.at(data, "optimizer.params.adam_w_mode") is not False
+    ):
+        reading.note(
+            "optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false"
+        )
         optimizer = "adamw"
     if optimizer:
         reading.put("optimizer", optimizer_called(optimizer.casefold()), "optimizer.type")
@@ -119,17 +137,26 @@ def write_deepspeed(draft: Draft) -> None:
         _write_precision(draft)
     zero = draft.get("zero_optimization")
     if isinstance(zero, bool):
-        draft.leave("zero_optimization is true or false, the old way to write a stage; make it a section", "zero_stage")
+        draft.leave(
+            "zero_optimization is true or false, the old way to write a stage; make it a section",
+            "zero_stage",
+        )
     else:
         draft.place("zero_stage", _KEYS["zero_stage"])
     if isinstance(zero, bool) or (isinstance(zero, dict) and "cpu_offload" in zero):
-        why = "zero_optimization is written in the old way; offload_optimizer is a section with a device now"
+        why = (
+            "zero_optimization is written in the old way; offload_optimizer is a section with a"
+            " device now"
+        )
         draft.leave(why, *_OFFLOADS)
     else:
         for name, key in _OFFLOADS.items():
             draft.place_device(name, key)
     if not draft.place("compile", _KEYS["compile"], adds=False):
-        draft.leave("the code compiles the model or the engine; DeepSpeed's key only adds passes to that", "compile")
+        draft.leave(
+            "the code compiles the model or the engine; DeepSpeed's key only adds passes to that",
+            "compile",
+        )
 
 
 def _write_precision(draft: Draft) -> None:
@@ -139,7 +166,9 @@ def _write_precision(draft: Draft) -> None:
     sections = ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
     states = {key: state for key in sections if (state := draft.get(f"{key}.enabled")) is not None}
     if precision in ("tf32", "fp8"):
-        draft.leave(f"DeepSpeed's file has no key for {precision}; the code turns it on", "precision")
+        draft.leave(
+            f"DeepSpeed's file has no key for {precision}; the code turns it on", "precision"
+        )
     elif "auto" in states.values():
         draft.leave('fp16 or bf16 is "auto": another file or the run decides', "precision")
     elif not states and "precision" not in draft.may_add:

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from trainpace.configs import accelerate, huggingface, lightning
 from trainpace.configs.accelerate import is_accelerate, read_accelerate, write_accelerate
-from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
+from trainpace.configs.changes import (
+    BATCH,
+    DERIVED,
+    ELSEWHERE,
+    GROUPS,
+    UNWRITTEN,
+    Changes,
+    Draft,
+    normal,
+)
 from trainpace.configs.command import read_launch, write_command
 from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed, write_deepspeed
 from trainpace.configs.launch import find_launch
@@ -28,7 +37,9 @@ from trainpace.execution import Execution
 from trainpace.intake import read_bytes, read_text
 from trainpace.records import Record, written_aside
 
-FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...] = (
+FORMATS: tuple[
+    tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...
+] = (
     (is_lightning, read_lightning),
     (is_deepspeed, read_deepspeed),
     (is_accelerate, read_accelerate),
@@ -36,8 +47,8 @@ FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any],
 )
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".cmd", ".txt")
 _KNOWN = (
-    "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script, a launch command, or Python code"
-    " with arguments of these"
+    "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script, a"
+    " launch command, or Python code with arguments of these"
 )
 
 
@@ -76,7 +87,9 @@ def parse_config(text: str, file: str) -> ConfigFile:
         return read_launch(launch, Reading(file, "launch command")).done()
     data = parse(text, file, syntax)
     if not isinstance(data, dict):
-        raise UnreadableInput(f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}.")
+        raise UnreadableInput(
+            f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}."
+        )
     return _in_known_format(data, file)
 
 
@@ -87,7 +100,9 @@ def _in_known_format(data: dict[str, Any], file: str) -> ConfigFile:
     sections = huggingface.sections_with_arguments(data)
     if len(sections) > 1:
         names = ", ".join(map(str, sections))
-        raise UnreadableInput(f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own.")
+        raise UnreadableInput(
+            f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own."
+        )
     if sections:
         return huggingface.read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
     raise UnreadableInput(f"{file} is in no known format of settings files.", f"Known: {_KNOWN}.")
@@ -111,8 +126,10 @@ NO_KEY = "no key is written for it: the training's code states it, or set it by 
 
 
 _LACKS = {
-    "Hugging Face TrainingArguments": huggingface.LACKS, "accelerate": accelerate.LACKS, "Lightning CLI": lightning.LACKS,
-}  # fmt: skip
+    "Hugging Face TrainingArguments": huggingface.LACKS,
+    "accelerate": accelerate.LACKS,
+    "Lightning CLI": lightning.LACKS,
+}
 
 
 def lacking(text: str, file: str) -> dict[str, str]:
@@ -130,7 +147,8 @@ def lacking(text: str, file: str) -> dict[str, str]:
 
 
 NEW_FILES = {
-    "DeepSpeed": """{{
+    "DeepSpeed": (
+        """{{
   "train_micro_batch_size_per_gpu": 1,
   "gradient_accumulation_steps": 1,
   "train_batch_size": 1,
@@ -138,23 +156,29 @@ NEW_FILES = {
     "stage": 0
   }}
 }}
-""",
-    "accelerate": """compute_environment: LOCAL_MACHINE
+"""
+    ),
+    "accelerate": (
+        """compute_environment: LOCAL_MACHINE
 distributed_type: 'NO'
 num_machines: 1
 num_processes: 1
 use_cpu: false
-{address}""",
-    "accelerate with DeepSpeed": """compute_environment: LOCAL_MACHINE
+{address}"""
+    ),
+    "accelerate with DeepSpeed": (
+        """compute_environment: LOCAL_MACHINE
 deepspeed_config:
   deepspeed_config_file: {deepspeed}
 distributed_type: DEEPSPEED
 num_machines: 1
 num_processes: 1
 use_cpu: false
-{address}""",
+{address}"""
+    ),
     "torchrun": "torchrun --nnodes=1 --nproc-per-node=1{meeting} train.py\n",
-    "sbatch": """#!/bin/bash
+    "sbatch": (
+        """#!/bin/bash
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=1
@@ -162,17 +186,22 @@ use_cpu: false
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
 srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID \\
     --rdzv-backend=c10d --rdzv-endpoint=$head:29500 train.py
-""",
+"""
+    ),
 }
 """New files for one process on one node. The batch script starts torchrun once per node, with a rendezvous on the first
 node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them.
 Beside a file of DeepSpeed's own, accelerate's names that one and leaves the rest to it, as accelerate demands; it also demands
 that a stage stands there."""
 _FORMATS_OF_NEW = {
-    "DeepSpeed": "DeepSpeed", "accelerate": "accelerate", "torchrun": "launch command", "sbatch": "Slurm batch script",
-}  # fmt: skip
+    "DeepSpeed": "DeepSpeed",
+    "accelerate": "accelerate",
+    "torchrun": "launch command",
+    "sbatch": "Slurm batch script",
+}
 HAND_OVER = (
-    "{file} has to be handed to the script: deepspeed.initialize(config=...), or --deepspeed {file} of a Trainer"
+    "{file} has to be handed to the script: deepspeed.initialize(config=...), or --deepspeed {file}"
+    " of a Trainer"
 )
 
 
@@ -191,7 +220,10 @@ class Written(Record):
     def diff(self) -> str:
         before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
         lines = difflib.unified_diff(before, after, f"{self.file} (now)", f"{self.file} (planned)")
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n"
+            for line in lines
+        )
 
 
 class Rewritten(Record):
@@ -221,12 +253,18 @@ def write_changes(
         return Written(file=file, before=text, text=text, wrote=(), left=left)
     added = names if may_add is None else may_add
     draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
-    if read.format == "Hugging Face TrainingArguments" and not huggingface.is_training_arguments(draft.data):
+    if read.format == "Hugging Face TrainingArguments" and not huggingface.is_training_arguments(
+        draft.data
+    ):
         draft.prefix = (huggingface.sections_with_arguments(draft.data)[0],)
     for group in GROUPS:
         if names & group:
             draft = _with_group(draft, read.format, names & group)
-    left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
+    left = {
+        name: why
+        for name, why in draft.left.items()
+        if name not in DERIVED and name not in draft.wrote
+    }
     before, after = changes.before, changes.after
     left |= {name: NO_KEY for name in UNWRITTEN if getattr(before, name) != getattr(after, name)}
     wrote, notes = tuple(sorted(draft.wrote)), tuple(draft.notes)
@@ -240,14 +278,24 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
     done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
-    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if still_says(f, name, wanted)}
+    stuck = {
+        name: f"{f.file}: {why}"
+        for f in done
+        for name, why in f.left.items()
+        if still_says(f, name, wanted)
+    }
     unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
-    if "nnodes" in unchanged:  # batch sizes follow the number of processes, because the global batch stays
+    if (
+        "nnodes" in unchanged
+    ):  # batch sizes follow the number of processes, because the global batch stays
         unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
-    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
+    together = {
+        name: f"it goes with {', '.join(sorted(stuck))}"
+        for name in (unchanged & changes.names) - DERIVED
+    }
     left = together | stuck
     said = {
         s.name
@@ -257,15 +305,22 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     }
     for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items()):
         if why != ELSEWHERE or name not in said:
-            left.setdefault(name, why if why == NO_KEY else f"{file}: {NOT_THERE if why == ELSEWHERE else why}")
+            left.setdefault(
+                name, why if why == NO_KEY else f"{file}: {NOT_THERE if why == ELSEWHERE else why}"
+            )
     left = {name: why for name, why in left.items() if name not in wrote}
     batches = wrote & {"micro_batch", "accumulation"}
     for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
-        left[name] += f"; the batch sizes are for {changes.after.nnodes} x {changes.after.nproc_per_node} processes"
+        left[name] += (
+            f"; the batch sizes are for {changes.after.nnodes} x {changes.after.nproc_per_node}"
+            " processes"
+        )
     return Rewritten(files=tuple(done), left=left)
 
 
-def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[str]) -> list[Written]:
+def _one_pass(
+    texts: Mapping[str, str], changes: Changes, unchanged: frozenset[str]
+) -> list[Written]:
     read = {file: parse_config(text, file) for file, text in texts.items()}
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
@@ -342,11 +397,18 @@ def _backup(written: Written) -> str | None:
 
 def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
     """The draft with a group of settings written, or as it was, with the reason."""
-    before = dataclasses.replace(draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes))
+    before = dataclasses.replace(
+        draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes)
+    )
     draft.names = names
     try:
         WRITERS[kind](draft)
-        if _is_sound(parse_config(before.text, draft.file), parse_config(draft.text, draft.file), draft, names):
+        if _is_sound(
+            parse_config(before.text, draft.file),
+            parse_config(draft.text, draft.file),
+            draft,
+            names,
+        ):
             return draft
         why = BY_HAND
     except TrainpaceError as error:
@@ -361,8 +423,13 @@ def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozen
     if before.format != after.format:
         return False
     touched = names | ({"sharding"} if "zero_stage" in names else set())
-    touched |= {note.leaves_open for note in before.notes if note.leaves_open}  # what was open may be said now
-    others = [{(s.name, s.value) for s in file.settings if s.name not in touched} for file in (before, after)]
+    touched |= {
+        note.leaves_open for note in before.notes if note.leaves_open
+    }  # what was open may be said now
+    others = [
+        {(s.name, s.value) for s in file.settings if s.name not in touched}
+        for file in (before, after)
+    ]
     checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
     return others[0] == others[1] and all(
         _is_wanted(setting, after, draft) for setting in after.settings if setting.name in checked
@@ -373,17 +440,25 @@ def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     if setting.name == "sharding":
         return draft.want["zero_stage"] == 3 or "zero_stage" not in draft.wrote
     value, want = normal(setting.name, setting.value), draft.want[setting.name]
-    if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
+    if (
+        setting.name == "precision"
+        and "DeepSpeed" in draft.beside | {after.format}
+        and draft.beside
+    ):
         return AUTOCAST_OF.get(str(value), value) == AUTOCAST_OF.get(str(want), want)
     return value == want
 
 
 def new_files(
-    kinds: Mapping[str, str], execution: Execution, texts: Mapping[str, str] | None = None, workers: int | None = None,
+    kinds: Mapping[str, str],
+    execution: Execution,
+    texts: Mapping[str, str] | None = None,
+    workers: int | None = None,
     time_limit_s: float | None = None,
-) -> tuple[Written, ...]:  # fmt: skip
+) -> tuple[Written, ...]:
     """New files (file -> its kind in NEW_FILES) that state an execution together, beside the `texts` of a training's other files.
-    `workers` of each loader, and a batch job's time limit, are stated where they are given and there is a key."""
+    `workers` of each loader, and a batch job's time limit, are stated where they are given and there is a key.
+    """
     formats = {file: parse_config(text, file).format for file, text in (texts or {}).items()}
     formats |= {file: _FORMATS_OF_NEW[kind] for file, kind in kinds.items()}
     deepspeed = next((file for file, kind in formats.items() if kind == "DeepSpeed"), "")
@@ -399,19 +474,28 @@ def new_files(
 
 
 def new_file(
-    kind: str, execution: Execution, file: str, time_limit_s: float | None = None, workers: int | None = None,
-    beside: frozenset[str] = frozenset(), deepspeed: str = "",
-) -> Written:  # fmt: skip
+    kind: str,
+    execution: Execution,
+    file: str,
+    time_limit_s: float | None = None,
+    workers: int | None = None,
+    beside: frozenset[str] = frozenset(),
+    deepspeed: str = "",
+) -> Written:
     """A new file of a kind in NEW_FILES that states an execution, the loader's workers and a batch job's time limit. `beside`:
     formats of the training's other files, `deepspeed`: DeepSpeed's own among them."""
     several = execution.nnodes > 1
     template = "accelerate with DeepSpeed" if kind == "accelerate" and deepspeed else kind
     text = NEW_FILES[template].format(
         meeting=" --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if several else "",
-        address="# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
-        if several
-        else "",
+        address=(
+            "# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
+            if several
+            else ""
+        ),
         deepspeed=deepspeed,
     )
-    changes = Changes(before=Execution(), after=execution, workers=workers, time_limit_s=time_limit_s)  # what they say
+    changes = Changes(
+        before=Execution(), after=execution, workers=workers, time_limit_s=time_limit_s
+    )  # what they say
     return replace(write_changes(text, file, changes, beside), before="")

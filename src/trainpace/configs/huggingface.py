@@ -32,7 +32,12 @@ _INTERVALS: dict[SettingName, tuple[str, str]] = {
 }
 _FUSED_OPTIMIZERS = frozenset(("adamw_torch_fused", "adamw_apex_fused"))
 DISTINCTIVE = frozenset(
-    ("per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
+    (
+        "per_device_train_batch_size",
+        "per_gpu_train_batch_size",
+        "num_train_epochs",
+        "gradient_accumulation_steps",
+    )
 )
 PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
 NAMES_OF = {
@@ -63,14 +68,18 @@ def is_training_arguments(data: dict[str, Any]) -> bool:
 
 def sections_with_arguments(data: dict[str, Any]) -> list[str]:
     """The keys of the user's own, such as `training:`, under which TrainingArguments stand."""
-    return [key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)]
+    return [
+        key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
+    ]
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
     """Settings that a TrainingArguments file states; defaults are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
     reading.flag_unknown(
-        {k: v for k, v in data.items() if k not in _BESIDE}, _KNOWN, "not a TrainingArguments name, so it is not read"
+        {k: v for k, v in data.items() if k not in _BESIDE},
+        _KNOWN,
+        "not a TrainingArguments name, so it is not read",
     )
     put_training_arguments(reading, data)
     if not data.keys() & {"per_device_train_batch_size", "per_gpu_train_batch_size"}:
@@ -87,7 +96,9 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
         new = _RENAMED.get(key, key)
         if new != key:
             if data[key] is not None and data.get(new) is not None:
-                raise reading.fail(dashes + key, data[key], f"left out, since {new}, its new name, is given too")
+                raise reading.fail(
+                    dashes + key, data[key], f"left out, since {new}, its new name, is given too"
+                )
             reading.note(dashes + key, f"the old name of {new}")
         if new == key or data[key] is not None:
             keys[new] = key
@@ -97,11 +108,23 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
     _read_length(reading, values, dashes)
     _read_precision(reading, values, dashes)
     for name, (strategy, steps) in _INTERVALS.items():
-        _read_interval(reading, name, values, strategy, dashes + keys.get(strategy, strategy), steps, dashes + steps)
+        _read_interval(
+            reading,
+            name,
+            values,
+            strategy,
+            dashes + keys.get(strategy, strategy),
+            steps,
+            dashes + steps,
+        )
     optimizer = reading.word(values.get("optim"), f"{dashes}optim")
     if optimizer:
         own = optimizer == "adafactor"  # the Trainer takes transformers' for it, not torch's
-        reading.put("optimizer", "adafactor_transformers" if own else optimizer_called(optimizer), f"{dashes}optim")
+        reading.put(
+            "optimizer",
+            "adafactor_transformers" if own else optimizer_called(optimizer),
+            f"{dashes}optim",
+        )
     if optimizer in _FUSED_OPTIMIZERS:
         reading.put("optimizer_implementation", "fused", f"{dashes}optim")
     _read_kernels(reading, values, dashes)
@@ -109,11 +132,17 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
 
 
 def _read_length(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    key, steps, epochs = f"{dashes}max_steps", values.get("max_steps"), values.get("num_train_epochs")
+    key, steps, epochs = (
+        f"{dashes}max_steps",
+        values.get("max_steps"),
+        values.get("num_train_epochs"),
+    )
     if isinstance(steps, bool) or steps not in (None, -1, 0):  # -1 and 0 are off
         reading.read("max_steps", steps, key)
         if epochs is not None:
-            reading.warn(f"{dashes}num_train_epochs", "ignored by Hugging Face, since max_steps is given")
+            reading.warn(
+                f"{dashes}num_train_epochs", "ignored by Hugging Face, since max_steps is given"
+            )
     else:
         reading.read("epochs", epochs, f"{dashes}num_train_epochs")
 
@@ -142,7 +171,9 @@ def _read_kernels(reading: Reading, values: dict[str, Any], dashes: str) -> None
         try:
             reading.put("attention", parse_attention(str(attention)), key)
         except TrainpaceError:
-            reading.note(key, f"{attention} is not forecast; torch's own choice of attention is taken")
+            reading.note(
+                key, f"{attention} is not forecast; torch's own choice of attention is taken"
+            )
     key = f"{dashes}use_liger_kernel"
     config = values.get("liger_kernel_config")
     chosen = config if isinstance(config, dict) else {}
@@ -153,12 +184,20 @@ def _read_kernels(reading: Reading, values: dict[str, Any], dashes: str) -> None
     elif chosen.get("cross_entropy"):
         reading.put("cross_entropy", "fused_fp32", f"{dashes}liger_kernel_config")
     reading.note(
-        key, "of its kernels the loss's are forecast; its norms, activations and rotary embeddings count as torch's"
+        key,
+        "of its kernels the loss's are forecast; its norms, activations and rotary embeddings count"
+        " as torch's",
     )
 
 
 def _read_interval(
-    reading: Reading, name: SettingName, values: dict[str, Any], when: str, when_key: str, steps: str, key: str
+    reading: Reading,
+    name: SettingName,
+    values: dict[str, Any],
+    when: str,
+    when_key: str,
+    steps: str,
+    key: str,
 ) -> None:
     value, strategy = values.get(steps), values.get(when)
     if strategy is False:  # YAML reads an unquoted `no` as false
@@ -166,17 +205,27 @@ def _read_interval(
     strategy = reading.word(strategy, when_key, ("no", "steps", "epoch", "best"))
     if value is None:
         if strategy == "steps" and steps == "eval_steps":
-            reading.note(when_key, "steps, without eval_steps: Hugging Face would take logging_steps", leaves_open=name)
+            reading.note(
+                when_key,
+                "steps, without eval_steps: Hugging Face would take logging_steps",
+                leaves_open=name,
+            )
         elif strategy in ("epoch", "best"):
             reading.note(when_key, f"{strategy}: not a number of steps", leaves_open=name)
     elif strategy not in (None, "steps"):
         reading.note(key, f"without effect, since {when} is {strategy!r}")
     elif isinstance(value, float) and 0 < value < 1:
-        reading.note(key, f"{value} is a share of the run's steps, which is not resolved here", leaves_open=name)
+        reading.note(
+            key,
+            f"{value} is a share of the run's steps, which is not resolved here",
+            leaves_open=name,
+        )
     else:
         reading.read(name, value, key)
         if strategy is None and steps == "eval_steps":
-            reading.warn(key, "eval_strategy is not stated; Hugging Face would not evaluate while it trains")
+            reading.warn(
+                key, "eval_strategy is not stated; Hugging Face would not evaluate while it trains"
+            )
 
 
 def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None:
@@ -202,15 +251,22 @@ def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None
     for key, name in nested.items():
         reading.read(name, reading.at(sections, key), key)
     if isinstance(values.get("deepspeed"), dict):
-        reading.warn("deepspeed", "the settings inside are not read; give them as a file of their own")
+        reading.warn(
+            "deepspeed", "the settings inside are not read; give them as a file of their own"
+        )
     if reading.truth(values.get("auto_find_batch_size"), f"{dashes}auto_find_batch_size"):
         reading.warn(f"{dashes}auto_find_batch_size", "the batch shrinks where memory runs out")
     compiles = values.get("torch_compile_backend") or values.get("torch_compile_mode")
     if compiles and values.get("torch_compile") is None:
-        reading.note(f"{dashes}torch_compile", "on, since a backend or mode is given; not stated itself")
+        reading.note(
+            f"{dashes}torch_compile", "on, since a backend or mode is given; not stated itself"
+        )
     accelerator = values.get("accelerator_config")
     if isinstance(accelerator, dict) and accelerator.get("split_batches"):
-        reading.warn("accelerator_config.split_batches", "the batch is split over all processes, not one for each")
+        reading.warn(
+            "accelerator_config.split_batches",
+            "the batch is split over all processes, not one for each",
+        )
 
 
 def write_training_arguments(draft: Draft) -> None:
@@ -234,14 +290,19 @@ def write_arguments(draft: Draft) -> None:
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
     if precision not in ("fp32", *PRECISION.values()):
-        why = f"TrainingArguments have autocast only, and {precision} is none of it: the code loads the model so"
+        why = (
+            f"TrainingArguments have autocast only, and {precision} is none of it: the code loads"
+            " the model so"
+        )
         draft.leave(why, "precision")
     elif not stated and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
         draft.may_add |= {"precision"}  # all of the arguments belong together
         # fp32 is said only by both of the others being off
-        needed = [key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")]
+        needed = [
+            key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")
+        ]
         for key, meaning in PRECISION.items():
             if key in needed or meaning == precision:
                 draft.place("precision", key, meaning == precision)
@@ -252,7 +313,9 @@ def _write_sharding(draft: Draft, stage: int) -> None:
     if draft.get("deepspeed") or draft.beside & {"DeepSpeed", "accelerate"}:
         draft.leave("the DeepSpeed or accelerate file states it", "zero_stage")
     elif stage in (1, 2):
-        draft.leave(f"ZeRO stage {stage} needs a DeepSpeed file, named under deepspeed", "zero_stage")
+        draft.leave(
+            f"ZeRO stage {stage} needs a DeepSpeed file, named under deepspeed", "zero_stage"
+        )
     elif stage == 3 and not fsdp and "zero_stage" not in draft.may_add:
         draft.leave(ELSEWHERE, "zero_stage")
     else:

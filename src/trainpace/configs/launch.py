@@ -19,7 +19,9 @@ _WORD = re.compile(
 )
 _BETWEEN = re.compile(r"(?:\s|\\\r?\n)+|\\")
 _LINE = re.compile(r"[ \t]*\#[^\n]*|(?:[^\\\n]|\\\r?\n|\\.)+", re.DOTALL)
-_LAUNCHER = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate[\s\\]+launch|deepspeed)\b")
+_LAUNCHER = re.compile(
+    r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate[\s\\]+launch|deepspeed)\b"
+)
 
 
 class Launcher(NamedTuple):
@@ -32,30 +34,44 @@ class Launcher(NamedTuple):
 
 TORCHRUN = Launcher(
     {"nnodes": "nnodes", "nproc-per-node": "nproc_per_node"},
-    frozenset(names("torchrun", "flags_without_value")), frozenset(names("torchrun", "other_flags")),
-)  # fmt: skip
+    frozenset(names("torchrun", "flags_without_value")),
+    frozenset(names("torchrun", "other_flags")),
+)
 ACCELERATE = Launcher(
     {
-        "num-processes": "world_size", "num-machines": "nnodes", "mixed-precision": "precision",
-        "gradient-accumulation-steps": "accumulation", "zero-stage": "zero_stage",
-        "parallelism-config-tp-size": "tp", "parallelism-config-cp-size": "cp",
-        "fsdp-activation-checkpointing": "activation_checkpointing", "offload-optimizer-device": "offload_optimizer",
+        "num-processes": "world_size",
+        "num-machines": "nnodes",
+        "mixed-precision": "precision",
+        "gradient-accumulation-steps": "accumulation",
+        "zero-stage": "zero_stage",
+        "parallelism-config-tp-size": "tp",
+        "parallelism-config-cp-size": "cp",
+        "fsdp-activation-checkpointing": "activation_checkpointing",
+        "offload-optimizer-device": "offload_optimizer",
         "offload-param-device": "offload_parameters",
-        "dynamo-backend": "compile", "use-fsdp": "sharding",
+        "dynamo-backend": "compile",
+        "use-fsdp": "sharding",
     },
     frozenset(names("accelerate_launch", "flags_without_value")),
-)  # fmt: skip
+)
 DEEPSPEED = Launcher(
     {
-        "num-nodes": "nnodes", "num-gpus": "nproc_per_node", "num-accelerators": "nproc_per_node",
-        "include": "nproc_per_node", "i": "nproc_per_node",
+        "num-nodes": "nnodes",
+        "num-gpus": "nproc_per_node",
+        "num-accelerators": "nproc_per_node",
+        "include": "nproc_per_node",
+        "i": "nproc_per_node",
     },
-    frozenset(names("deepspeed_launcher", "flags_without_value")), frozenset(names("deepspeed_launcher", "other_flags")),
-)  # fmt: skip
+    frozenset(names("deepspeed_launcher", "flags_without_value")),
+    frozenset(names("deepspeed_launcher", "other_flags")),
+)
 LAUNCHERS = {
-    "torchrun": TORCHRUN, "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN,
-    "accelerate": ACCELERATE, "deepspeed": DEEPSPEED,
-}  # fmt: skip
+    "torchrun": TORCHRUN,
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launch": TORCHRUN,
+    "accelerate": ACCELERATE,
+    "deepspeed": DEEPSPEED,
+}
 
 
 class Word(NamedTuple):
@@ -109,7 +125,9 @@ class Launch(NamedTuple):
     def find(self, path: str) -> Flag | None:
         """The launcher's `--flag`, or the script's own flag for an `argument` without dashes."""
         flags = self.flags if path.startswith("-") else self.script
-        return next((flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None)
+        return next(
+            (flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None
+        )
 
 
 def is_open(value: str) -> bool:
@@ -156,7 +174,9 @@ def find_launch(text: str, file: str) -> Launch | None:
         try:
             launch = launch_in(text, start, end)
         except ValueError as error:
-            raise UnreadableInput(f"{file}: the command cannot be split into words: {error}.") from None
+            raise UnreadableInput(
+                f"{file}: the command cannot be split into words: {error}."
+            ) from None
         if launch is not None:
             return launch
     return None
@@ -178,14 +198,22 @@ def launch_in(text: str, start: int, end: int) -> Launch | None:
         flag, used = _flag_at(words[i : min(i + 2, stop)], launcher.alone)
         flags.append(flag)
         i += used
-    script = [_flag_at(words[j : min(j + 2, stop)])[0] for j in range(i, stop) if words[j].value.startswith("--")]
-    return Launch(names[at], (start, end), tuple(flags), tuple(script), words[i - 1].end, words[stop - 1].end)
+    script = [
+        _flag_at(words[j : min(j + 2, stop)])[0]
+        for j in range(i, stop)
+        if words[j].value.startswith("--")
+    ]
+    return Launch(
+        names[at], (start, end), tuple(flags), tuple(script), words[i - 1].end, words[stop - 1].end
+    )
 
 
 def _starts_at(names: list[str], i: int) -> bool:
     if names[i] == "accelerate":
         return names[i + 1 : i + 2] == ["launch"]
-    return names[i] in LAUNCHERS and (not names[i].startswith("torch.distributed.") or names[i - 1 : i] == ["-m"])
+    return names[i] in LAUNCHERS and (
+        not names[i].startswith("torch.distributed.") or names[i - 1 : i] == ["-m"]
+    )
 
 
 def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Flag, int]:
@@ -193,7 +221,10 @@ def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Fl
     word = words[0]
     written, has_value, value = word.value.partition("=")
     if has_value:
-        return Flag(word.start, word.end, written, Word(word.end - len(value), word.end, value), True), 1
+        return (
+            Flag(word.start, word.end, written, Word(word.end - len(value), word.end, value), True),
+            1,
+        )
     flag = Flag(word.start, word.end, written, None)
     if flag.name in alone or len(words) < 2 or re.match(r"-{1,2}[A-Za-z]|--$", words[1].value):
         return flag, 1
@@ -221,7 +252,9 @@ def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
 def with_flag(text: str, at: int, others: tuple[Flag, ...], written: str, value: str | None) -> str:
     """`text` with a new flag at `at`, in the spelling of the `others` beside it: = or space, dashes or underscores."""
     equals = any(flag.equals for flag in others)
-    if any("_" in flag.written for flag in others) != any("-" in flag.written.lstrip("-") for flag in others):
+    if any("_" in flag.written for flag in others) != any(
+        "-" in flag.written.lstrip("-") for flag in others
+    ):
         separator = "_" if any("_" in flag.written for flag in others) else "-"
         written = "--" + re.sub("[-_]", separator, written.lstrip("-"))
     new = written if value is None else f"{written}{'=' if equals else ' '}{value}"

@@ -11,13 +11,25 @@ from trainpace.optimizers import optimizer_called
 
 TRAINER = frozenset(names("lightning", "trainer"))
 LIGHTNING_PRECISIONS = {
-    "32": "fp32", "32-true": "fp32", "16": "amp_fp16", "16-mixed": "amp_fp16", "16-true": "fp16", "bf16": "amp_bf16",
-    "bf16-mixed": "amp_bf16", "bf16-true": "bf16", "transformer-engine": "fp8",
-}  # fmt: skip
-_WORD_OF = {precision: word for word, precision in LIGHTNING_PRECISIONS.items()}  # the last, which is today's
+    "32": "fp32",
+    "32-true": "fp32",
+    "16": "amp_fp16",
+    "16-mixed": "amp_fp16",
+    "16-true": "fp16",
+    "bf16": "amp_bf16",
+    "bf16-mixed": "amp_bf16",
+    "bf16-true": "bf16",
+    "transformer-engine": "fp8",
+}
+_WORD_OF = {
+    precision: word for word, precision in LIGHTNING_PRECISIONS.items()
+}  # the last, which is today's
 _NOT_FORECAST = ("64", "64-true", "transformer-engine-float16")
 _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?"
-_KEYS: dict[SettingName, str] = {"nnodes": "trainer.num_nodes", "accumulation": "trainer.accumulate_grad_batches"}
+_KEYS: dict[SettingName, str] = {
+    "nnodes": "trainer.num_nodes",
+    "accumulation": "trainer.accumulate_grad_batches",
+}
 _STRATEGY = "trainer.strategy"
 LACKS = {
     "pp": "Lightning has no pipeline parallelism",
@@ -36,14 +48,18 @@ _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 def is_lightning(data: dict[str, Any]) -> bool:
     trainer = data.get("trainer")
-    return isinstance(trainer, dict) and bool(trainer.keys() & TRAINER or not is_training_arguments(trainer))
+    return isinstance(trainer, dict) and bool(
+        trainer.keys() & TRAINER or not is_training_arguments(trainer)
+    )
 
 
 def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     """Settings of a Lightning CLI file. `devices` counts per node."""
     reading = Reading(file, "Lightning CLI")
     trainer = reading.section(data.get("trainer"), "trainer")
-    reading.flag_unknown(trainer, TRAINER, "not a Trainer argument; Lightning stops at it", "trainer.")
+    reading.flag_unknown(
+        trainer, TRAINER, "not a Trainer argument; Lightning stops at it", "trainer."
+    )
     _read_devices(reading, trainer.get("devices"))
     reading.read_keys(data, _KEYS)
     if trainer.get("num_nodes") not in (None, 1):
@@ -52,7 +68,9 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     precision = trainer.get("precision")
     words = (None, *LIGHTNING_PRECISIONS, *_NOT_FORECAST)
     if isinstance(precision, bool) or (precision is not None and str(precision) not in words):
-        raise reading.fail("trainer.precision", precision, f"one of {', '.join(LIGHTNING_PRECISIONS)}")
+        raise reading.fail(
+            "trainer.precision", precision, f"one of {', '.join(LIGHTNING_PRECISIONS)}"
+        )
     if str(precision) in _NOT_FORECAST:
         text = f"{precision} is not among the precisions that trainpace forecasts"
         reading.note("trainer.precision", text, "warning", "precision")
@@ -73,10 +91,14 @@ def _read_devices(reading: Reading, devices: Any) -> None:
     if isinstance(indices, list):
         whole = {i for i in indices if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
         if not indices or len(whole) != len(indices):
-            raise reading.fail(key, devices, 'a number, a list of different device indices, or "auto"')
+            raise reading.fail(
+                key, devices, 'a number, a list of different device indices, or "auto"'
+            )
         reading.put("nproc_per_node", len(indices), key)
         if len(indices) == 1:
-            reading.note(key, f"a list of one index: the one device {indices[0]}, not {indices[0]} devices")
+            reading.note(
+                key, f"a list of one index: the one device {indices[0]}, not {indices[0]} devices"
+            )
     elif devices in (-1, "-1", "auto"):
         text = f"{devices}: all devices of the machine that runs it, which is not known here"
         reading.note(key, text, leaves_open="nproc_per_node")
@@ -87,18 +109,27 @@ def _read_devices(reading: Reading, devices: Any) -> None:
 def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
     limits: dict[SettingName, str] = {"epochs": "max_epochs", "max_steps": "max_steps"}
     for name, key in limits.items():
-        count = None if trainer.get(key) == -1 else reading.whole(trainer.get(key), f"trainer.{key}")  # -1 is off
+        count = (
+            None if trainer.get(key) == -1 else reading.whole(trainer.get(key), f"trainer.{key}")
+        )  # -1 is off
         if count is not None:
             reading.put(name, count, f"trainer.{key}")
     if reading.stated("epochs") and reading.stated("max_steps"):
-        reading.note("trainer.max_steps", "with max_epochs beside it; training stops at whichever comes first")
+        reading.note(
+            "trainer.max_steps",
+            "with max_epochs beside it; training stops at whichever comes first",
+        )
     if trainer.get("max_time") is not None:
         reading.note("trainer.max_time", f"{trainer['max_time']}: may end the training earlier")
     for key in ("limit_train_batches", "overfit_batches", "fast_dev_run"):
         value = trainer.get(key)
         if value is None or _is_off(key, value):
             continue
-        if not isinstance(value, int | float) or value < 0 or (isinstance(value, bool) and key != "fast_dev_run"):
+        if (
+            not isinstance(value, int | float)
+            or value < 0
+            or (isinstance(value, bool) and key != "fast_dev_run")
+        ):
             raise reading.fail(f"trainer.{key}", value, "a number from 0")
         reading.warn(f"trainer.{key}", f"{value!r} shortens every epoch, which is not counted here")
 
@@ -107,7 +138,11 @@ def _is_off(key: str, value: Any) -> bool:
     """Whether a limit switches its loop off: 0 does; 1.0 is all batches and 1 is one batch."""
     if key == "limit_train_batches":
         return isinstance(value, float) and value == 1.0
-    return isinstance(value, int | float) and value == 0 and (key == "fast_dev_run" or value is not False)
+    return (
+        isinstance(value, int | float)
+        and value == 0
+        and (key == "fast_dev_run" or value is not False)
+    )
 
 
 def _bare(class_path: str) -> str:
@@ -115,7 +150,9 @@ def _bare(class_path: str) -> str:
     return class_path.rpartition(".")[2].removesuffix("Strategy").casefold()
 
 
-def _class_and_arguments(reading: Reading, value: Any, key: str) -> tuple[str | None, str, dict[str, Any]]:
+def _class_and_arguments(
+    reading: Reading, value: Any, key: str
+) -> tuple[str | None, str, dict[str, Any]]:
     """The class that a name, or a section with class_path, states; the key that states it; and its init_args."""
     nested = value if isinstance(value, dict) else {"class_path": value}
     name_key = f"{key}.class_path" if nested is value else key
@@ -138,21 +175,39 @@ def _read_strategy(reading: Reading, value: Any) -> None:
         elif stage:
             reading.put("zero_stage", int(stage), key)
         else:
-            reading.note(key, "DeepSpeed, with its stage not stated; Lightning would use 2", leaves_open="zero_stage")
+            reading.note(
+                key,
+                "DeepSpeed, with its stage not stated; Lightning would use 2",
+                leaves_open="zero_stage",
+            )
         if offload:
             reading.put("offload_optimizer", True, key)
         if offload and stage == "3":  # Lightning's name for both
             reading.put("offload_parameters", True, key)
-        reading.read("offload_optimizer", arguments.get("offload_optimizer"), f"{key}.init_args.offload_optimizer")
-        reading.read("offload_parameters", arguments.get("offload_parameters"), f"{key}.init_args.offload_parameters")
+        reading.read(
+            "offload_optimizer",
+            arguments.get("offload_optimizer"),
+            f"{key}.init_args.offload_optimizer",
+        )
+        reading.read(
+            "offload_parameters",
+            arguments.get("offload_parameters"),
+            f"{key}.init_args.offload_parameters",
+        )
         if arguments.get("config") is not None:
-            reading.note(f"{key}.init_args.config", "a DeepSpeed configuration of its own; read it too")
+            reading.note(
+                f"{key}.init_args.config", "a DeepSpeed configuration of its own; read it too"
+            )
     elif _bare(name) in ("fsdp", "fsdp_cpu_offload", "modelparallel"):
         size = arguments.get("tensor_parallel_size")
-        reading.read("tp", None if size == "auto" else size, f"{key}.init_args.tensor_parallel_size")
+        reading.read(
+            "tp", None if size == "auto" else size, f"{key}.init_args.tensor_parallel_size"
+        )
         reading.put("sharding", "fsdp", key)
     elif not re.fullmatch(_PLAIN, _bare(name)):
-        reading.warn(key, f"{name} is not a strategy that trainpace knows; counted as plain data parallelism")
+        reading.warn(
+            key, f"{name} is not a strategy that trainpace knows; counted as plain data parallelism"
+        )
 
 
 def _read_data(reading: Reading, section: dict[str, Any]) -> None:
@@ -171,7 +226,13 @@ def _read_optimizer(reading: Reading, value: Any) -> None:
     if name:
         last = name.rpartition(".")[2].casefold()
         reading.put(
-            "optimizer", "sgd_momentum" if last == "sgd" and arguments.get("momentum") else optimizer_called(last), key
+            "optimizer",
+            (
+                "sgd_momentum"
+                if last == "sgd" and arguments.get("momentum")
+                else optimizer_called(last)
+            ),
+            key,
         )
 
 
@@ -193,7 +254,9 @@ def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
         raise reading.fail(key, every, "a number of micro-batches, a share of an epoch, or a time")
     if why:
         reading.note(key, f"{every} {why}", leaves_open="evaluate_every_steps")
-    epochs = reading.whole(trainer.get("check_val_every_n_epoch"), "trainer.check_val_every_n_epoch")
+    epochs = reading.whole(
+        trainer.get("check_val_every_n_epoch"), "trainer.check_val_every_n_epoch"
+    )
     if epochs is not None:
         text = f"evaluates every {epochs} epochs" if epochs > 1 else "evaluates every epoch"
         reading.note("trainer.check_val_every_n_epoch", f"{text}, which is not turned into steps")
@@ -211,11 +274,22 @@ def write_lightning(draft: Draft) -> None:
     elif precision in _WORD_OF:
         draft.place("precision", "trainer.precision", _WORD_OF[precision])
     else:
-        draft.leave(f'Lightning has no {precision}: call torch.set_float32_matmul_precision("high")', "precision")
+        draft.leave(
+            f'Lightning has no {precision}: call torch.set_float32_matmul_precision("high")',
+            "precision",
+        )
     section = "data.init_args" if draft.get("data.init_args") is not None else "data"
-    for name, keys in _DATA.items():  # only what is there: Lightning stops at an argument that the data module lacks
+    for (
+        name,
+        keys,
+    ) in (
+        _DATA.items()
+    ):  # only what is there: Lightning stops at an argument that the data module lacks
         if not any(draft.place(name, f"{section}.{key}", adds=False) for key in keys):
-            draft.leave("the data module does not state it here; what its argument is called is not known", name)
+            draft.leave(
+                "the data module does not state it here; what its argument is called is not known",
+                name,
+            )
     if not draft.place("tp", f"{_STRATEGY}.init_args.tensor_parallel_size", adds=False):
         draft.leave(NO_TP, "tp")
     if draft.names & set(SHARDING):
@@ -240,10 +314,16 @@ def _write_devices(draft: Draft) -> None:
 def _write_accumulation(draft: Draft) -> None:
     """Lightning counts val_check_interval in micro-batches, so it changes as well: evaluation stays at the same steps."""
     old, every = draft.get(_KEYS["accumulation"]), draft.get("trainer.val_check_interval")
-    if draft.place("accumulation", _KEYS["accumulation"]) and isinstance(every, int) and not isinstance(every, bool):
+    if (
+        draft.place("accumulation", _KEYS["accumulation"])
+        and isinstance(every, int)
+        and not isinstance(every, bool)
+    ):
         before = old if isinstance(old, int) and old > 0 else 1
         if every % before == 0:
-            draft.put("trainer.val_check_interval", every // before * int(draft.want["accumulation"]))
+            draft.put(
+                "trainer.val_check_interval", every // before * int(draft.want["accumulation"])
+            )
 
 
 def _write_strategy(draft: Draft) -> None:
@@ -278,7 +358,11 @@ def _write_name(draft: Draft, last: str) -> None:
     if not stage and not offload and not parameters:
         if last.startswith("deepspeed"):
             draft.put(_STRATEGY, "ddp")
-    elif stage == 0 or (offload, parameters) not in ((False, False), (True, stage == 3)) or (stage == 1 and offload):
+    elif (
+        stage == 0
+        or (offload, parameters) not in ((False, False), (True, stage == 3))
+        or (stage == 1 and offload)
+    ):
         draft.put(f"{_STRATEGY}.class_path", _DEEPSPEED_CLASS)
         for name in SHARDING:
             if draft.want[name] or name == "zero_stage":

@@ -1,5 +1,6 @@
 """Arguments of trainers written in Python: `args = TrainingArguments(...)`, `trainer = Trainer(devices=2, ...)`, or a dict of
-such settings. The code is parsed and never run, so that only literals are read; whatever else stands there is named."""
+such settings. The code is parsed and never run, so that only literals are read; whatever else stands there is named.
+"""
 
 import ast
 import warnings
@@ -47,29 +48,46 @@ def read_python(text: str, file: str) -> PythonSettings:
             tree = ast.parse(text)
             found = list(_candidates(tree))
     except SyntaxError as error:
-        raise UnreadableInput(f"{file} is not valid Python at line {error.lineno}: {error.msg}.") from None
+        raise UnreadableInput(
+            f"{file} is not valid Python at line {error.lineno}: {error.msg}."
+        ) from None
     except (RecursionError, MemoryError, ValueError):
         raise UnreadableInput(f"{file} is nested too deeply to be read.") from None
-    known = "TrainingArguments(...), Lightning's Trainer(...), or a dict of their arguments, of DeepSpeed's or of accelerate's"
+    known = (
+        "TrainingArguments(...), Lightning's Trainer(...), or a dict of their arguments, of"
+        " DeepSpeed's or of accelerate's"
+    )
     if not found:
-        raise UnreadableInput(f"{file} holds no arguments of a trainer that can be read.", f"Known: {known}.")
+        raise UnreadableInput(
+            f"{file} holds no arguments of a trainer that can be read.", f"Known: {known}."
+        )
     if len(found) > 1:
         lines = ", ".join(str(one.line) for one in found)
         raise UnreadableInput(
-            f"{file} holds arguments of trainers in lines {lines}.", "Give each as a file of its own."
+            f"{file} holds arguments of trainers in lines {lines}.",
+            "Give each as a file of its own.",
         )
     (one,) = found
     notes = (
-        Note(file=file, key=key, severity="warning",
-             text=f"{key}: {ast.unparse(node)[:60]!r} (line {node.lineno}) is not a literal, so it is not read")
+        Note(
+            file=file,
+            key=key,
+            severity="warning",
+            text=(
+                f"{key}: {ast.unparse(node)[:60]!r} (line {node.lineno}) is not a literal, so it is"
+                " not read"
+            ),
+        )
         for key, node in one.unread
-    )  # fmt: skip
+    )
     return PythonSettings(checked(one.data, file), tuple(notes))
 
 
 def _candidates(tree: ast.Module) -> Iterator[_Found]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict | ast.Call):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
+            node.value, ast.Dict | ast.Call
+        ):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if (found := _from_dict(ast.unparse(target), node.value)) is not None:
                 yield found
@@ -101,11 +119,16 @@ def _from_call(node: ast.Call) -> _Found | None:
         return None
     if name.endswith(_CLASSES):
         return found if is_training_arguments(found.data) else None
-    return _of_trainer(found) if found.data.keys() & _CORE and found.data.keys() <= TRAINER else None
+    return (
+        _of_trainer(found) if found.data.keys() & _CORE and found.data.keys() <= TRAINER else None
+    )
 
 
 def _of_trainer(found: _Found) -> _Found:
-    return found._replace(data={"trainer": found.data}, unread=[(f"trainer.{key}", node) for key, node in found.unread])
+    return found._replace(
+        data={"trainer": found.data},
+        unread=[(f"trainer.{key}", node) for key, node in found.unread],
+    )
 
 
 def _literals(node: ast.expr) -> _Found | None:
@@ -113,10 +136,15 @@ def _literals(node: ast.expr) -> _Found | None:
     whose keys are not all words."""
     pairs: list[tuple[str, ast.expr]] = []
     if isinstance(node, ast.Call):
-        pairs = [("**" if keyword.arg is None else keyword.arg, keyword.value) for keyword in node.keywords]
+        pairs = [
+            ("**" if keyword.arg is None else keyword.arg, keyword.value)
+            for keyword in node.keywords
+        ]
     elif isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if key is not None and not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+            if key is not None and not (
+                isinstance(key, ast.Constant) and isinstance(key.value, str)
+            ):
                 return None
             pairs.append(("**" if key is None else str(key.value), value))
     data: dict[str, Any] = {}
@@ -146,9 +174,17 @@ def _literal(node: ast.expr, key: str, unread: list[tuple[str, ast.expr]]) -> An
         return _NOT_READ
     value = list(value) if isinstance(value, tuple) else value
     plain = str | int | float | None
-    whole = isinstance(value, plain) or (isinstance(value, list) and all(isinstance(part, plain) for part in value))
+    whole = isinstance(value, plain) or (
+        isinstance(value, list) and all(isinstance(part, plain) for part in value)
+    )
     return value if whole else _NOT_READ
 
 
 def _name_of(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )

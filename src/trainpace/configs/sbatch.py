@@ -5,12 +5,22 @@ from collections.abc import Iterator
 
 from trainpace.configs.changes import Draft
 from trainpace.configs.command import note_meeting, read_launch, write_command
-from trainpace.configs.launch import Launch, Word, find_launch, is_open, launch_in, lines_of, words_of
+from trainpace.configs.launch import (
+    Launch,
+    Word,
+    find_launch,
+    is_open,
+    launch_in,
+    lines_of,
+    words_of,
+)
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value, names
 from trainpace.errors import TrainpaceError
 
 _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
-_COUNTED = frozenset("nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split())
+_COUNTED = frozenset(
+    "nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split()
+)
 _OTHERS = frozenset(names("slurm", "other_options"))
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\r\n]*)", re.MULTILINE)
 Options = dict[str, Word]
@@ -27,7 +37,8 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
     options = {key: word.value for key, word in _options(text, reading).items()}
     reading.flag_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
     nodes, tasks, per_node = (
-        _whole(options.get(key), f"#SBATCH --{key}", reading) for key in ("nodes", "ntasks", "ntasks-per-node")
+        _whole(options.get(key), f"#SBATCH --{key}", reading)
+        for key in ("nodes", "ntasks", "ntasks-per-node")
     )
     gpus, gpus_key = _gpus_per_node(options, nodes, reading)
     if nodes:
@@ -38,11 +49,15 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         per_node = tasks // nodes
     all_tasks = tasks or (nodes and per_node and nodes * per_node)
     variables = {
-        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": all_tasks, "SLURM_NPROCS": all_tasks,
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": all_tasks,
+        "SLURM_NPROCS": all_tasks,
         "SLURM_NTASKS_PER_NODE": per_node if "ntasks-per-node" in options else None,
         "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else None,
-        "SLURM_GPUS_ON_NODE": gpus, "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
-    }  # fmt: skip
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
+    }
     for name, value in variables.items():
         if value:
             text = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), text)
@@ -52,12 +67,17 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
     if launch is None:
         _read_srun(own, line, reading, per_node, tasks, "ntasks-per-node" in options)
     else:
-        keys = {s.key for s in reading.done().settings} | {note.key for note in reading.done().notes}
+        keys = {s.key for s in reading.done().settings} | {
+            note.key for note in reading.done().notes
+        }
         if per_node and per_node > 1 and not own.keys() & {"ntasks", "ntasks-per-node"}:
             why = f"{per_node} tasks a node would each start a launcher; 1 is usual"
             reading.warn("#SBATCH --ntasks-per-node", why)
         if nodes and nodes > 1 and launch.name.startswith("torch") and "--nnodes" not in keys:
-            why = f"{nodes}, and {launch.name} has no --nnodes: it would start a separate training on each node"
+            why = (
+                f"{nodes}, and {launch.name} has no --nnodes: it would start a separate training on"
+                " each node"
+            )
             reading.warn("#SBATCH --nodes", why)
     if "time" in options:
         seconds = _time_limit_s(options["time"], reading)
@@ -66,7 +86,9 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         else:
             reading.note("#SBATCH --time", f"{options['time']}: no limit")
     if "array" in options:
-        reading.note("#SBATCH --array", f"{options['array']}: every member of the array trains on its own")
+        reading.note(
+            "#SBATCH --array", f"{options['array']}: every member of the array trains on its own"
+        )
     return reading.done()
 
 
@@ -84,7 +106,9 @@ def _options(text: str, reading: Reading) -> Options:
         try:
             words = words_of(text, *match.span(1))
         except ValueError:
-            raise reading.fail("#SBATCH", match.group(1), "options with their quotes closed") from None
+            raise reading.fail(
+                "#SBATCH", match.group(1), "options with their quotes closed"
+            ) from None
         if words and words[0].value in ("hetjob", "packjob"):
             reading.warn("#SBATCH", "a heterogeneous job: only its first part is read")
             break
@@ -95,7 +119,9 @@ def _options(text: str, reading: Reading) -> Options:
             options[key] = word
     for match in ignored:
         written = match.group(1).strip()
-        reading.warn("#SBATCH", f"{written[:60]!r} stands after the first command, so Slurm ignores it")
+        reading.warn(
+            "#SBATCH", f"{written[:60]!r} stands after the first command, so Slurm ignores it"
+        )
     return options
 
 
@@ -121,12 +147,18 @@ def _pairs(words: list[Word], reading: Reading) -> Iterator[tuple[str, Word]]:
             yield key, stated
 
 
-def _gpus_per_node(options: dict[str, str], nodes: int | None, reading: Reading) -> tuple[int | None, str]:
+def _gpus_per_node(
+    options: dict[str, str], nodes: int | None, reading: Reading
+) -> tuple[int | None, str]:
     for key in ("gpus-per-node", "gres"):
         written = f"#SBATCH --{key}"
         parts = re.sub(r"\([^)]*\)", "", options.get(key, "")).split(",")  # gpu:a100:4(S:0-1)
         if key == "gres":
-            parts = [part.removeprefix("gres/") for part in parts if re.match(r"(gres/)?gpu(:|=|$)", part)]
+            parts = [
+                part.removeprefix("gres/")
+                for part in parts
+                if re.match(r"(gres/)?gpu(:|=|$)", part)
+            ]
             parts = [re.sub(r"^gpu[:=]?", "", part) for part in parts]
         if key in options and parts:
             return sum(_gpu_count(part, written, reading) for part in parts) or None, written
@@ -136,7 +168,10 @@ def _gpus_per_node(options: dict[str, str], nodes: int | None, reading: Reading)
     if total:
         reading.note("#SBATCH --gpus", f"{total} over all nodes; how many a node is not stated")
     if "gpus-per-task" in options:
-        reading.note("#SBATCH --gpus-per-task", f"{options['gpus-per-task']}: GPUs a node follow from the tasks")
+        reading.note(
+            "#SBATCH --gpus-per-task",
+            f"{options['gpus-per-task']}: GPUs a node follow from the tasks",
+        )
     return None, ""
 
 
@@ -154,7 +189,9 @@ def _whole(value: str | None, key: str, reading: Reading, least: int = 1) -> int
     span = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", value)
     if span and span.group(1) != span.group(2):
         leaves_open: SettingName | None = "nnodes" if key.endswith("--nodes") else None
-        reading.note(key, f"{value} is a range: the number is not known here", leaves_open=leaves_open)
+        reading.note(
+            key, f"{value} is a range: the number is not known here", leaves_open=leaves_open
+        )
         return None
     number = span.group(1) if span else value
     if not re.fullmatch(r"[0-9]{1,9}", number) or int(number) < least:
@@ -181,7 +218,9 @@ def _first_launch(text: str, reading: Reading) -> Launch | None:
 
 def _srun_line(text: str) -> tuple[int, int]:
     """Start and end of the line with the `srun` that starts the training; an empty span where there is none."""
-    lines = [line for line in lines_of(text) if re.match(r"\s*(exec\s+)?srun(\s|$)", text[slice(*line)])]
+    lines = [
+        line for line in lines_of(text) if re.match(r"\s*(exec\s+)?srun(\s|$)", text[slice(*line)])
+    ]
     starts = (line for line in lines if re.search(r"python|\.py\b|\.sh\b", text[slice(*line)]))
     return next(starts, lines[-1] if lines else (0, 0))
 
@@ -197,26 +236,43 @@ def _srun_options(text: str, line: tuple[int, int], reading: Reading) -> Options
     own: list[Word] = []
     for before, word in zip(words[at:], words[at + 1 :], strict=False):
         after_option = bool(own) and re.fullmatch(r"--[a-z-]+|-[A-Za-z]", before.value) is not None
-        if not word.value.startswith("-") and not (after_option and re.match(r"[0-9$]", word.value)):
+        if not word.value.startswith("-") and not (
+            after_option and re.match(r"[0-9$]", word.value)
+        ):
             break
         own.append(word)
     return dict(_pairs(own, Reading("", "")))
 
 
 def _read_srun(
-    own: Options, line: tuple[int, int], reading: Reading, per_node: int | None, tasks: int | None, written: bool
+    own: Options,
+    line: tuple[int, int],
+    reading: Reading,
+    per_node: int | None,
+    tasks: int | None,
+    written: bool,
 ) -> None:
     """Read bare `srun python ...`, which starts one process per task; srun's own options override the script's."""
     if line == (0, 0):
         return
-    counts: dict[str, SettingName] = {"ntasks-per-node": "nproc_per_node", "ntasks": "world_size", "nodes": "nnodes"}
+    counts: dict[str, SettingName] = {
+        "ntasks-per-node": "nproc_per_node",
+        "ntasks": "world_size",
+        "nodes": "nnodes",
+    }
     for key, name in counts.items():
         if key in own and is_open(own[key].value):
-            reading.note(f"srun --{key}", f"{own[key].value} is known only when it runs", leaves_open=name)
+            reading.note(
+                f"srun --{key}", f"{own[key].value} is known only when it runs", leaves_open=name
+            )
         elif key in own and (number := _whole(own[key].value, f"srun --{key}", reading)):
             reading.put(name, number, f"srun --{key}")
     if per_node and not own.keys() & {"ntasks-per-node", "ntasks"}:
-        reading.put("nproc_per_node", per_node, "#SBATCH --ntasks-per-node" if written else "#SBATCH --ntasks")
+        reading.put(
+            "nproc_per_node",
+            per_node,
+            "#SBATCH --ntasks-per-node" if written else "#SBATCH --ntasks",
+        )
     if tasks and not own.keys() & {"ntasks-per-node", "ntasks"}:
         reading.put("world_size", tasks, "#SBATCH --ntasks")
 
@@ -225,7 +281,9 @@ def _time_limit_s(value: str, reading: Reading) -> float:
     """Seconds of minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]; 0: no limit."""
     if value.casefold() in ("infinite", "unlimited"):
         return 0.0
-    match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", value)
+    match = re.fullmatch(
+        r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", value
+    )
     if not match:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00 or 2-12")
     days, *parts = (int(part) if part else 0 for part in match.groups())
@@ -252,7 +310,9 @@ def write_sbatch(draft: Draft) -> None:
 def _write_launch(draft: Draft) -> None:
     """Write the flags whose values Slurm's variables do not already give."""
     settings = read_sbatch(draft.text, draft.file).settings
-    stated: dict[str, Value] = {s.name: s.value for s in reversed(settings) if s.key.startswith("--")}
+    stated: dict[str, Value] = {
+        s.name: s.value for s in reversed(settings) if s.key.startswith("--")
+    }
     names = draft.names
     right = {name for name in names if stated.get(name) == draft.want[name]}
     draft.names = names - right
@@ -266,14 +326,19 @@ def _write_world(draft: Draft, launched: bool) -> None:
     nodes, per_node = int(draft.want["nnodes"]), int(draft.want["nproc_per_node"])
     options, quiet = _stated(draft), Reading(draft.file, "")
     old_nodes, tasks = (
-        _whole(options[key].value if key in options else None, key, quiet) for key in ("nodes", "ntasks")
+        _whole(options[key].value if key in options else None, key, quiet)
+        for key in ("nodes", "ntasks")
     )
-    if "nnodes" in draft.names and ("nodes" in options or (nodes != 1 and "nnodes" in draft.may_add)):
+    if "nnodes" in draft.names and (
+        "nodes" in options or (nodes != 1 and "nnodes" in draft.may_add)
+    ):
         _put(draft, "nodes", str(nodes))
         draft.keep("nnodes")
     elif nodes == 1:
         draft.keep("nnodes")
-    starts = tasks // (old_nodes or 1) if launched and tasks else per_node  # a launcher is started once a node
+    starts = (
+        tasks // (old_nodes or 1) if launched and tasks else per_node
+    )  # a launcher is started once a node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
     if not launched:

@@ -16,21 +16,54 @@ Value = int | float | str | bool
 Severity = Literal["info", "warning"]
 
 SettingName = Literal[
-    "micro_batch", "accumulation", "global_batch", "world_size", "nnodes", "nproc_per_node", "gpus_per_node", "tp",
-    "pp", "cp", "precision", "zero_stage", "sharding", "offload_optimizer", "offload_parameters",
-    "activation_checkpointing", "compile", "optimizer", "learning_rate", "epochs", "max_steps", "drop_last",
-    "evaluate_every_steps", "checkpoint_every_steps", "dataloader_workers", "sequence_length", "time_limit_s",
-    "attention", "optimizer_implementation", "cross_entropy", "partition_activations",
-]  # fmt: skip
+    "micro_batch",
+    "accumulation",
+    "global_batch",
+    "world_size",
+    "nnodes",
+    "nproc_per_node",
+    "gpus_per_node",
+    "tp",
+    "pp",
+    "cp",
+    "precision",
+    "zero_stage",
+    "sharding",
+    "offload_optimizer",
+    "offload_parameters",
+    "activation_checkpointing",
+    "compile",
+    "optimizer",
+    "learning_rate",
+    "epochs",
+    "max_steps",
+    "drop_last",
+    "evaluate_every_steps",
+    "checkpoint_every_steps",
+    "dataloader_workers",
+    "sequence_length",
+    "time_limit_s",
+    "attention",
+    "optimizer_implementation",
+    "cross_entropy",
+    "partition_activations",
+]
 """Names as in `trainpace.execution`; attention, optimizer_implementation and cross_entropy are a request's, as in
 `trainpace.software`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
 AUTOCAST_OF = {"bf16": "amp_bf16", "fp16": "amp_fp16"}
 """Hugging Face and accelerate call autocast what DeepSpeed calls bf16 and fp16, so beside a DeepSpeed file both are one."""
-TOOLS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+TOOLS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+)
 LARGEST = 10**15
 _FLAGS = (
-    "drop_last", "compile", "activation_checkpointing", "offload_optimizer", "offload_parameters", "partition_activations",
-)  # fmt: skip
+    "drop_last",
+    "compile",
+    "activation_checkpointing",
+    "offload_optimizer",
+    "offload_parameters",
+    "partition_activations",
+)
 _NUMBERS = ("learning_rate", "epochs")
 _RANGES = {"zero_stage": (0, 3), "dataloader_workers": (0, LARGEST)}
 _LONGEST_NAME = 80
@@ -84,16 +117,29 @@ class Reading:
     notes: list[Note] = field(default_factory=list)
 
     def done(self) -> ConfigFile:
-        return ConfigFile(file=self.file, format=self.format, settings=tuple(self.settings), notes=tuple(self.notes))
+        return ConfigFile(
+            file=self.file,
+            format=self.format,
+            settings=tuple(self.settings),
+            notes=tuple(self.notes),
+        )
 
     def stated(self, name: SettingName) -> Value | None:
         """The first value recorded under `name`, if any."""
         return next((s.value for s in self.settings if s.name == name), None)
 
-    def note(self, key: str, text: str, severity: Severity = "info", leaves_open: SettingName | None = None) -> None:
+    def note(
+        self,
+        key: str,
+        text: str,
+        severity: Severity = "info",
+        leaves_open: SettingName | None = None,
+    ) -> None:
         key = self.prefix + key
         text = f"{key}: {text}"
-        self.notes.append(Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open))
+        self.notes.append(
+            Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open)
+        )
 
     def warn(self, key: str, text: str) -> None:
         self.note(key, text, "warning")
@@ -107,7 +153,9 @@ class Reading:
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return UnreadableInput(f"{self.file}: {self.prefix}{key} is {shown}; it should be {expected}.")
+        return UnreadableInput(
+            f"{self.file}: {self.prefix}{key} is {shown}; it should be {expected}."
+        )
 
     def read(self, name: SettingName, value: Any, key: str) -> None:
         """Check and record a setting of the kind that its name has: true or false, a number above 0, or a whole number."""
@@ -127,7 +175,12 @@ class Reading:
             self.read(name, self.at(data, key), key)
 
     def whole(
-        self, value: Any, key: str, least: int = 1, most: int = LARGEST, name: SettingName | None = None
+        self,
+        value: Any,
+        key: str,
+        least: int = 1,
+        most: int = LARGEST,
+        name: SettingName | None = None,
     ) -> int | None:
         """A whole number, or None where it is not stated; "8" in quotes is accepted with a note."""
         if value is None or self._is_auto(value, key, name):
@@ -139,7 +192,11 @@ class Reading:
         if isinstance(number, float) and math.isfinite(number) and number == int(number):
             number = int(number)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            raise self.fail(key, value, f"a whole number from {least}" + ("" if most == LARGEST else f" to {most}"))
+            raise self.fail(
+                key,
+                value,
+                f"a whole number from {least}" + ("" if most == LARGEST else f" to {most}"),
+            )
         return number
 
     def number(self, value: Any, key: str, name: SettingName | None = None) -> float | None:
@@ -192,11 +249,15 @@ class Reading:
         if device is not None:
             self.put(name, device != "none", key)
 
-    def flag_unknown(self, keys: Mapping[str, Any], known: Iterable[str], text: str, section: str = "") -> None:
+    def flag_unknown(
+        self, keys: Mapping[str, Any], known: Iterable[str], text: str, section: str = ""
+    ) -> None:
         """Warn of every key that is not in `known`, with the nearest known names."""
         allowed = set(known)
         unknown = [str(key)[:_LONGEST_NAME] for key in keys if key not in allowed]
-        for i, key in enumerate(unknown):  # a search among the names for each: not for a thousand keys
+        for i, key in enumerate(
+            unknown
+        ):  # a search among the names for each: not for a thousand keys
             near = nearest_names(key, sorted(allowed), 2) if i < _MOST_SUGGESTIONS else []
             self.warn(section + key, text + (f"; nearest: {', '.join(near)}" if near else ""))
 

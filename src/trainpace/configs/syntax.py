@@ -106,10 +106,18 @@ def checked(value: Any, file: str, depth: int = 0) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UnreadableInput(f"{file} holds {value}, which cannot be a setting.")
     if isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
-        raise UnreadableInput(f"{file} holds a whole number of {value.bit_length()} bits, which cannot be a setting.")
+        raise UnreadableInput(
+            f"{file} holds a whole number of {value.bit_length()} bits, which cannot be a setting."
+        )
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\x00" for c in value):
         raise UnreadableInput(f"{file} holds {value[:40]!r}, which is not valid text.")
-    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    parts = (
+        [*value, *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    )
     for part in parts:
         checked(part, file, depth + 1)
     return value
@@ -189,7 +197,10 @@ def _yaml_value(node: Any, seen: set[int]) -> Node:
     flow = bool(node.flow_style)
     if (node.value and isinstance(node.value[0], tuple)) or node.tag.endswith(":map"):
         pairs = [(key, _yaml_value(value, seen)) for key, value in node.value]
-        items = [Item(str(key.value), key.start_mark.index, key.end_mark.index, value) for key, value in pairs]
+        items = [
+            Item(str(key.value), key.start_mark.index, key.end_mark.index, value)
+            for key, value in pairs
+        ]
         last = next((max(i.end, i.value.end) for i in reversed(items) if not i.value.borrowed), end)
         last = max([last, *(i.end for i in items)])
         return Node(start, end if flow else last, tuple(items), flow, borrowed)
@@ -207,7 +218,9 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     node = _json_value(text, start) if syntax == "json" else _yaml_root(text, file)
     before, in_flow = None, node.flow
     depth = 0
-    while depth < len(path) and node.items is not None:  # null, or nothing written: a section still to be made
+    while (
+        depth < len(path) and node.items is not None
+    ):  # null, or nothing written: a section still to be made
         item = next((item for item in node.items if item.key == path[depth]), None)
         depth += 1
         if item is None:
@@ -215,7 +228,9 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
         before, node = item, item.value
         in_flow = in_flow or node.flow
         if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
-            raise TrainpaceError(f"{file}: {'.'.join(path[:depth])} is written with an alias, an anchor or a tag.")
+            raise TrainpaceError(
+                f"{file}: {'.'.join(path[:depth])} is written with an alias, an anchor or a tag."
+            )
     return _replaced(text, node, before, _nested(path[depth:], value), syntax, in_flow)
 
 
@@ -226,7 +241,9 @@ def _nested(path: Path, value: Value) -> Tree:
     return tree
 
 
-def _replaced(text: str, node: Node, item: Item | None, tree: Tree, syntax: Syntax, in_flow: bool) -> str:
+def _replaced(
+    text: str, node: Node, item: Item | None, tree: Tree, syntax: Syntax, in_flow: bool
+) -> str:
     assert item is not None  # a document is a mapping, so a path of one key at least
     old = text[node.start : node.end]
     if isinstance(tree, dict) and not in_flow:
@@ -252,7 +269,9 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
         lines = _block({key: tree}, indent, newline) + newline
         return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
     quoted = f'"{key}"' if syntax == "json" else key
-    several = "\n" in text[node.start : node.end] or (syntax == "json" and "\n" in text.strip() and not items)
+    several = "\n" in text[node.start : node.end] or (
+        syntax == "json" and "\n" in text.strip() and not items
+    )
     if not several:
         pair = f"{quoted}: {_braces(tree, syntax)}"
         if not items:
@@ -303,7 +322,8 @@ def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newlin
     inner = indent + unit
     quoted = syntax == "json" or newline
     pairs = [
-        f"{newline}{inner}{json.dumps(key) if quoted else key}: {_braces(value, syntax, inner, unit, newline)}"
+        f"{newline}{inner}{json.dumps(key) if quoted else key}:"
+        f" {_braces(value, syntax, inner, unit, newline)}"
         for key, value in tree.items()
     ]
     return "{" + ("," if newline else ", ").join(pairs) + newline + indent + "}"

@@ -18,7 +18,8 @@ def faults_in_words(recording: Recording) -> list[str]:
     if found is None:
         return []
     stragglers = [
-        (s.ms, _straggler(s, recording.ranks) + _proved(s, recording.ranks)) for s in found.stragglers[:MOST_NAMED]
+        (s.ms, _straggler(s, recording.ranks) + _proved(s, recording.ranks))
+        for s in found.stragglers[:MOST_NAMED]
     ]
     links = [(s.ms, _link(s)) for s in found.slow_links[:MOST_NAMED]]
     lines = [line for _, line in sorted([*stragglers, *links], key=lambda pair: -pair[0])]
@@ -27,12 +28,15 @@ def faults_in_words(recording: Recording) -> list[str]:
 
 def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
     between = f"{format_number(max(0.0, s.ms_low))} to {format_number(s.ms_high)}"
-    says = f"Rank {s.rank} on {s.node} is a straggler, {format_number(s.ms)} ms a step behind ({between})"
+    says = (
+        f"Rank {s.rank} on {s.node} is a straggler, {format_number(s.ms)} ms a step behind"
+        f" ({between})"
+    )
     part = f"{format_number(s.cause_ms)} ms more"
     if s.cause == "inputs":
         return (
-            f"{says}: {part} in computing, since its inputs hold {s.elements:,.0f} elements a step and the others' "
-            f"{s.usual_elements:,.0f}, as with longer sequences."
+            f"{says}: {part} in computing, since its inputs hold {s.elements:,.0f} elements a step"
+            f" and the others' {s.usual_elements:,.0f}, as with longer sequences."
         )
     if s.cause == "compute":
         same = ", with inputs as large as the others'" if s.elements else ""
@@ -45,8 +49,13 @@ def _straggler(s: Straggler, ranks: Sequence[Rank]) -> str:
             if mine and usual
             else ""
         )
-        return f"{says}: {part} in waiting for its data, probably from a slower disk or loader{reads}."
-    return f"{says}: {part} neither computing nor waiting for data, as in output, checkpoints or the script's own code."
+        return (
+            f"{says}: {part} in waiting for its data, probably from a slower disk or loader{reads}."
+        )
+    return (
+        f"{says}: {part} neither computing nor waiting for data, as in output, checkpoints or the"
+        " script's own code."
+    )
 
 
 def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
@@ -58,14 +67,14 @@ def _proved(s: Straggler, ranks: Sequence[Rank]) -> str:
         return ""
     mine = own.pop(s.rank)
     says = (
-        f" With the exchange between ranks left out, its step took {format_number(mine)} ms and the others'"
-        f" {format_number(fmean(own.values()))} ms."
+        f" With the exchange between ranks left out, its step took {format_number(mine)} ms and the"
+        f" others' {format_number(fmean(own.values()))} ms."
     )
     cached = proof(ranks, "cached_batch") if s.cause == "data" else None
     if cached is not None and cached.low_ms > 0:
         says += (
-            f" With one cached batch on every rank, a step took {format_number(cached.without_ms)} ms instead of"
-            f" {format_number(cached.plain_ms)}."
+            f" With one cached batch on every rank, a step took {format_number(cached.without_ms)}"
+            f" ms instead of {format_number(cached.plain_ms)}."
         )
     return says
 
@@ -79,24 +88,30 @@ def _sample_ms(ranks: Sequence[Rank], number: int) -> tuple[float, float]:
 def _link(s: SlowLink) -> str:
     costs = f"{'at least ' if s.at_least else ''}{format_number(s.ms)} ms a step"
     return (
-        f"The link from {s.sender} to {s.receiver} is slow: {format_number(s.mbit_per_s)} Mbit/s where the fastest give "
-        f"{format_number(s.usual_mbit_per_s)}; that costs {costs}."
+        f"The link from {s.sender} to {s.receiver} is slow: {format_number(s.mbit_per_s)} Mbit/s"
+        f" where the fastest give {format_number(s.usual_mbit_per_s)}; that costs {costs}."
     )
 
 
 def clocks_in_words(found: Together | None) -> list[str]:
     """Nodes on which it is another time of day."""
-    others = [c for c in found.clocks if abs(c.wall_ms) > max(SET_OTHERWISE_MS, c.uncertainty_ms)] if found else []
+    others = (
+        [c for c in found.clocks if abs(c.wall_ms) > max(SET_OTHERWISE_MS, c.uncertainty_ms)]
+        if found
+        else []
+    )
     return [
-        f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)} {'ahead of' if c.wall_ms > 0 else 'behind'} that of"
-        " the first rank's node. Trainpace's results allow for that; times in logs and of files do not."
+        f"the clock of {c.node} is {format_duration(abs(c.wall_ms) / 1000)}"
+        f" {'ahead of' if c.wall_ms > 0 else 'behind'} that of the first rank's node. Trainpace's"
+        " results allow for that; times in logs and of files do not."
         for c in others[:MOST_NAMED]
-    ]  # fmt: skip
+    ]
 
 
 def _rest(found: Together) -> Iterator[str]:
     if found.uneven_ms is not None:
         yield (
-            f"No rank is always behind, but ranks wait {format_number(found.uneven_ms)} ms a step for the one with the largest"
-            " inputs: batches of like length, or packed sequences, would save that."
+            f"No rank is always behind, but ranks wait {format_number(found.uneven_ms)} ms a step"
+            " for the one with the largest inputs: batches of like length, or packed sequences,"
+            " would save that."
         )

@@ -19,7 +19,10 @@ _INSTEAD = {
     ),
     "tf32": (
         "TF32 in products of fp32 numbers",
-        'torch.set_float32_matmul_precision("high") rounds the inputs of products to 10 bits of mantissa; sums stay in fp32.',
+        (
+            'torch.set_float32_matmul_precision("high") rounds the inputs of products to 10 bits of'
+            " mantissa; sums stay in fp32."
+        ),
     ),
 }
 
@@ -35,13 +38,23 @@ def lower_precision(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     for name, gflops in rank.other_gflops.items():
         title, how = _INSTEAD[name]
         how = how.format(device="device.type")
-        rates = f"A large product reaches {gflops / 1e3:,.0f} TFLOP/s so, and {rank.matmul_gflops / 1e3:,.0f} as it is."
+        rates = (
+            f"A large product reaches {gflops / 1e3:,.0f} TFLOP/s so, and"
+            f" {rank.matmul_gflops / 1e3:,.0f} as it is."
+        )
         yield Advice(
-            cause="compute", title=title, how=f"{how} {rates}",
-            saves_ms=products * max(0.0, 1 - now / gflops), ceiling_ms=computing,
-            basis="the time of products, convolutions and attention, if they gain what a large product gains",
-            settings={"precision": name}, at_most=True,
-        )  # fmt: skip
+            cause="compute",
+            title=title,
+            how=f"{how} {rates}",
+            saves_ms=products * max(0.0, 1 - now / gflops),
+            ceiling_ms=computing,
+            basis=(
+                "the time of products, convolutions and attention, if they gain what a large"
+                " product gains"
+            ),
+            settings={"precision": name},
+            at_most=True,
+        )
 
 
 def in_bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -55,14 +68,20 @@ def in_bf16(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     computing = split.by_cause["compute"]
     saves = min(tried.saved_ms, computing) if tried.low_ms > 0 else 0.0
     yield Advice(
-        cause="compute", title=title,
-        how=f"{how} With the model in bf16 a step took {format_number(tried.without_ms)} ms in"
-        f" place of {format_number(tried.plain_ms)}: {format_number(tried.saved_ms)} less ({format_number(tried.low_ms)} to"
-        f" {format_number(tried.high_ms)}). Compare the losses of some epochs. Hugging Face Trainer: bf16=True; Lightning:"
-        ' precision="bf16-mixed".',
-        saves_ms=saves, ceiling_ms=computing, basis="steps with the model in bf16",
+        cause="compute",
+        title=title,
+        how=(
+            f"{how} With the model in bf16 a step took {format_number(tried.without_ms)} ms in"
+            f" place of {format_number(tried.plain_ms)}: {format_number(tried.saved_ms)} less"
+            f" ({format_number(tried.low_ms)} to {format_number(tried.high_ms)}). Compare the"
+            " losses of some epochs. Hugging Face Trainer: bf16=True; Lightning:"
+            ' precision="bf16-mixed".'
+        ),
+        saves_ms=saves,
+        ceiling_ms=computing,
+        basis="steps with the model in bf16",
         settings={"precision": "amp_bf16"},
-    )  # fmt: skip
+    )
 
 
 def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -73,10 +92,16 @@ def fuse(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if ceiling <= 0 or fused or not sets_the_pace(ranks):
         return
     yield Advice(
-        cause="compute", title="torch.compile",
-        how=f"Memory-bound kernels (element-wise operators, normalisation) take {format_number(ceiling)} ms. torch.compile can"
-        " fuse neighbours, so that a tensor is read and written once.",
-        saves_ms=FUSED * ceiling, ceiling_ms=ceiling,
-        basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's", settings={"compile": "yes"},
+        cause="compute",
+        title="torch.compile",
+        how=(
+            "Memory-bound kernels (element-wise operators, normalisation) take"
+            f" {format_number(ceiling)} ms. torch.compile can fuse neighbours, so that a tensor is"
+            " read and written once."
+        ),
+        saves_ms=FUSED * ceiling,
+        ceiling_ms=ceiling,
+        basis=f"{FUSED:.0%} of the time of memory-bound kernels without the optimizer's",
+        settings={"compile": "yes"},
         at_most=True,
-    )  # fmt: skip
+    )

@@ -18,7 +18,11 @@ LEAST_KIND = 0.02
 
 
 def beside_a_device(
-    host: dict[str, float], busy_ms: float, copies_ms: float, synchronisation_ms: float, update_ms: float
+    host: dict[str, float],
+    busy_ms: float,
+    copies_ms: float,
+    synchronisation_ms: float,
+    update_ms: float,
 ) -> dict[str, float]:
     """A step's causes where the host only launches what a device computes, from the host's own time by cause.
 
@@ -29,7 +33,10 @@ def beside_a_device(
     The parts that interrupt training, and exchange between ranks, stay as they are.
     """
     step = math.fsum(ms for cause, ms in host.items() if cause not in INTERRUPTIONS)
-    waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
+    waits = {
+        "host_to_device": host["host_to_device"],
+        "logging": min(synchronisation_ms, host["logging"]),
+    }
     waiting = math.fsum(waits.values())
     computing = min(busy_ms, step)
     # the step that was recorded may be longer than the mean one
@@ -45,7 +52,9 @@ def beside_a_device(
     by_cause["host_to_device"] += copies
     updating = min(update_ms, computing - copies)
     model = host["launch"] + host["compute"]
-    launching_updates = left * host["optimizer"] / (model + host["optimizer"]) if model + host["optimizer"] else 0.0
+    launching_updates = (
+        left * host["optimizer"] / (model + host["optimizer"]) if model + host["optimizer"] else 0.0
+    )
     by_cause["launch"] = left - launching_updates
     by_cause["optimizer"] = updating + launching_updates
     by_cause["compute"] = max(0.0, computing - copies - updating)
@@ -65,7 +74,10 @@ def kernels_ms(ranks: Sequence[Rank]) -> dict[str, float]:
 
 
 def _uninterrupted_ms(rank: Rank) -> float:
-    return math.fsum(ms for part, ms in rank.parts_ms.items() if part not in INTERRUPTIONS) or rank.step_ms
+    return (
+        math.fsum(ms for part, ms in rank.parts_ms.items() if part not in INTERRUPTIONS)
+        or rank.step_ms
+    )
 
 
 def sets_the_pace(ranks: Sequence[Rank]) -> bool:
@@ -87,9 +99,15 @@ def device_in_words(ranks: Sequence[Rank], step_ms: float) -> list[str]:
     if not busy:
         return []
     share = min(1.0, fmean(busy) / step_ms)
-    by_kind = [(ms, KERNEL_KINDS[kind]) for kind, ms in kernels_ms(ranks).items() if ms >= LEAST_KIND * fmean(busy)]
+    by_kind = [
+        (ms, KERNEL_KINDS[kind])
+        for kind, ms in kernels_ms(ranks).items()
+        if ms >= LEAST_KIND * fmean(busy)
+    ]
     kinds = [f"{format_number(ms)} ms in {words}" for ms, words in sorted(by_kind, reverse=True)]
-    words = f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."
+    words = (
+        f"The device is busy in {share:.0%} of the step{': ' if kinds else ''}{', '.join(kinds)}."
+    )
     if _exchange(ranks):
         words += " The exchange between ranks is not counted in that."
     elif not sets_the_pace(ranks):

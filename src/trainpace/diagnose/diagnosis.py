@@ -8,7 +8,15 @@ from trainpace.diagnose.advice import WORTH, Advice, advise
 from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
 from trainpace.diagnose.loader_advice import crowding_cores
-from trainpace.diagnose.shares import FEW_SAMPLES, IN_WORDS, Proof, leaves_exchange_out, of_trial, proof, split
+from trainpace.diagnose.shares import (
+    FEW_SAMPLES,
+    IN_WORDS,
+    Proof,
+    leaves_exchange_out,
+    of_trial,
+    proof,
+    split,
+)
 from trainpace.errors import TrainpaceError
 from trainpace.process import ending_of
 from trainpace.records import Record
@@ -81,19 +89,34 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if not recording.ranks:
         ended = f" It {ending_of(recording.exit_code)}." if recording.exit_code else ""
         raise TrainpaceError(
-            f"the command made no training step that could be seen. {recording.seen}{ended}", STEP_IN_WORDS
+            f"the command made no training step that could be seen. {recording.seen}{ended}",
+            STEP_IN_WORDS,
         )
     ranks = recording.ranks
     parts = split(ranks, recording.together, _is_crowded(recording))
-    if _is_crowded(recording):  # threads that wait for each other's cores look like operators that compute
+    if _is_crowded(
+        recording
+    ):  # threads that wait for each other's cores look like operators that compute
         parts = parts._replace(proved=parts.proved - {"launch", "compute"})
     step = math.fsum(parts.by_cause.values())
-    proofs = {p.trial: p for trial in TRIALS[2:] if trial != FEW_SAMPLES and (p := proof(ranks, trial)) is not None}
+    proofs = {
+        p.trial: p
+        for trial in TRIALS[2:]
+        if trial != FEW_SAMPLES and (p := proof(ranks, trial)) is not None
+    }
     shares = sorted(
-        (Share(cause=c, in_words=IN_WORDS[c], ms=parts.by_cause[c], share=parts.by_cause[c] / step,
-               proved=c in parts.proved) for c in IN_WORDS),
+        (
+            Share(
+                cause=c,
+                in_words=IN_WORDS[c],
+                ms=parts.by_cause[c],
+                share=parts.by_cause[c] / step,
+                proved=c in parts.proved,
+            )
+            for c in IN_WORDS
+        ),
         key=lambda s: -s.ms,
-    )  # fmt: skip
+    )
     verdict = next(s.cause for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
     # once a core is free for every thread, what remains of the step is what other changes are worth something of
@@ -105,29 +128,48 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     if each is not None and each * step / 1000 > LONGEST_EPOCH_S:
         took = format_duration(each * step / 1000)
         warnings.append(
-            f"the loader says that an epoch has {each:,.0f} steps, which would take {took}: its dataset is taken to be endless."
+            f"the loader says that an epoch has {each:,.0f} steps, which would take {took}: its"
+            " dataset is taken to be endless."
         )
         each = None
     stated = None if epochs is not None else stated_length(recording.command) or first.stated
     job_steps = _job_steps(each, epochs, stated)
     why = (*_why(verdict, ranks, step, shares, proofs), *faults_in_words(recording))
     return Diagnosis(
-        verdict=verdict, why=why, warnings=tuple(warnings), together=recording.together,
+        verdict=verdict,
+        why=why,
+        warnings=tuple(warnings),
+        together=recording.together,
         step_ms=step,
         step_ms_low=min(
-            step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)), _undisturbed_step_ms(recording, step)
+            step * first.step_ms_low / first.step_ms * (1 - _delayed(recording)),
+            _undisturbed_step_ms(recording, step),
         ),
-        step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
+        step_ms_high=step * first.step_ms_high / first.step_ms,
+        shares=tuple(shares),
+        proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= worth),
         not_worth=tuple(a for a in changes if a.saves_ms < worth),
-        steps_per_epoch=each, job_steps=job_steps, job_by="" if stated is None else stated.words,
-        epochs=job_steps / each if job_steps is not None and each else epochs if stated is None else stated.epochs,
+        steps_per_epoch=each,
+        job_steps=job_steps,
+        job_by="" if stated is None else stated.words,
+        epochs=(
+            job_steps / each
+            if job_steps is not None and each
+            else epochs
+            if stated is None
+            else stated.epochs
+        ),
         # a product that other programs disturbed is no roof
-        share_of_roof=None if _is_crowded(recording) else _share_of_roof(first, parts.by_cause["compute"]),
-    )  # fmt: skip
+        share_of_roof=(
+            None if _is_crowded(recording) else _share_of_roof(first, parts.by_cause["compute"])
+        ),
+    )
 
 
-def _job_steps(steps_per_epoch: float | None, epochs: float | None, stated: StatedLength | None) -> float | None:
+def _job_steps(
+    steps_per_epoch: float | None, epochs: float | None, stated: StatedLength | None
+) -> float | None:
     """By the epochs that were asked for, else by the steps or the epochs that the command or its script states."""
     if stated is not None:
         if stated.steps is not None:
@@ -138,7 +180,9 @@ def _job_steps(steps_per_epoch: float | None, epochs: float | None, stated: Stat
 
 def _undisturbed_step_ms(recording: Recording, step_ms: float) -> float:
     """On a crowded machine the quickest block of plain steps, which others held up least; elsewhere the step itself."""
-    blocks = [b.step_ms for b in of_trial(recording.ranks[0], "plain")] if _is_crowded(recording) else []
+    blocks = (
+        [b.step_ms for b in of_trial(recording.ranks[0], "plain")] if _is_crowded(recording) else []
+    )
     return min([*blocks, step_ms])
 
 
@@ -155,46 +199,74 @@ def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
 
 
 def _why(
-    verdict: str, ranks: tuple[Rank, ...], step: float, shares: list[Share], proofs: dict[str, Proof]
+    verdict: str,
+    ranks: tuple[Rank, ...],
+    step: float,
+    shares: list[Share],
+    proofs: dict[str, Proof],
 ) -> list[str]:
     first = ranks[0]
     top = next(s for s in shares if s.cause == verdict)
     lines = [
-        f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."
+        f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into"
+        f" {top.in_words}."
     ]
     alone = ("no_sync", "no exchange between ranks")
-    trials = {"data": ("cached_batch", "the same batch again and again"), "communication": alone, "straggler": alone,
-              "logging": ("muted", "output left out"),
-              "threads": ("fewer_threads", f"{first.fewer_threads} thread{'s' if first.fewer_threads > 1 else ''} per process"),
-              "host_to_device": ("batch_on_device", "the batch on the device already")}  # fmt: skip
+    trials = {
+        "data": ("cached_batch", "the same batch again and again"),
+        "communication": alone,
+        "straggler": alone,
+        "logging": ("muted", "output left out"),
+        "threads": (
+            "fewer_threads",
+            f"{first.fewer_threads} thread{'s' if first.fewer_threads > 1 else ''} per process",
+        ),
+        "host_to_device": ("batch_on_device", "the batch on the device already"),
+    }
     trial, what = trials.get(verdict, ("", ""))
     evidence = proofs.get(trial)
     if evidence is not None and (trial != "no_sync" or leaves_exchange_out(ranks, evidence)):
         lines.append(
-            f"With {what} a step took {format_number(evidence.without_ms)} ms in place of {format_number(evidence.plain_ms)}: "
-            f"{format_number(evidence.saved_ms)} less ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."
+            f"With {what} a step took {format_number(evidence.without_ms)} ms in place of"
+            f" {format_number(evidence.plain_ms)}: {format_number(evidence.saved_ms)} less"
+            f" ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."
         )
     if verdict == "data" and first.fetch is not None:
         shared = bool(first.loader and first.loader.workers > first.cpus)
         waits = f"waiting, for storage or for one of {first.cpus} cores" if shared else "waiting"
-        kind = waits if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
+        kind = (
+            waits if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
+        )
         workers = first.loader.workers if first.loader else 0
-        where = f"in {workers} worker{'s' if workers > 1 else ''}" if workers else "in the training process"
+        where = (
+            f"in {workers} worker{'s' if workers > 1 else ''}"
+            if workers
+            else "in the training process"
+        )
         lines.append(
-            f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind}; "
-            f"collating a batch, joining its samples, takes {format_number(first.fetch.collate_ms)} ms."
+            f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind};"
+            " collating a batch, joining its samples, takes"
+            f" {format_number(first.fetch.collate_ms)} ms."
         )
     if verdict in ("compute", "launch", "optimizer"):
         lines += device_in_words(ranks, step)
     # beside a device, the host's times of operators say nothing of what they take
-    if verdict == "compute" and not first.accelerator and (operators := slow_operators_in_words(first)):
+    if (
+        verdict == "compute"
+        and not first.accelerator
+        and (operators := slow_operators_in_words(first))
+    ):
         lines.append(operators)
     if verdict in ("compute", "contention") and (beside := workers_beside(ranks)):
         lines.append(beside)
     if verdict == "optimizer":  # the line of its step, which says nothing new
         return lines
     part = {"own_code": "other"}.get(verdict, verdict)
-    seen = [line for line in first.lines if line.part == part and line.share >= 0.1 and _WAITS not in line.called][:2]
+    seen = [
+        line
+        for line in first.lines
+        if line.part == part and line.share >= 0.1 and _WAITS not in line.called
+    ][:2]
     places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
     named = [f"{line.share:.0%} of this time was spent at" for line in seen]
     return lines + [f"{name} {place}." for name, place in zip(named, places, strict=True)]
@@ -207,9 +279,11 @@ _WAITS = "torch.utils.data.dataloader"
 def slow_operators_in_words(rank: Rank) -> str:
     """Which operators take most of forward and backward, and at which lines, as a sentence; empty where none does."""
     named = [
-        f"{share:.0%} is {name.replace('.', '::')} ({os.path.basename(line) if line else 'backward'})"
-        for name, line, share in rank.slow_operators[:MOST_OPERATORS] if share >= LEAST_OPERATOR
-    ]  # fmt: skip
+        f"{share:.0%} is {name.replace('.', '::')}"
+        f" ({os.path.basename(line) if line else 'backward'})"
+        for name, line, share in rank.slow_operators[:MOST_OPERATORS]
+        if share >= LEAST_OPERATOR
+    ]
     return f"Of all operators' time, {', '.join(named)}." if named else ""
 
 
@@ -218,8 +292,8 @@ def workers_beside(ranks: Sequence[Rank]) -> str:
     if not (busy := crowding_cores(ranks)):
         return ""
     return (
-        f"Loader workers keep {busy:.1f} of {ranks[0].cpus} cores busy, where the model computes too: each slows the"
-        " other down."
+        f"Loader workers keep {busy:.1f} of {ranks[0].cpus} cores busy, where the model computes"
+        " too: each slows the other down."
     )
 
 
@@ -238,15 +312,17 @@ def _warnings(recording: Recording) -> list[str]:
     warnings = []
     if recording.exit_code not in (0, None) and all(r.carried_out for r in ranks):
         warnings.append(
-            f"the command {ending_of(recording.exit_code)} after Trainpace had ended the training, which a launcher such as Ray"
-            " reports as a failure. The diagnosis is complete."
+            f"the command {ending_of(recording.exit_code)} after Trainpace had ended the training,"
+            " which a launcher such as Ray reports as a failure. The diagnosis is complete."
         )
     elif recording.exit_code not in (0, None):
         ended, trial = f"the command {ending_of(recording.exit_code)}", ranks[0].ended_in
-        tried = f"tried batches of {FEW} samples" if trial == FEW_SAMPLES else "ran its model in bf16"
+        tried = (
+            f"tried batches of {FEW} samples" if trial == FEW_SAMPLES else "ran its model in bf16"
+        )
         warnings.append(
-            f"{ended} while Trainpace {tried}, one of the last interventions. All earlier steps are counted; --without {trial}"
-            " leaves that intervention out."
+            f"{ended} while Trainpace {tried}, one of the last interventions. All earlier steps are"
+            f" counted; --without {trial} leaves that intervention out."
             if ranks[0].ended_among_the_last
             else f"{ended}; what it did before is counted."
         )
@@ -257,8 +333,8 @@ def _warnings(recording: Recording) -> list[str]:
     if _is_crowded(recording) and not recording.busy:
         delayed = min(1.0, max(r.delayed_share for r in ranks))
         warnings.append(
-            f"a training process waited for a core in {delayed:.0%} of its time: other programs, or more threads than cores,"
-            " slow it down."
+            f"a training process waited for a core in {delayed:.0%} of its time: other programs, or"
+            " more threads than cores, slow it down."
         )
     if recording.seen:
         warnings.append(recording.seen)
@@ -267,7 +343,13 @@ def _warnings(recording: Recording) -> list[str]:
     if fewest < 20:
         warnings.append(f"only {fewest} steps were counted.")
     if any(r.blocks or r.stopped for r in ranks) and (unseen := unseen_in_words(ranks[0])):
-        warnings.append(f"the counted steps had {unseen}; trainpace watch tells what a whole training spends on that.")
+        warnings.append(
+            f"the counted steps had {unseen}; trainpace watch tells what a whole training spends on"
+            " that."
+        )
     if max(r.allocator_retries for r in ranks):
-        warnings.append("the memory allocator had to retry: memory is nearly full, a smaller batch may be faster.")
+        warnings.append(
+            "the memory allocator had to retry: memory is nearly full, a smaller batch may be"
+            " faster."
+        )
     return warnings

@@ -28,33 +28,54 @@ def fewer_launches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if _loops_over_samples(rank, split):
         samples = rank.samples_per_step / batches_per_step(rank)
         yield Advice(
-            cause="launch", title="compute all samples of a batch at once",
-            how=f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something loops over samples. Batched"
-            " operators (or torch.vmap, torch.compile) replace many launches by one.",
-            saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
-            basis="forward and backward without their large operators", settings={"batched": "yes"},
-        )  # fmt: skip
+            cause="launch",
+            title="compute all samples of a batch at once",
+            how=(
+                f"{_small_operators(rank)}, and {rank.few_operators:,} for two samples: something"
+                " loops over samples. Batched operators (or torch.vmap, torch.compile) replace"
+                " many launches by one."
+            ),
+            saves_ms=launch * (1 - 1 / samples),
+            ceiling_ms=launch,
+            basis="forward and backward without their large operators",
+            settings={"batched": "yes"},
+        )
     elif one_at_a_time(rank):  # which is worth more together
         return
     elif not _makes_batches(rank):
         compiled = "torch.compile, or CUDA graphs" if rank.accelerator else "torch.compile"
         yield Advice(
-            cause="launch", title="operators on whole tensors in place of loops" if _reads_values(rank) else compiled,
-            how=f"{_small_operators(rank)}. {_compiled(rank)}."
-            " No DataLoader was seen, so there is no advice about batches.",
-            saves_ms=launch, ceiling_ms=launch, basis="all of the time that launching takes, of which a part is saved",
+            cause="launch",
+            title=(
+                "operators on whole tensors in place of loops" if _reads_values(rank) else compiled
+            ),
+            how=(
+                f"{_small_operators(rank)}. {_compiled(rank)}."
+                " No DataLoader was seen, so there is no advice about batches."
+            ),
+            saves_ms=launch,
+            ceiling_ms=launch,
+            basis="all of the time that launching takes, of which a part is saved",
             settings={"compile": "yes"},
-        )  # fmt: skip
+        )
     elif (micro := round(batches_per_step(rank))) > 1:
         yield Advice(
-            cause="launch", title=f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro} micro-batches",
-            how=f"{_small_operators(rank)}: where memory holds the {micro} micro-batches of a step as one, they are launched"
-            " once. The update is the same, unless samples of a batch depend on each other: batch normalisation, contrastive"
-            " losses, a mean over tokens of which micro-batches have different numbers.",
-            saves_ms=launch * (1 - 1 / micro), ceiling_ms=launch,
+            cause="launch",
+            title=(
+                f"one micro-batch of {rank.samples_per_step:.0f} samples instead of {micro}"
+                " micro-batches"
+            ),
+            how=(
+                f"{_small_operators(rank)}: where memory holds the {micro} micro-batches of a step"
+                " as one, they are launched once. The update is the same, unless samples of a"
+                " batch depend on each other: batch normalisation, contrastive losses, a mean over"
+                " tokens of which micro-batches have different numbers."
+            ),
+            saves_ms=launch * (1 - 1 / micro),
+            ceiling_ms=launch,
             basis="the line through steps with a full batch and with two samples",
             settings={"accumulation": 1},
-        )  # fmt: skip
+        )
 
 
 def _launches_much(split: Split) -> bool:
@@ -63,7 +84,9 @@ def _launches_much(split: Split) -> bool:
 
 def _loops_over_samples(rank: Rank, split: Split) -> bool:
     """Whether what launches is a loop over the samples of a batch, which a larger batch makes longer."""
-    loops = 0 < rank.few_operators <= (1 - LOOPED) * rank.operators and rank.samples_per_step > batches_per_step(rank)
+    loops = 0 < rank.few_operators <= (
+        1 - LOOPED
+    ) * rank.operators and rank.samples_per_step > batches_per_step(rank)
     return loops and split.fixed_ms is not None and split.fixed_ms < 0.5 * split.by_cause["launch"]
 
 
@@ -90,11 +113,14 @@ def _compiled(rank: Rank) -> str:
     """What torch.compile does about small operators, as a sentence without its full stop."""
     if _reads_values(rank):
         return (
-            f"A step's forward pass reads {rank.values_read:,} tensor values in Python (by .item(), or an `if` on a tensor), and"
-            " each causes a graph break in torch.compile: compiling helps once these values stay in tensors (torch.where, tensor"
-            " indices)"
+            f"A step's forward pass reads {rank.values_read:,} tensor values in Python (by .item(),"
+            " or an `if` on a tensor), and each causes a graph break in torch.compile: compiling"
+            " helps once these values stay in tensors (torch.where, tensor indices)"
         )
-    return f"{'torch.compile or CUDA graphs launch' if rank.accelerator else 'torch.compile launches'} fewer operators"
+    return (
+        f"{'torch.compile or CUDA graphs launch' if rank.accelerator else 'torch.compile launches'}"
+        " fewer operators"
+    )
 
 
 def larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -102,12 +128,19 @@ def larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     much of that, all of it; else the optimizer alone, as fast as it can be."""
     rank, updates = ranks[0], split.by_cause["optimizer"]
     step = math.fsum(split.by_cause.values())
-    if not _makes_batches(rank) or round(batches_per_step(rank)) > 1 or _loops_over_samples(rank, split):
+    if (
+        not _makes_batches(rank)
+        or round(batches_per_step(rank)) > 1
+        or _loops_over_samples(rank, split)
+    ):
         return
     if one_at_a_time(rank):
         return
     if _launches_much(split):
-        cause, shared = "launch", min(split.by_cause["launch"] + updates + split.by_cause["communication"], step)
+        cause, shared = (
+            "launch",
+            min(split.by_cause["launch"] + updates + split.by_cause["communication"], step),
+        )
         what = _small_operators(rank)
         instead = f" {_compiled(rank)}{'' if _reads_values(rank) else ', with the batch as it is'}."
         basis = "the line through steps with a full batch and with two samples"
@@ -119,12 +152,17 @@ def larger_batch(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         basis = "the time of its fastest implementation"
     if shared >= LEAST_LAUNCH * step:
         yield Advice(
-            cause=cause, title=f"a batch {LARGER_BATCH} times as large",
-            how=f"{what}: larger batches share that among more samples (mind the learning rate). The saving is that of as many"
-            f" samples in fewer steps.{instead}",
-            saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared, basis=f"{basis}; a step's worth of samples",
+            cause=cause,
+            title=f"a batch {LARGER_BATCH} times as large",
+            how=(
+                f"{what}: larger batches share that among more samples (mind the learning rate)."
+                f" The saving is that of as many samples in fewer steps.{instead}"
+            ),
+            saves_ms=shared * (1 - 1 / LARGER_BATCH),
+            ceiling_ms=shared,
+            basis=f"{basis}; a step's worth of samples",
             settings={"batch_factor": LARGER_BATCH},
-        )  # fmt: skip
+        )
 
 
 def one_at_a_time(rank: Rank) -> bool:
@@ -140,17 +178,27 @@ def together(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     share = rank.one_row_flops / rank.forward_flops
     alone = "" if _reads_values(rank) else " One at a time, torch.compile launches fewer operators."
     shared = (
-        min(rank.one_row_flops / rank.product_flops * rank.products_ms, split.by_cause["compute"]) + launch + optimizer
+        min(rank.one_row_flops / rank.product_flops * rank.products_ms, split.by_cause["compute"])
+        + launch
+        + optimizer
     )
     yield Advice(
         cause="launch" if launch > split.by_cause["compute"] else "compute",
         title=f"a batch of {LARGER_BATCH} instead of single samples",
-        how=f"{share:.0%} of a forward pass's FLOPs are in products of a matrix with a single vector, so that one"
-        " sample (or one position of a sequence) is computed at a time. Every step reads all weights for it, which would be read"
-        " once for a whole batch. Collect several samples, padded to one length, and call the"
-        " modules once for all of them (mind the learning rate); where no position depends on the one before it, give a module"
-        f" the whole sequence. The saving is for the same number of samples, in fewer steps.{alone}",
-        saves_ms=shared * (1 - 1 / LARGER_BATCH), ceiling_ms=shared,
-        basis="products by single vectors, launching and the optimizer, each once for several samples",
-        settings={"batched": "yes"}, at_most=True,
-    )  # fmt: skip
+        how=(
+            f"{share:.0%} of a forward pass's FLOPs are in products of a matrix with a single"
+            " vector, so that one sample (or one position of a sequence) is computed at a time."
+            " Every step reads all weights for it, which would be read once for a whole batch."
+            " Collect several samples, padded to one length, and call the modules once for all of"
+            " them (mind the learning rate); where no position depends on the one before it, give"
+            " a module the whole sequence. The saving is for the same number of samples, in fewer"
+            f" steps.{alone}"
+        ),
+        saves_ms=shared * (1 - 1 / LARGER_BATCH),
+        ceiling_ms=shared,
+        basis=(
+            "products by single vectors, launching and the optimizer, each once for several samples"
+        ),
+        settings={"batched": "yes"},
+        at_most=True,
+    )

@@ -33,17 +33,25 @@ def loader_cost(rank: Rank) -> LoaderCost | None:
     """The loader's cost of a batch, in workers or in the training process, as observed during training."""
     if rank.fetch is None:
         return None
-    batch = round(rank.samples_per_step / batches_per_step(rank)) or (rank.loader and rank.loader.batch_size) or 1
+    batch = (
+        round(rank.samples_per_step / batches_per_step(rank))
+        or (rank.loader and rank.loader.batch_size)
+        or 1
+    )
     return LoaderCost(
-        sample_wall_ms=rank.fetch.sample_wall_ms, sample_cpu_ms=rank.fetch.sample_cpu_ms,
-        collate_ms=rank.fetch.collate_ms, batch_size=batch,
-    )  # fmt: skip
+        sample_wall_ms=rank.fetch.sample_wall_ms,
+        sample_cpu_ms=rank.fetch.sample_cpu_ms,
+        collate_ms=rank.fetch.collate_ms,
+        batch_size=batch,
+    )
 
 
 def compute_ms(rank: Rank, split: Split) -> float:
     """A micro-step without its data: measured with a cached batch, else the remainder after the other parts."""
     blocks = [b.step_ms for b in rank.blocks if b.trial == "cached_batch"]
-    occasional = split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
+    occasional = (
+        split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
+    )
     rest = rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
     return max(0.0, fmean(blocks) if blocks else rest) / batches_per_step(rank)
 
@@ -61,7 +69,9 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     computing_ms, cores = compute_ms(ranks[0], split), _cores(ranks)
     # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
     fills = not ranks[0].accelerator and ranks[0].threads >= cores
-    return step_ms(cost, computing_ms, workers, cores, cores if fills else 1.0) * batches_per_step(ranks[0])
+    return step_ms(cost, computing_ms, workers, cores, cores if fills else 1.0) * batches_per_step(
+        ranks[0]
+    )
 
 
 def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -74,7 +84,10 @@ def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     compute, micro = compute_ms(rank, split), batches_per_step(rank)
     now = rank.loader.workers
     start = _worker_start_ms(rank) if not now else 0.0
-    by_workers = {w: with_workers_ms(ranks, split, w) + w * start for w in range(1, max(MANY_WORKERS, now + 1) + 1)}
+    by_workers = {
+        w: with_workers_ms(ranks, split, w) + w * start
+        for w in range(1, max(MANY_WORKERS, now + 1) + 1)
+    }
     waiting = rank.parts_ms["data"]
     measured = compute * micro + waiting
     best = min(by_workers.values())
@@ -95,17 +108,23 @@ def fewest_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
             else "; then the rank's core is the limit"
         )
     yield Advice(
-        cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
+        cause="data",
+        title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
         how=f"DataLoader(num_workers={fewest}): {why}.",
-        saves_ms=max(0.0, min(measured - by_workers[fewest], waiting)), ceiling_ms=max(split.by_cause["data"], 0.0),
-        basis="the slower of data and compute, from the times of samples and of steps with a cached batch",
+        saves_ms=max(0.0, min(measured - by_workers[fewest], waiting)),
+        ceiling_ms=max(split.by_cause["data"], 0.0),
+        basis=(
+            "the slower of data and compute, from the times of samples and of steps with a cached"
+            " batch"
+        ),
         settings={"num_workers": fewest},
-    )  # fmt: skip
+    )
 
 
 def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Batches made by the training process itself, where workers take longer: they start in every epoch, hand each batch over,
-    and compute on the model's cores. Only where steps with a cached batch tell what a step takes without them."""
+    and compute on the model's cores. Only where steps with a cached batch tell what a step takes without them.
+    """
     rank, cost = ranks[0], loader_cost(ranks[0])
     now = rank.loader.workers if rank.loader is not None else 0
     if cost is None or not now or not any(b.trial == "cached_batch" for b in rank.blocks):
@@ -114,14 +133,20 @@ def no_workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     alone = with_workers_ms(ranks, split, 0)
     beside = split.by_cause["data"] + split.by_cause["contention"]
     yield Advice(
-        cause="data", title=f"no loader workers instead of {now}",
-        how="DataLoader(num_workers=0): the training process would spend"
-        f" {format_number(alone - computing)} ms a step on loading samples itself, if each takes as long as it does now. With"
-        f" {now} worker{'s' if now > 1 else ''} a step loses {format_number(beside)} ms: it waits for batches and for the"
-        " workers to start, and they compete for its cores.",
-        saves_ms=max(0.0, computing + beside - alone), ceiling_ms=beside,
-        basis="steps with a cached batch, and the time of samples", settings={"num_workers": 0},
-    )  # fmt: skip
+        cause="data",
+        title=f"no loader workers instead of {now}",
+        how=(
+            "DataLoader(num_workers=0): the training process would spend"
+            f" {format_number(alone - computing)} ms a step on loading samples itself, if each"
+            f" takes as long as it does now. With {now} worker{'s' if now > 1 else ''} a step loses"
+            f" {format_number(beside)} ms: it waits for batches and for the workers to start, and"
+            " they compete for its cores."
+        ),
+        saves_ms=max(0.0, computing + beside - alone),
+        ceiling_ms=beside,
+        basis="steps with a cached batch, and the time of samples",
+        settings={"num_workers": 0},
+    )
 
 
 def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -135,21 +160,35 @@ def offline(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     dataset = rank.loader.dataset.rpartition(".")[2]
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
     # torch joins rows of shards no faster than any others
-    cheap = cost.sample_wall_ms <= READ_BACK_MS and (rank.loader.one_by_one or not _joins_longer(cost))
+    cheap = cost.sample_wall_ms <= READ_BACK_MS and (
+        rank.loader.one_by_one or not _joins_longer(cost)
+    )
     if batch <= max(LEAST_BATCH_MS, 0.05 * compute) or cheap:
         return
     yield Advice(
-        cause="data", title="prepare samples once, offline",
-        how="Random steps such as augmentation must stay in the training, and their time is not saved. trainpace precompute"
-        f" FILE.py:NAME writes everything else to shards; NAME is a function without arguments that returns your {dataset}"
-        " without the random steps. Add --estimate to see the cost first."
-        + (" First move the work of the collate function on each sample into the dataset." if _joins_longer(cost) else ""),
-        saves_ms=max(0.0, rank.parts_ms["data"] - (cost.collate_ms * micro if joins_alone else 0.0)) + slowed,
+        cause="data",
+        title="prepare samples once, offline",
+        how=(
+            "Random steps such as augmentation must stay in the training, and their time is not"
+            " saved. trainpace precompute FILE.py:NAME writes everything else to shards; NAME is a"
+            f" function without arguments that returns your {dataset} without the random steps. Add"
+            " --estimate to see the cost first."
+        )
+        + (
+            " First move the work of the collate function on each sample into the dataset."
+            if _joins_longer(cost)
+            else ""
+        ),
+        saves_ms=max(0.0, rank.parts_ms["data"] - (cost.collate_ms * micro if joins_alone else 0.0))
+        + slowed,
         ceiling_ms=max(split.by_cause["data"], 0.0) + slowed,
-        basis="the wait for data minus collating, plus the time by which workers slow down computing; reading shards and random"
-        " augmentation would still take time",
-        settings={"precompute": "yes"}, at_most=True,
-    )  # fmt: skip
+        basis=(
+            "the wait for data minus collating, plus the time by which workers slow down computing;"
+            " reading shards and random augmentation would still take time"
+        ),
+        settings={"precompute": "yes"},
+        at_most=True,
+    )
 
 
 def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
@@ -161,14 +200,21 @@ def whole_batches(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if cost.sample_wall_ms >= READ_BACK_MS or cost.batch_size < LEAST_WHOLE:
         return
     yield Advice(
-        cause="data", title="fetch a whole batch with one indexing call",
-        how=f"A sample takes {format_number(1000 * cost.sample_wall_ms)} us, joining {cost.batch_size} of them"
-        f" {format_number(cost.collate_ms)} ms. Where samples are rows of tensors in memory, one indexing call can fetch the"
-        " batch: give the dataset a __getitems__(self, indices) that returns those rows as tensors, and the DataLoader a"
-        " collate_fn that returns its argument unchanged.",
-        saves_ms=waiting, ceiling_ms=waiting, basis="the wait for data, of which taking and copying the rows remains",
-        settings={"whole_batches": "yes"}, at_most=True,
-    )  # fmt: skip
+        cause="data",
+        title="fetch a whole batch with one indexing call",
+        how=(
+            f"A sample takes {format_number(1000 * cost.sample_wall_ms)} us, joining"
+            f" {cost.batch_size} of them {format_number(cost.collate_ms)} ms. Where samples are"
+            " rows of tensors in memory, one indexing call can fetch the batch: give the dataset a"
+            " __getitems__(self, indices) that returns those rows as tensors, and the DataLoader a"
+            " collate_fn that returns its argument unchanged."
+        ),
+        saves_ms=waiting,
+        ceiling_ms=waiting,
+        basis="the wait for data, of which taking and copying the rows remains",
+        settings={"whole_batches": "yes"},
+        at_most=True,
+    )
 
 
 def _joins_longer(cost: LoaderCost) -> bool:
@@ -207,7 +253,13 @@ def cores_of_workers(ranks: Sequence[Rank]) -> float:
 
 def _cores_of_its_workers(rank: Rank) -> float:
     cost = loader_cost(rank)
-    if cost is None or rank.loader is None or not rank.loader.workers or rank.accelerator or rank.step_ms <= 0:
+    if (
+        cost is None
+        or rank.loader is None
+        or not rank.loader.workers
+        or rank.accelerator
+        or rank.step_ms <= 0
+    ):
         return 0.0
     each_batch_ms = cost.batch_size * cost.sample_cpu_ms + cost.collate_ms
     return each_batch_ms * batches_per_step(rank) / rank.step_ms
@@ -219,8 +271,11 @@ def worker_start(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     if loader is None or not loader.workers or loader.persistent_workers:
         return
     yield Advice(
-        cause="data", title="keep the loader's workers between epochs",
+        cause="data",
+        title="keep the loader's workers between epochs",
         how="DataLoader(persistent_workers=True), on a loader that is made once, starts them once.",
-        saves_ms=starts, ceiling_ms=starts, basis="time that starting the loader took in the recorded steps",
+        saves_ms=starts,
+        ceiling_ms=starts,
+        basis="time that starting the loader took in the recorded steps",
         settings={"persistent_workers": "true"},
-    )  # fmt: skip
+    )

@@ -23,11 +23,19 @@ def keep_memory(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         return
     words = " ".join(f"{name}={value}" for name, value in VARIABLES.items())
     yield Advice(
-        cause="compute", title="keep freed memory in the process",
-        how=f"A step has {rank.page_faults:,.0f} page faults, {format_number(rank.page_fault_ns / 1e3)} us each: glibc gives the"
-        " memory of large tensors back to the system when they are freed, and the system clears every page before it hands it out"
-        f" again. Start the training with {words} in its environment, or with another allocator, such as jemalloc. The process"
-        " then holds on to the most memory that it has needed.",
-        saves_ms=min(spent, computing), ceiling_ms=computing, basis="page faults of a step, and the time of one here",
-        settings=dict(VARIABLES), at_most=True,
-    )  # fmt: skip
+        cause="compute",
+        title="keep freed memory in the process",
+        how=(
+            f"A step has {rank.page_faults:,.0f} page faults,"
+            f" {format_number(rank.page_fault_ns / 1e3)} us each: glibc gives the memory of large"
+            " tensors back to the system when they are freed, and the system clears every page"
+            f" before it hands it out again. Start the training with {words} in its environment, or"
+            " with another allocator, such as jemalloc. The process then holds on to the most"
+            " memory that it has needed."
+        ),
+        saves_ms=min(spent, computing),
+        ceiling_ms=computing,
+        basis="page faults of a step, and the time of one here",
+        settings=dict(VARIABLES),
+        at_most=True,
+    )

@@ -9,7 +9,16 @@ from typing import NamedTuple
 from trainpace.diagnose.device_shares import beside_a_device
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch import BEHIND, FEW, LEAST_ROUNDS, PRECISE, Block, Rank, Together, batches_per_step
+from trainpace.watch import (
+    BEHIND,
+    FEW,
+    LEAST_ROUNDS,
+    PRECISE,
+    Block,
+    Rank,
+    Together,
+    batches_per_step,
+)
 
 FEW_SAMPLES = "few_samples"
 """The one intervention that removes no cause: it shows what a smaller batch does not shorten. Not every script bears it."""
@@ -51,7 +60,9 @@ class Proof(Record):
     @property
     def settles(self) -> bool:
         """Whether it proves anything: repeated, and either some time is saved beyond the noise or the noise is small."""
-        return self.rounds >= LEAST_ROUNDS and (self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms)
+        return self.rounds >= LEAST_ROUNDS and (
+            self.low_ms > 0 or self.detects_ms <= PRECISE * self.plain_ms
+        )
 
 
 def of_trial(rank: Rank, trial: str) -> list[Block]:
@@ -60,21 +71,30 @@ def of_trial(rank: Rank, trial: str) -> list[Block]:
 
 def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     """The mean over ranks of plain - trial, paired by rounds; None where it was not tried. A batch that stays on the device is
-    compared with the same batch on the host, and bf16, which comes after all rounds, with the plain blocks between its own."""
+    compared with the same batch on the host, and bf16, which comes after all rounds, with the plain blocks between its own.
+    """
     against = "cached_batch" if trial == "batch_on_device" else "plain"
     rounds = min(min(len(of_trial(r, against)), len(of_trial(r, trial))) for r in ranks)
     if rounds < 1 or (trial == "bf16" and any(r.refuses_bf16 for r in ranks)):
         return None
     from_the_end = trial == "bf16"
     plain, without = (
-        [fmean(of_trial(r, name)[i - rounds if from_the_end else i].step_ms for r in ranks) for i in range(rounds)]
+        [
+            fmean(of_trial(r, name)[i - rounds if from_the_end else i].step_ms for r in ranks)
+            for i in range(rounds)
+        ]
         for name in (against, trial)
     )
     saved, half = mean_and_half_width([a - b for a, b in zip(plain, without, strict=True)])
     return Proof(
-        trial=trial, plain_ms=fmean(plain), without_ms=fmean(without), saved_ms=saved, low_ms=saved - half,
-        high_ms=saved + half, rounds=rounds,
-    )  # fmt: skip
+        trial=trial,
+        plain_ms=fmean(plain),
+        without_ms=fmean(without),
+        saved_ms=saved,
+        low_ms=saved - half,
+        high_ms=saved + half,
+        rounds=rounds,
+    )
 
 
 def _left_in_ms(rank: Rank, block: Block) -> float:
@@ -104,7 +124,9 @@ def _behind_ms(ranks: Sequence[Rank], last: int) -> tuple[float, float]:
     """By how much one rank's own pace lies behind the mean of the others', and half its 90 % interval, from blocks in turns."""
     alone = [_alone_ms(rank) for rank in ranks]
     mine = alone.pop(last)
-    return mean_and_half_width([ms - fmean(others) for ms, *others in zip(mine, *alone, strict=False)])
+    return mean_and_half_width(
+        [ms - fmean(others) for ms, *others in zip(mine, *alone, strict=False)]
+    )
 
 
 def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
@@ -144,7 +166,10 @@ def freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
     if tried is None or not tried.settles or tried.low_ms <= 0:
         return {}
     longer = {
-        part: fmean((part_ms(r, "plain", part) or 0.0) - (part_ms(r, "fewer_threads", part) or 0.0) for r in ranks)
+        part: fmean(
+            (part_ms(r, "plain", part) or 0.0) - (part_ms(r, "fewer_threads", part) or 0.0)
+            for r in ranks
+        )
         for part in ranks[0].parts_ms
     }
     return {part: ms for part, ms in longer.items() if ms > 0}
@@ -152,17 +177,25 @@ def freed_ms(ranks: Sequence[Rank]) -> dict[str, float]:
 
 def slowed_ms(ranks: Sequence[Rank]) -> float:
     """What forward and backward take longer while loader workers are busy on the same cores: blocks of plain steps against blocks
-    with a cached batch, for which no worker does anything. 0 where noise or the script's own workers do not show it."""
-    if not all(r.loader is not None and r.loader.workers and r.device_busy_ms is None for r in ranks):
+    with a cached batch, for which no worker does anything. 0 where noise or the script's own workers do not show it.
+    """
+    if not all(
+        r.loader is not None and r.loader.workers and r.device_busy_ms is None for r in ranks
+    ):
         return 0.0
     rounds = min(min(len(of_trial(r, "plain")), len(of_trial(r, "cached_batch"))) for r in ranks)
     if rounds < LEAST_ROUNDS:
         return 0.0
 
     def computing(trial: str, i: int) -> float:
-        return fmean(math.fsum(of_trial(r, trial)[i].parts_ms[p] for p in ("forward", "backward")) for r in ranks)
+        return fmean(
+            math.fsum(of_trial(r, trial)[i].parts_ms[p] for p in ("forward", "backward"))
+            for r in ranks
+        )
 
-    slowed, half = mean_and_half_width([computing("plain", i) - computing("cached_batch", i) for i in range(rounds)])
+    slowed, half = mean_and_half_width(
+        [computing("plain", i) - computing("cached_batch", i) for i in range(rounds)]
+    )
     return slowed if slowed - half > 0 else 0.0
 
 
@@ -173,7 +206,8 @@ now another for longer than a block of steps. A judgement: two equal ranks were 
 
 class Split(NamedTuple):
     """Mean milliseconds per step by cause, over the ranks that wait for a straggler if there is one, else over all; and
-    the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the batch."""
+    the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the batch.
+    """
 
     by_cause: dict[str, float]
     proved: frozenset[str]
@@ -192,7 +226,11 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
         last = paces.index(max(paces))
         behind, half = _behind_ms(ranks, last)
         if behind > max(BEHIND * paces[last], half * (CROWDED_NOISE if crowded else 1)):
-            others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
+            others, slowest, straggler = (
+                [r for r in ranks if r is not ranks[last]],
+                ranks[last].rank,
+                behind,
+            )
     elif together is not None and together.stragglers:
         slowest = together.stragglers[0].rank
         others = [r for r in ranks if r.rank != slowest]
@@ -203,7 +241,9 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
         plain = [fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks]
         exchange = proof(ranks, "no_sync")
         assert exchange is not None
-        if exchange.low_ms > 0 or straggler or not communication:  # noise may hide what blocking calls show
+        if (
+            exchange.low_ms > 0 or straggler or not communication
+        ):  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
             shown = exchange.settles and leaves_exchange_out(ranks, exchange)
             proved |= {"communication", "straggler"} if shown else set()
@@ -233,19 +273,32 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
         operators = fmean(r.operators for r in others)
         if crowded and operators and others[0].device_busy_ms is None:
             launch = min(launch, MOST_PER_OPERATOR_MS * operators)
-    for cause, trial in (("data", "cached_batch"), ("host_to_device", "batch_on_device"), ("logging", "muted")):
+    for cause, trial in (
+        ("data", "cached_batch"),
+        ("host_to_device", "batch_on_device"),
+        ("logging", "muted"),
+    ):
         tried = proof(ranks, trial)
         if tried is not None and tried.settles:
             proved.add(cause)
     slowed = 0.0 if waiting else min(slowed_ms(ranks), computing - launch)
     proved |= {"contention"} if slowed else set()
     by_cause = {
-        "data": parts["data"] + parts["loader_start"], "host_to_device": parts["host_to_device"], "launch": launch,
-        "compute": computing - launch - slowed, "contention": slowed, "threads": 0.0, "optimizer": optimizer,
-        "communication": communication, "straggler": straggler,
-        "logging": parts["logging"] + parts["synchronisation"], "checkpoint": parts["checkpoint"],
-        "evaluation": parts["evaluation"], "own_code": parts["other"], "trainpace": parts["trainpace"],
-    }  # fmt: skip
+        "data": parts["data"] + parts["loader_start"],
+        "host_to_device": parts["host_to_device"],
+        "launch": launch,
+        "compute": computing - launch - slowed,
+        "contention": slowed,
+        "threads": 0.0,
+        "optimizer": optimizer,
+        "communication": communication,
+        "straggler": straggler,
+        "logging": parts["logging"] + parts["synchronisation"],
+        "checkpoint": parts["checkpoint"],
+        "evaluation": parts["evaluation"],
+        "own_code": parts["other"],
+        "trainpace": parts["trainpace"],
+    }
     if freed := freed_ms(others):
         proved.add("threads")
         by_cause["threads"] = _freed(by_cause, freed)
@@ -255,11 +308,18 @@ def split(ranks: Sequence[Rank], together: Together | None = None, crowded: bool
     busy = [r.device_busy_ms for r in others if r.device_busy_ms is not None]
     if busy:
         proved |= {"launch", "compute"}
-        updates = [r.optimizer_variants_ms["as it is"] for r in others if "as it is" in r.optimizer_variants_ms]
+        updates = [
+            r.optimizer_variants_ms["as it is"]
+            for r in others
+            if "as it is" in r.optimizer_variants_ms
+        ]
         by_cause = beside_a_device(
-            by_cause, fmean(busy), fmean(r.device_copies_ms for r in others), parts["synchronisation"],
+            by_cause,
+            fmean(busy),
+            fmean(r.device_copies_ms for r in others),
+            parts["synchronisation"],
             fmean(updates) if updates else 0.0,
-        )  # fmt: skip
+        )
         fixed = None
     return Split(by_cause, frozenset(proved), slowest, fixed)
 
@@ -268,9 +328,11 @@ def _freed(by_cause: dict[str, float], freed: dict[str, float]) -> float:
     """Take from the causes what their parts would need less with fewer threads; returns the sum."""
     total = 0.0
     for causes, parts in (
-        (("compute", "launch", "contention"), ("forward", "backward")), (("optimizer",), ("optimizer",)),
-        (("data",), ("data",)), (("own_code",), ("other",)),
-    ):  # fmt: skip
+        (("compute", "launch", "contention"), ("forward", "backward")),
+        (("optimizer",), ("optimizer",)),
+        (("data",), ("data",)),
+        (("own_code",), ("other",)),
+    ):
         held = math.fsum(by_cause[c] for c in causes)
         taken = min(held, math.fsum(freed.get(part, 0.0) for part in parts))
         for cause in causes:
@@ -283,12 +345,18 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
     """Exposed communication by DistributedDataParallel's counters (nanoseconds per backward)."""
     exposed = []
     for rank in ranks:
-        whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get("avg_backward_compute_comm_overlap_time", 0)
-        exposed.append(max(0.0, whole / 1e6) * (1.0 if rank.skips_sync else max(1.0, rank.micro_steps)))
+        whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get(
+            "avg_backward_compute_comm_overlap_time", 0
+        )
+        exposed.append(
+            max(0.0, whole / 1e6) * (1.0 if rank.skips_sync else max(1.0, rank.micro_steps))
+        )
     return min(fmean(exposed), fmean(r.parts_ms["backward"] for r in ranks))
 
 
-def _take(waiting: float, forward: float, backward: float, optimizer: float) -> tuple[float, float, float]:
+def _take(
+    waiting: float, forward: float, backward: float, optimizer: float
+) -> tuple[float, float, float]:
     """Waiting that has no part of its own lies first in backward, then in forward (all-gathered parameters) and the
     optimizer. A negative value is collectives' own time that would have been spent computing anyway, and is given back
     to backward."""

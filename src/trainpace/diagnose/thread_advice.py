@@ -12,7 +12,10 @@ def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     """Where ranks compute with more threads than their host has cores for, all of them wait for each other's."""
     rank, freed = ranks[0], split.by_cause["threads"]
     here = [r for r in ranks if r.host == rank.host]
-    processes, threads = sum(1 + r.beside for r in here), sum(r.threads * (1 + r.beside) for r in here)
+    processes, threads = (
+        sum(1 + r.beside for r in here),
+        sum(r.threads * (1 + r.beside) for r in here),
+    )
     if freed:
         fewer, cause, saves = rank.fewer_threads, "threads", freed
         basis, because = (
@@ -23,13 +26,22 @@ def fewer_threads(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         fewer, cause = max(1, rank.cpus // processes), "compute"
         if rank.accelerator or threads <= rank.cpus or fewer >= rank.threads:
             return
-        saves = (split.by_cause["compute"] + split.by_cause["launch"]) * min(1.0, fmean(r.delayed_share for r in here))
+        saves = (split.by_cause["compute"] + split.by_cause["launch"]) * min(
+            1.0, fmean(r.delayed_share for r in here)
+        )
         basis, because = "the time in which the processes waited for a core", ""
     yield Advice(
-        cause=cause, title=f"{fewer} thread{'s' if fewer > 1 else ''} per process instead of {rank.threads}",
-        how=f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer}). {_sharing(rank, processes)}{because}.",
-        saves_ms=saves, ceiling_ms=saves, basis=basis, settings={"threads": fewer},
-    )  # fmt: skip
+        cause=cause,
+        title=f"{fewer} thread{'s' if fewer > 1 else ''} per process instead of {rank.threads}",
+        how=(
+            f"Set OMP_NUM_THREADS={fewer}, or call torch.set_num_threads({fewer})."
+            f" {_sharing(rank, processes)}{because}."
+        ),
+        saves_ms=saves,
+        ceiling_ms=saves,
+        basis=basis,
+        settings={"threads": fewer},
+    )
 
 
 def _sharing(rank: Rank, processes: int) -> str:

@@ -65,11 +65,17 @@ def unusable(kind: str, machine: Machine, error: TrainpaceError) -> Examination:
     """What can be said where torch itself crashes or hangs when it is asked for its devices."""
     failed = Check(part="torch", status="failed", finding=error.message, advice=error.hint or "")
     name = machine.cpu.name or "CPU"
-    return Examination(kind=kind, device=name, checks=(*checks.machine_checks(machine), failed), traces={})
+    return Examination(
+        kind=kind, device=name, checks=(*checks.machine_checks(machine), failed), traces={}
+    )
 
 
 def examine(
-    kind: str, machine: Machine, device: Device | None, expected: Callable[[Measurement], Expected | None], tell: Tell
+    kind: str,
+    machine: Machine,
+    device: Device | None,
+    expected: Callable[[Measurement], Expected | None],
+    tell: Tell,
 ) -> Examination:
     """Try every part on a device of that kind. `device`: its catalogue entry; `expected`: the forecast of the known step."""
     found: list[Check] = list(checks.machine_checks(machine))
@@ -86,9 +92,17 @@ def examine(
         try:
             found += judged()
         except TimedOut:
-            found.append(Check(part=part, status="failed", finding="This part hung or took too long, and was ended."))
+            found.append(
+                Check(
+                    part=part,
+                    status="failed",
+                    finding="This part hung or took too long, and was ended.",
+                )
+            )
         except TrainpaceError as error:
-            found.append(Check(part=part, status="failed", finding=error.message, advice=error.hint or ""))
+            found.append(
+                Check(part=part, status="failed", finding=error.message, advice=error.hint or "")
+            )
         except OSError as error:
             found.append(Check(part=part, status="failed", finding=f"This part failed: {error}."))
         except _PartFailed as error:
@@ -98,7 +112,10 @@ def examine(
 
 
 def _parts(
-    kind: str, machine: Machine, device: Device | None, expected: Callable[[Measurement], Expected | None]
+    kind: str,
+    machine: Machine,
+    device: Device | None,
+    expected: Callable[[Measurement], Expected | None],
 ) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
     """(name, what tries and judges it)."""
     yield "torch", lambda: checks.software_check(_values("software", kind), machine, kind)
@@ -107,7 +124,12 @@ def _parts(
         yield "clock", lambda: (checks.clock_check(_values("clock", kind)),)
         yield "copies", lambda: (checks.copies_check(_values("copies", kind), machine),)
     yield "memory", lambda: (checks.memory_check(_values("memory", kind), ALLOCATED_GIB),)
-    yield "step", lambda: checks.step_check(*_step(kind, BATCH if device is not None else BATCH_ALONE, expected))
+    yield (
+        "step",
+        lambda: checks.step_check(
+            *_step(kind, BATCH if device is not None else BATCH_ALONE, expected)
+        ),
+    )
     yield "watch", lambda: (_watched(kind),)
     yield "loader", lambda: (_loaded(_values("loader", "cpu")),)
     yield "storage", lambda: (_stored(),)
@@ -117,7 +139,9 @@ def _parts(
 
 
 def _values(part: str, kind: str) -> dict[str, Any]:
-    answer = json.loads(run_isolated(PARTS_MODULE, {"part": part, "kind": kind}, PART_TIMEOUT_S, f"the part {part}"))
+    answer = json.loads(
+        run_isolated(PARTS_MODULE, {"part": part, "kind": kind}, PART_TIMEOUT_S, f"the part {part}")
+    )
     if "error" in answer:
         raise _PartFailed(answer["error"], answer["trace"])
     values: dict[str, Any] = answer["values"]
@@ -128,9 +152,12 @@ def _step(
     kind: str, batch: int, expected: Callable[[Measurement], Expected | None]
 ) -> tuple[Measurement, Expected | None]:
     conditions = Conditions(
-        model=MODEL, device=kind, precision="fp32" if kind == "cpu" else "torch_fp32", optimizer="sgd_momentum",
+        model=MODEL,
+        device=kind,
+        precision="fp32" if kind == "cpu" else "torch_fp32",
+        optimizer="sgd_momentum",
         timeout_s=STEP_TIMEOUT_S,
-    )  # fmt: skip
+    )
     measured = measure(conditions, batch)
     return measured, expected(measured)
 
@@ -138,21 +165,30 @@ def _step(
 def _watched(kind: str) -> Check:
     with tempfile.TemporaryDirectory() as folder:
         script, recording = Path(folder, "train.py"), Path(folder, "recording")
-        script.write_text(WATCHED.format(kind=kind, steps=STEPS_WATCHED, seconds=int(PART_TIMEOUT_S)))
+        script.write_text(
+            WATCHED.format(kind=kind, steps=STEPS_WATCHED, seconds=int(PART_TIMEOUT_S))
+        )
         code = watch([sys.executable, str(script)], recording)
         ranks = read_recording(recording).ranks
     seen = ranks[0].steps if ranks else 0
     if code == 0 and seen >= STEPS_WATCHED - 3:  # the first ones start the model
         return Check(part="watch", status="ok", finding="watch records an unchanged script here.")
     return Check(
-        part="watch", status="problem",
-        finding=f"watch saw {seen} of {STEPS_WATCHED} steps of a small script, which ended with exit code {code}.",
+        part="watch",
+        status="problem",
+        finding=(
+            f"watch saw {seen} of {STEPS_WATCHED} steps of a small script, which ended with exit"
+            f" code {code}."
+        ),
         advice="Please send this report to us.",
-    )  # fmt: skip
+    )
 
 
 def _loaded(values: dict[str, Any]) -> Check:
-    said = f"A DataLoader with two workers hands over {values['samples_per_s']:,.0f} images of 224 x 224 a second."
+    said = (
+        f"A DataLoader with two workers hands over {values['samples_per_s']:,.0f} images of 224 x"
+        " 224 a second."
+    )
     return Check(part="loader", status="ok", finding=said)
 
 
@@ -161,7 +197,10 @@ def _stored() -> Check:
         s = measure_storage(folder, WRITTEN_BYTES)
     cached = ", from the page cache" if s.read_from_cache else ""
     kind = f" ({s.filesystem})" if s.filesystem else ""
-    said = f"The current folder's storage{kind} writes {s.write_gb_per_s:.2g} GB/s and reads {s.read_gb_per_s:.2g}{cached}."
+    said = (
+        f"The current folder's storage{kind} writes {s.write_gb_per_s:.2g} GB/s and reads"
+        f" {s.read_gb_per_s:.2g}{cached}."
+    )
     return Check(part="storage", status="ok", finding=said)
 
 

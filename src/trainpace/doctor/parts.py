@@ -27,7 +27,12 @@ from trainpace.accelerator import (
 from trainpace.errors import TrainpaceError
 from trainpace.process import is_out_of_memory, serve
 
-PRODUCTS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRODUCTS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 TOLERATED = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-3, "fp8": 0.1}
 """Relative errors of a product beside the CPU's in fp64: some times what the format's own digits allow."""
 CHECKED_SIDE = 256
@@ -54,11 +59,16 @@ def software(kind: str) -> dict[str, Any]:
     except TrainpaceError:
         backend = ""
     return {
-        "torch": torch.__version__, "accelerator": accelerator_here(), "name": device_name(kind), "count": count_devices(kind),
+        "torch": torch.__version__,
+        "accelerator": accelerator_here(),
+        "name": device_name(kind),
+        "count": count_devices(kind),
         "versions": versions(kind),
         "backend": backend if backend and torch.distributed.is_backend_available(backend) else "",
-        "shared_memory_gib": shutil.disk_usage("/dev/shm").total / 2**30 if os.path.isdir("/dev/shm") else None,
-    }  # fmt: skip
+        "shared_memory_gib": (
+            shutil.disk_usage("/dev/shm").total / 2**30 if os.path.isdir("/dev/shm") else None
+        ),
+    }
 
 
 def clock(kind: str) -> dict[str, float]:
@@ -110,7 +120,9 @@ def _products(kind: str) -> dict[str, Product]:
     return found
 
 
-def _product(kind: str, precision: str, dtype: torch.dtype, matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _product(
+    kind: str, precision: str, dtype: torch.dtype, matrix: torch.Tensor
+) -> Callable[[], torch.Tensor]:
     set_up_device(kind, precision)  # type: ignore[arg-type]
     a = matrix.to(dtype)
     return lambda: a @ a
@@ -120,11 +132,15 @@ def _fp8_product(matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
     """torch has no public one; torchao and Transformer Engine call this."""
     rows, columns = (m.to(torch.float8_e4m3fn) for m in (matrix, matrix.t().contiguous()))
     one = torch.ones((), device=matrix.device)
-    return lambda: torch._scaled_mm(rows, columns.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return lambda: torch._scaled_mm(
+        rows, columns.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+    )
 
 
 def _relative_error(kind: str, product: Product) -> float:
-    matrix = torch.rand(CHECKED_SIDE, CHECKED_SIDE, generator=torch.Generator().manual_seed(0)) - 0.5
+    matrix = (
+        torch.rand(CHECKED_SIDE, CHECKED_SIDE, generator=torch.Generator().manual_seed(0)) - 0.5
+    )
     right = matrix.double() @ matrix.double()
     return float((product(matrix.to(kind))().cpu().double() - right).norm() / right.norm())
 
@@ -145,11 +161,15 @@ def _sentence(error: Exception) -> str:
 
 def copies(kind: str) -> dict[str, float]:
     """GB/s between host and device, from pageable and from pinned memory."""
-    host, device = (torch.empty(COPIED_MIB * 2**20, dtype=torch.uint8, device=where) for where in ("cpu", kind))
+    host, device = (
+        torch.empty(COPIED_MIB * 2**20, dtype=torch.uint8, device=where) for where in ("cpu", kind)
+    )
     found = {"to_device": host.nbytes / _seconds(kind, lambda: device.copy_(host), 0.5) / 1e9}
     found["to_host"] = host.nbytes / _seconds(kind, lambda: host.copy_(device), 0.5) / 1e9
     pinned = host.pin_memory()
-    found["to_device_pinned"] = host.nbytes / _seconds(kind, lambda: device.copy_(pinned, non_blocking=True), 0.5) / 1e9
+    found["to_device_pinned"] = (
+        host.nbytes / _seconds(kind, lambda: device.copy_(pinned, non_blocking=True), 0.5) / 1e9
+    )
     return found
 
 
@@ -192,8 +212,13 @@ def _seconds(kind: str, work: Callable[[], Any], seconds: float) -> float:
 
 
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "software": software, "clock": clock, "products": products, "copies": copies, "memory": memory, "loader": loader,
-}  # fmt: skip
+    "software": software,
+    "clock": clock,
+    "products": products,
+    "copies": copies,
+    "memory": memory,
+    "loader": loader,
+}
 
 
 def _work(request: dict[str, str]) -> str:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
         public_journal,
         public_runs,
     )
-    from trainpace.evidence.scoring import PackagedTraces, Score, ScoreLine, packaged_traces, score, score_of, way_of
+    from trainpace.evidence.scoring import (
+        PackagedTraces,
+        Score,
+        ScoreLine,
+        packaged_traces,
+        score,
+        score_of,
+        way_of,
+    )
     from trainpace.evidence.signatures import model_kind, signature_of
 
 __getattr__, __all__ = exports(__name__, __file__)

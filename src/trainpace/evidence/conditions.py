@@ -29,20 +29,32 @@ class Conditions(Record):
         """What `trainpace.validation` forecasts."""
         e = self.execution
         cluster = Cluster(
-            device=find_device(self.device), devices_per_node=e.nproc_per_node, nodes=e.nnodes,
-            network_gb_per_s_per_device=self.network_gb_per_s, host=None if self.host is None else find_host(self.host),
-        )  # fmt: skip
+            device=find_device(self.device),
+            devices_per_node=e.nproc_per_node,
+            nodes=e.nnodes,
+            network_gb_per_s_per_device=self.network_gb_per_s,
+            host=None if self.host is None else find_host(self.host),
+        )
         return Case(
-            run=Run(index=0, host_copy="yes" if self.host_copy else ""), spec=self.trace, form=form_of(e.precision),
-            variant=Variant(), execution=e, cluster=cluster, measured_ms=None, software=self.software,
-        )  # fmt: skip
+            run=Run(index=0, host_copy="yes" if self.host_copy else ""),
+            spec=self.trace,
+            form=form_of(e.precision),
+            variant=Variant(),
+            execution=e,
+            cluster=cluster,
+            measured_ms=None,
+            software=self.software,
+        )
 
 
 def conditions_of(case: Case, trace: str) -> Conditions:
     """The conditions of a case, whose workload is packaged by the key `trace`."""
     return Conditions(
-        trace=trace, execution=case.execution, device=case.cluster.device.name,
+        trace=trace,
+        execution=case.execution,
+        device=case.cluster.device.name,
         network_gb_per_s=case.cluster.network_gb_per_s_per_device,
-        host=None if case.cluster.host is None else case.cluster.host.name, software=case.software,
+        host=None if case.cluster.host is None else case.cluster.host.name,
+        software=case.software,
         host_copy=case.run.host_copy == "yes",
-    )  # fmt: skip
+    )

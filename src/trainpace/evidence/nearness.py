@@ -93,13 +93,19 @@ class _Columns(NamedTuple):
 
 
 def nearest(
-    workload: Workload, execution: Execution, device: Device, most: int = MOST, journal: PublicJournal | None = None
+    workload: Workload,
+    execution: Execution,
+    device: Device,
+    most: int = MOST,
+    journal: PublicJournal | None = None,
 ) -> Nearness:
     """The measured runs that are nearest to a workload under an execution on a device; of the packaged ones, if no others are
     given."""
     journal = public_journal() if journal is None else journal
     c = _packaged() if journal is public_journal() else _columns(journal)
-    nothing = Nearness(model=workload.model, device=device.name, batch=execution.micro_batch, runs=(), closest=None)
+    nothing = Nearness(
+        model=workload.model, device=device.name, batch=execution.micro_batch, runs=(), closest=None
+    )
     try:
         asked = np.array([signature_of(workload, execution.precision)])
     except TrainpaceError:  # not traced for this precision, which has no forecast either
@@ -113,23 +119,38 @@ def nearest(
     chosen: dict[tuple[object, ...], Near] = {}
     for i in order[: 40 * most].tolist():
         run = journal.runs[c.place[i]]
-        kind = (journal.signature_of_run[c.place[i]], run.device, run.gpus, run.micro_batch, run.precision)
+        kind = (
+            journal.signature_of_run[c.place[i]],
+            run.device,
+            run.gpus,
+            run.micro_batch,
+            run.precision,
+        )
         if kind not in chosen:
             chosen[kind] = Near(run=run, distance=round(float(total[i]), 3), **d.words(i, run))
         if len(chosen) == most:
             break
     runs = tuple(chosen.values())
     return Nearness(
-        model=workload.model, device=device.name, batch=execution.micro_batch,
-        runs=tuple(near for near in runs if near.is_near), closest=runs[0],
-    )  # fmt: skip
+        model=workload.model,
+        device=device.name,
+        batch=execution.micro_batch,
+        runs=tuple(near for near in runs if near.is_near),
+        closest=runs[0],
+    )
 
 
 class _Differences:
     """What each comparable run differs in from what is asked for."""
 
     def __init__(
-        self, c: _Columns, asked: Floats, workload: Workload, e: Execution, device: Device, journal: PublicJournal
+        self,
+        c: _Columns,
+        asked: Floats,
+        workload: Workload,
+        e: Execution,
+        device: Device,
+        journal: PublicJournal,
     ) -> None:
         self.c, self.asked_execution, self.device, self.journal = c, e, device, journal
         self.asked_length = workload.sequence_length
@@ -185,7 +206,11 @@ class _Differences:
             + GPUS * np.abs(self.gpus)
             + NODES * np.abs(self.nodes)
         )
-        flags = FORWARD_ONLY * self.forward_only + NO_OPTIMIZER * self.no_optimizer + COMPILED * self.compiled
+        flags = (
+            FORWARD_ONLY * self.forward_only
+            + NO_OPTIMIZER * self.no_optimizer
+            + COMPILED * self.compiled
+        )
         flags = flags + NHWC * self.nhwc + KERAS * c.keras + RECOMPUTED * self.recomputed
         total: Floats = model + card + size + flags + self.precision + c.doubt
         return total
@@ -198,7 +223,9 @@ class _Differences:
         speed, other, architecture = [], [], []
         for name in names:
             card = self.journal.cards[name]
-            peaks = (card.fp32_tflops, own.fp32_tflops) if wide else (card.half_tflops, own.half_tflops)
+            peaks = (
+                (card.fp32_tflops, own.fp32_tflops) if wide else (card.half_tflops, own.half_tflops)
+            )
             ratios = [peaks, (card.gb_per_s, own.gb_per_s)]
             logs = [math.log(a / b) for a, b in ratios if a > 0 and b > 0]
             speed.append(sum(logs) / len(logs) if logs else 0.0)
@@ -219,7 +246,11 @@ class _Differences:
         else:
             unlike.append(f"{100 * mix:.0f} % of the FLOPs in other kinds of operators")
         of = "token" if run.sequence_length and self.asked_length else "sample"
-        sizes = {f"FLOPs a {of}": work, f"bytes a {of}": float(self.traffic[i]), "parameters": parameters}
+        sizes = {
+            f"FLOPs a {of}": work,
+            f"bytes a {of}": float(self.traffic[i]),
+            "parameters": parameters,
+        }
         largest = max(sizes, key=lambda name: abs(sizes[name]))
         if abs(sizes[largest]) > SIMILAR_SIZE:
             unlike.append(f"{_times(sizes[largest])} the {largest}")
@@ -227,13 +258,27 @@ class _Differences:
             alike.append("the same card")
         else:
             architecture = self.journal.cards[run.device].architecture
-            kind = f"another {architecture} card" if not self.other_architecture[i] else f"a card of {architecture}"
+            kind = (
+                f"another {architecture} card"
+                if not self.other_architecture[i]
+                else f"a card of {architecture}"
+            )
             speed = float(self.speed[i])
-            unlike.append(kind if abs(speed) < SIMILAR_SIZE else f"{kind} (about {_times(speed)} as fast)")
+            unlike.append(
+                kind if abs(speed) < SIMILAR_SIZE else f"{kind} (about {_times(speed)} as fast)"
+            )
         if self.other_samples[i]:
-            unlike.append("images instead of sequences" if self.asked_length else "sequences instead of images")
+            unlike.append(
+                "images instead of sequences"
+                if self.asked_length
+                else "sequences instead of images"
+            )
         if self.forward_only[i]:
-            unlike.append("a forward pass alone" if c.forward_only[i] else "training, not a forward pass alone")
+            unlike.append(
+                "a forward pass alone"
+                if c.forward_only[i]
+                else "training, not a forward pass alone"
+            )
         elif self.no_optimizer[i]:
             unlike.append("without the optimizer" if c.no_optimizer[i] else "with the optimizer")
         if run.precision != e.precision:
@@ -241,7 +286,9 @@ class _Differences:
         if run.micro_batch != e.micro_batch:
             unlike.append(f"batch {run.micro_batch:,} instead of {e.micro_batch:,}")
         if abs(self.length[i]) > SAME:
-            unlike.append(f"{run.sequence_length:,} tokens a sample instead of {self.asked_length:,}")
+            unlike.append(
+                f"{run.sequence_length:,} tokens a sample instead of {self.asked_length:,}"
+            )
         if run.gpus != e.world_size:
             unlike.append(f"{run.gpus:,} GPU{'s' * (run.gpus > 1)} instead of {e.world_size:,}")
         if self.compiled[i]:
@@ -251,7 +298,9 @@ class _Differences:
         if c.keras[i]:
             unlike.append("Keras")
         if self.recomputed[i]:
-            unlike.append("activations recomputed" if c.recomputed[i] else "no activations recomputed")
+            unlike.append(
+                "activations recomputed" if c.recomputed[i] else "no activations recomputed"
+            )
         return {"alike": tuple(alike), "unlike": tuple(unlike)}
 
 
@@ -259,10 +308,18 @@ def figures_of(device: Device) -> CardFigures:
     """What enters distances of a card; 0 for figures that nobody published."""
 
     def largest(*names: str) -> float:
-        return max((figure.value for name in names if (figure := getattr(device, name)) is not None), default=0.0)
+        return max(
+            (figure.value for name in names if (figure := getattr(device, name)) is not None),
+            default=0.0,
+        )
 
-    fp32, half = largest("fp32_tflops"), largest("fp16_tensor_tflops", "bf16_tensor_tflops", "fp16_tflops")
-    return CardFigures(device.architecture, fp32, half or fp32, largest("memory_bandwidth_gb_per_s"))
+    fp32, half = (
+        largest("fp32_tflops"),
+        largest("fp16_tensor_tflops", "bf16_tensor_tflops", "fp16_tflops"),
+    )
+    return CardFigures(
+        device.architecture, fp32, half or fp32, largest("memory_bandwidth_gb_per_s")
+    )
 
 
 def _precision_distances(asked: Precision) -> Floats:
@@ -292,29 +349,37 @@ def _packaged() -> _Columns:
 
 def _columns(journal: PublicJournal) -> _Columns:
     at = [
-        i for i, place in enumerate(journal.signature_of_run) if place >= 0 and journal.runs[i].precision in PRECISIONS
+        i
+        for i, place in enumerate(journal.signature_of_run)
+        if place >= 0 and journal.runs[i].precision in PRECISIONS
     ]
     runs = [journal.runs[i] for i in at]
-    widths: dict[str, float] = {name: NUMBER_BYTES[one.form] for name, one in NUMBER_FORMATS.items()}
+    widths: dict[str, float] = {
+        name: NUMBER_BYTES[one.form] for name, one in NUMBER_FORMATS.items()
+    }
     signatures = np.array(journal.signatures).reshape(len(journal.signatures), -1)
     cards, precisions = (
         {name: i for i, name in enumerate(journal.cards)},
         dict[str, int](zip(PRECISIONS, range(len(PRECISIONS)), strict=True)),
     )
     return _Columns(
-        place=np.array(at, int), signatures=signatures[[journal.signature_of_run[i] for i in at]] if at else signatures[:0],
-        batch=np.array([max(1, run.micro_batch) for run in runs], float), gpus=np.array([run.gpus for run in runs], float),
-        nodes=np.array([run.nodes for run in runs], float), precision=np.array([precisions[run.precision] for run in runs], int),
+        place=np.array(at, int),
+        signatures=signatures[[journal.signature_of_run[i] for i in at]] if at else signatures[:0],
+        batch=np.array([max(1, run.micro_batch) for run in runs], float),
+        gpus=np.array([run.gpus for run in runs], float),
+        nodes=np.array([run.nodes for run in runs], float),
+        precision=np.array([precisions[run.precision] for run in runs], int),
         forward_only=np.array([run.mode == "inference" for run in runs], bool),
         no_optimizer=np.array([run.mode == "forward_backward" for run in runs], bool),
         compiled=np.array([run.compile in ("compile", "xla") for run in runs], bool),
         nhwc=np.array([run.memory_format == "nhwc" for run in runs], bool),
         keras=np.array([run.collection == "profet_aws" for run in runs], bool),
         recomputed=np.array(["ac=full" in (run.parallelism or "") for run in runs], bool),
-        card=np.array([cards[run.device] for run in runs], int), doubt=np.array([DOUBT[run.trust] for run in runs]),
+        card=np.array([cards[run.device] for run in runs], int),
+        doubt=np.array([DOUBT[run.trust] for run in runs]),
         name_length=np.array([len(run.model) for run in runs], int),
         number_bytes=np.array([widths[run.precision] for run in runs]),
-    )  # fmt: skip
+    )
 
 
 def _shares(amount: Floats) -> Floats:

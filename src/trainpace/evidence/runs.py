@@ -73,7 +73,9 @@ class PublicRun(Record):
     @property
     def error_pct(self) -> float | None:
         """(forecast - measured) / measured."""
-        return None if self.forecast_ms is None else 100 * (self.forecast_ms / self.step_time_ms - 1)
+        return (
+            None if self.forecast_ms is None else 100 * (self.forecast_ms / self.step_time_ms - 1)
+        )
 
 
 class CardFigures(NamedTuple):
@@ -87,7 +89,8 @@ class CardFigures(NamedTuple):
 
 class PublicJournal(Record):
     """All runs; fingerprint: of the constants that the forecasts were made with. signatures: of the traced workloads, as
-    `signature_of` makes them. signature_of_run: for each run the place of its workload among them, -1 for none."""
+    `signature_of` makes them. signature_of_run: for each run the place of its workload among them, -1 for none.
+    """
 
     fingerprint: str
     runs: tuple[PublicRun, ...]

@@ -79,9 +79,12 @@ def with_forecast(run: PublicRun, found: Forecast | str) -> PublicRun:
         return replace(run, forecast_ms=None, low_ms=None, high_ms=None, why_no_forecast=why)
     ends = found.step_time_interval_ms
     return replace(
-        run, forecast_ms=_rounded(found.step.total_ms), low_ms=_rounded(ends.low), high_ms=_rounded(ends.high),
+        run,
+        forecast_ms=_rounded(found.step.total_ms),
+        low_ms=_rounded(ends.low),
+        high_ms=_rounded(ends.high),
         why_no_forecast="",
-    )  # fmt: skip
+    )
 
 
 def score(progress: Callable[[int, int], None] = lambda done, of: None) -> Score:
@@ -100,13 +103,18 @@ def score_of(runs: Sequence[PublicRun]) -> Score:
     """The accuracy of the forecasts that runs have: packaged ones, or those of `score`."""
     timed = [run for run in runs if run.forecast_ms is not None]
     return Score(
-        fingerprint=fingerprint_of_constants(), runs=len(timed), without_forecast=len(runs) - len(timed),
-        overall=_summary("all", timed), in_fit=_summary("in the fit", (run for run in timed if run.in_fit)),
+        fingerprint=fingerprint_of_constants(),
+        runs=len(timed),
+        without_forecast=len(runs) - len(timed),
+        overall=_summary("all", timed),
+        in_fit=_summary("in the fit", (run for run in timed if run.in_fit)),
         not_in_fit=_summary("not in the fit", (run for run in timed if not run.in_fit)),
-        by_card=_lines(timed, lambda run: run.device), by_model_kind=_lines(timed, lambda run: run.model_kind),
-        by_source=_lines(timed, lambda run: run.source), by_way=_lines(timed, way_of),
+        by_card=_lines(timed, lambda run: run.device),
+        by_model_kind=_lines(timed, lambda run: run.model_kind),
+        by_source=_lines(timed, lambda run: run.source),
+        by_way=_lines(timed, way_of),
         rows=tuple(timed),
-    )  # fmt: skip
+    )
 
 
 def way_of(run: PublicRun) -> str:
@@ -122,11 +130,12 @@ def _lines(runs: Iterable[PublicRun], name_of: Callable[[PublicRun], str]) -> tu
         groups.setdefault(name_of(run), []).append(run)
     return tuple(
         ScoreLine(
-            name=name, in_fit=_summary(name, (run for run in groups[name] if run.in_fit)),
+            name=name,
+            in_fit=_summary(name, (run for run in groups[name] if run.in_fit)),
             not_in_fit=_summary(name, (run for run in groups[name] if not run.in_fit)),
         )
         for name in sorted(groups)
-    )  # fmt: skip
+    )
 
 
 def _summary(name: str, runs: Iterable[PublicRun]) -> Summary:
@@ -138,10 +147,20 @@ def _row(index: int, run: PublicRun) -> Row:
     assert run.low_ms is not None
     assert run.high_ms is not None
     return Row(
-        index=index, file=run.collection, model=run.model, gpu=run.device, num_gpus=run.gpus, precision=run.precision,
-        batch=run.micro_batch, measured_ms=run.step_time_ms, forecast_ms=run.forecast_ms, low_ms=run.low_ms, high_ms=run.high_ms,
-        error_pct=run.error_pct, in_interval=run.low_ms <= run.step_time_ms <= run.high_ms,
-    )  # fmt: skip
+        index=index,
+        file=run.collection,
+        model=run.model,
+        gpu=run.device,
+        num_gpus=run.gpus,
+        precision=run.precision,
+        batch=run.micro_batch,
+        measured_ms=run.step_time_ms,
+        forecast_ms=run.forecast_ms,
+        low_ms=run.low_ms,
+        high_ms=run.high_ms,
+        error_pct=run.error_pct,
+        in_interval=run.low_ms <= run.step_time_ms <= run.high_ms,
+    )
 
 
 def _rounded(ms: float) -> float:

@@ -10,11 +10,27 @@ from trainpace.execution import Precision
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GROUPED, Floats, Workload
 
 FLOP_CLASSES = ("convolutions", "grouped convolutions", "matrix products", "products of experts")
-BYTE_CLASSES = ("matrix operators", "norms", "elementwise operators", "pooling", "embeddings", "the optimizer")
+BYTE_CLASSES = (
+    "matrix operators",
+    "norms",
+    "elementwise operators",
+    "pooling",
+    "embeddings",
+    "the optimizer",
+)
 _BYTES_OF = {
-    "norm": 1, "elementwise": 2, "copy": 2, "fill": 2, "softmax": 2, "reduction": 2, "view": 2, "module": 2, "pool": 3,
-    "embedding": 4, "optimizer": 5,
-}  # fmt: skip
+    "norm": 1,
+    "elementwise": 2,
+    "copy": 2,
+    "fill": 2,
+    "softmax": 2,
+    "reduction": 2,
+    "view": 2,
+    "module": 2,
+    "pool": 3,
+    "embedding": 4,
+    "optimizer": 5,
+}
 """The place of a kind's class; all others are matrix operators."""
 CLASSES = len(FLOP_CLASSES) + len(BYTE_CLASSES)
 DIGITS = 6
@@ -58,7 +74,10 @@ def model_kind(workload: Workload) -> str:
         return "other"
     if flops[3] > 0.1 * flops.sum():
         return "experts"
-    attends = any(kind in ATTENTION_KINDS for kind in table.kind) or _softmaxes(table.function, table.count) > 1
+    attends = (
+        any(kind in ATTENTION_KINDS for kind in table.kind)
+        or _softmaxes(table.function, table.count) > 1
+    )
     if flops[:2].sum() > 0.5 * flops.sum():
         return "convolutions"
     return "transformers" if attends else "other"

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.forecast.attention import IMPLEMENTATIONS, Implementation, default_implementation, implementation_on
+    from trainpace.forecast.attention import (
+        IMPLEMENTATIONS,
+        Implementation,
+        default_implementation,
+        implementation_on,
+    )
     from trainpace.forecast.cards import CardConstants
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import KernelConstants, fitted_constants

@@ -35,7 +35,13 @@ class Assembly:
     """The steps of executions of one precision and engine, whose sizes all go together."""
 
     def __init__(self, workload: Workload, form: TracedForm, grid: Grid, target: Target) -> None:
-        self.workload, self.form, self.grid, self.target, self.cluster = workload, form, grid, target, target.cluster
+        self.workload, self.form, self.grid, self.target, self.cluster = (
+            workload,
+            form,
+            grid,
+            target,
+            target.cluster,
+        )
         self.half = NUMBER_FORMATS[PRECISIONS[int(grid.precision[0])]].form == "half"
         self.engine: Engine = EXECUTION_FIELDS["engine"].decode(int(grid.engine[0]))
         self.groups = groups_of(grid, self.cluster.devices_per_domain)
@@ -49,7 +55,10 @@ class Assembly:
         times = s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
         times = times + s.has_last[:, :, None] * last[:, None]
         if self.form.blocks is not None:
-            full, selective = self._recomputes("full")[:, None], self._recomputes("selective")[:, None]
+            full, selective = (
+                self._recomputes("full")[:, None],
+                self._recomputes("selective")[:, None],
+            )
             again = np.where(full, block[:, :1], 0.0) + np.where(selective, repeated[:, None], 0.0)
             times[:, :, 1] += s.blocks * again
         return times
@@ -61,33 +70,54 @@ class Assembly:
 
     def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """(parts of the step, exposed exchanges by kind). Raises `MissingLink` where a link's figure is not known."""
-        grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
+        grid, cluster, stages, m = (
+            self.grid,
+            self.cluster,
+            self.stages,
+            self.grid.accumulation.astype(np.float64),
+        )
         on_gpu = cluster.device.kind == "gpu"
-        device = self._passes(costs.block_device, costs.first_device, costs.last_device, costs.repeated_device)
-        host = self._passes(costs.block_host, costs.first_host, costs.last_host, costs.repeated_host)
+        device = self._passes(
+            costs.block_device, costs.first_device, costs.last_device, costs.repeated_device
+        )
+        host = self._passes(
+            costs.block_host, costs.first_host, costs.last_host, costs.repeated_host
+        )
         # DualPipe's ranks compute half of the micro-batches on their own stage, and half on that at the other end
         mirrored = (grid.copies > 1)[:, None]
-        device, host = (np.where(mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host))
+        device, host = (
+            np.where(mirrored[:, :, None], (ms + ms[:, ::-1]) / 2, ms) for ms in (device, host)
+        )
         overhead = together_ms(device, host) - device if on_gpu else host.copy()
         if self.engine == "data_parallel":
             # one Python process copies the modules and drives all replicas: their forward passes launch one after the other
-            more = np.where(grid.data_parallel_size > 1, grid.data_parallel_size - 1 + REPLICATION, 0.0)
+            more = np.where(
+                grid.data_parallel_size > 1, grid.data_parallel_size - 1 + REPLICATION, 0.0
+            )
             overhead[:, :, 0] += host[:, :, 0] * more[:, None]
         took = device + overhead
-        gradients, parameters = self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
-        exchanges = Exchanges(grid, self.groups, stages, self.form, self.engine, self.workload.mode, cluster)
+        gradients, parameters = (
+            self.held * self._gradient_bytes[:, None],
+            self.held * self._parameter_bytes[:, None],
+        )
+        exchanges = Exchanges(
+            grid, self.groups, stages, self.form, self.engine, self.workload.mode, cluster
+        )
         each = exchanges.micro_batch(self._recomputes("full"), costs.attention_device)
         if self.engine == "data_parallel":
             once = StepExchanges(*np.zeros((3, *gradients.shape)))
         else:
             once = exchanges.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
         interleaved = (grid.virtual_stages[:, None] > 1) & (self.engine == "megatron_core")
-        overlaps = mirrored | np.logical_or(*(grid.has("expert_exchange", n) for n in OVERLAPPED))[:, None]
+        overlaps = (
+            mirrored | np.logical_or(*(grid.has("expert_exchange", n) for n in OVERLAPPED))[:, None]
+        )
         window = took.sum(axis=2)
         # what computation hides of the expert exchange, it cannot hide of the pipeline's sends
         left = np.where(overlaps, np.maximum(window - each.expert / OVERLAP, 0.0), window)
         expert, pipeline = (
-            exposed(ms, np.zeros_like(ms), under) for ms, under in ((each.expert, window), (each.pipeline, left))
+            exposed(ms, np.zeros_like(ms), under)
+            for ms, under in ((each.expert, window), (each.pipeline, left))
         )
         each = each._replace(
             expert=np.where(overlaps, expert, each.expert),
@@ -114,20 +144,35 @@ class Assembly:
         # torch.nn.utils.clip_grad_norm_: all gradients are read for their norm, then read and written; each rank its shard.
         # Launches and the sum of the ranks' norms, one number, are not counted
         norms = (
-            3 * gradients / np.where((grid.zero_stage >= 1)[:, None], self.shard, 1.0) * grid.clip_gradients[:, None]
+            3
+            * gradients
+            / np.where((grid.zero_stage >= 1)[:, None], self.shard, 1.0)
+            * grid.clip_gradients[:, None]
         )
         optimizer = optimizer + norms / rate
         # the work besides the passes ends when the stage where it takes longest has done it
-        tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
+        tail = (
+            once.data_parallel
+            + once.parameters
+            + once.offload
+            + optimizer
+            + optimizer_overhead
+            + accumulate
+        )
         last = np.where(exists, tail, -1.0).argmax(axis=1)
         exposed_ms = {
-            "data_parallel": once.data_parallel[every, last], "parameters": once.parameters[every, last],
-            "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
+            "data_parallel": once.data_parallel[every, last],
+            "parameters": once.parameters[every, last],
+            "tensor_parallel": m * slow(each.tensor),
+            "context_parallel": m * slow(each.context),
             "expert_parallel": m * slow(each.expert),
-            "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
-        }  # fmt: skip
+            "pipeline": m * slow(each.pipeline),
+            "offload": once.offload[every, last],
+        }
         if self.engine == "data_parallel":
-            exposed_ms["data_parallel"] = exchanges.data_parallel_ms(self._gradient_bytes, self._parameter_bytes)
+            exposed_ms["data_parallel"] = exchanges.data_parallel_ms(
+                self._gradient_bytes, self._parameter_bytes
+            )
         parts = {
             "forward_ms": m * slow(device[:, :, 0]),
             "backward_ms": m * slow(device[:, :, 1]) + accumulate[every, last],
@@ -135,9 +180,11 @@ class Assembly:
             "communication_ms": sum(exposed_ms.values(), np.zeros(len(m))),
             "data_wait_ms": np.zeros(len(m)),
             "host_to_device_ms": self._host_copy_ms() * m,
-            "host_overhead_ms": m * slow(overhead.sum(axis=2)) + optimizer_overhead[every, last] + costs.start,
+            "host_overhead_ms": (
+                m * slow(overhead.sum(axis=2)) + optimizer_overhead[every, last] + costs.start
+            ),
             "idle_ms": np.maximum(bubble, 0.0),
-        }  # fmt: skip
+        }
         return parts, exposed_ms
 
     def _of_dual_pipe(self, took: Floats) -> Floats:
@@ -151,7 +198,12 @@ class Assembly:
         nn.DataParallel's one process copies those of all replicas."""
         if math.isinf(self.target.host_copy_gb_per_s):
             return np.zeros(len(self.grid))
-        copied = 1e3 * self.workload.sample_bytes * self.grid.micro_batch / (self.target.host_copy_gb_per_s * 1e9)
+        copied = (
+            1e3
+            * self.workload.sample_bytes
+            * self.grid.micro_batch
+            / (self.target.host_copy_gb_per_s * 1e9)
+        )
         copied = copied + 1e-3 * COPY_START_US * self.workload.batch_tensors
         return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
 
@@ -167,7 +219,9 @@ class Assembly:
         changes, and packed ones as they are."""
         w, memory = self.workload, self.form.memory
         exchanged = np.where(
-            (self.grid.zero_stage >= 3) | (self.engine == "data_parallel"), w.parameters, w.trainable_parameters
+            (self.grid.zero_stage >= 3) | (self.engine == "data_parallel"),
+            w.parameters,
+            w.trainable_parameters,
         )
         wide = exchanged * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
         return np.minimum(wide, memory.parameter_bytes) if memory.frozen_bytes else wide
@@ -179,7 +233,9 @@ class Assembly:
         sharded = (grid.zero_stage >= 1)[:, None]
         # products of an update (Muon's) stay in 16 bits
         moves = ("gemm", "optimizer") not in zip(operators.kind, operators.phase, strict=True)
-        wide = self.half & moves & ~grid.pure_16_bit[:, None] & (sharded | grid.is_megatron[:, None])
+        wide = (
+            self.half & moves & ~grid.pure_16_bit[:, None] & (sharded | grid.is_megatron[:, None])
+        )
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
         device = np.where(sharded, device / self.shard, device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count

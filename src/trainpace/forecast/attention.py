@@ -25,8 +25,19 @@ versions; torch has the second, the third is Hopper's and the fourth Blackwell's
 heads of 64 to 80 alone: with heads of 128 it is forecast a third slower than published (1,605 TFLOP/s on B200)."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
-PARAMETERS = ("share", "exponentials", "prologue", "quantum", "tail", "alone", "memory", "start_us", "overlap", "wide",
-              "block_rows")  # fmt: skip
+PARAMETERS = (
+    "share",
+    "exponentials",
+    "prologue",
+    "quantum",
+    "tail",
+    "alone",
+    "memory",
+    "start_us",
+    "overlap",
+    "wide",
+    "block_rows",
+)
 """What a pass of an implementation is described by (see `AttentionFigures`), in the order of `kernel_models/attention.json`."""
 
 MASKED, FULL = "efficient", "efficient_full"
@@ -82,7 +93,8 @@ class AttentionFigures(NamedTuple):
 
 class AttentionRates(NamedTuple):
     """The figures of both passes: of 16-bit operands, of those with a mask or bias of numbers, which only memory-efficient
-    attention takes, of fp32 operands, and of 16-bit operands whose values are not as wide as queries and keys."""
+    attention takes, of fp32 operands, and of 16-bit operands whose values are not as wide as queries and keys.
+    """
 
     half: AttentionFigures
     half_backward: AttentionFigures
@@ -93,7 +105,9 @@ class AttentionRates(NamedTuple):
     uneven: AttentionFigures
     uneven_backward: AttentionFigures
 
-    def of(self, kind: str) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures, AttentionFigures]:
+    def of(
+        self, kind: str
+    ) -> tuple[AttentionFigures, AttentionFigures, AttentionFigures, AttentionFigures]:
         """(16-bit, masked, fp32, uneven) figures of a kind of operators."""
         if kind == "attention":
             return self.half, self.masked, self.full, self.uneven
@@ -141,9 +155,14 @@ def default_implementation(device: Device) -> Implementation:
 
 def implementation_on(device: Device, wanted: Implementation | None = None) -> Implementation:
     """The implementation that a device runs: the one wanted, by default today's torch's own. Where there is none for it, the
-    device's usual one: FlashAttention needs compute capability 8.0, versions 3 and 4 and cuDNN's fast kernels Hopper or later."""
+    device's usual one: FlashAttention needs compute capability 8.0, versions 3 and 4 and cuDNN's fast kernels Hopper or later.
+    """
     usual = default_implementation(device)
-    if wanted is None or usual == "efficient" or (usual == "flash2" and wanted not in AMPERE_KERNELS):
+    if (
+        wanted is None
+        or usual == "efficient"
+        or (usual == "flash2" and wanted not in AMPERE_KERNELS)
+    ):
         return usual
     return wanted
 
@@ -156,32 +175,55 @@ def attention_rates(
     name = "flash2" if implementation == "flash1" else implementation
     passes = [
         figures(model[key].of(device), device, peak * instruction_share(device, key), plain)
-        for way, peak in ((name, half), (MASKED, half), (FULL, full), (name if name in TAKES_UNEVEN else MASKED, half))
+        for way, peak in (
+            (name, half),
+            (MASKED, half),
+            (FULL, full),
+            (name if name in TAKES_UNEVEN else MASKED, half),
+        )
         for key in (way, f"{way}_backward")
     ]
     if implementation == "flash1":
         passes[:2] = [
-            p._replace(flop_per_s=FIRST * p.flop_per_s, score_per_s=FIRST * p.score_per_s) for p in passes[:2]
+            p._replace(flop_per_s=FIRST * p.flop_per_s, score_per_s=FIRST * p.score_per_s)
+            for p in passes[:2]
         ]
     return AttentionRates(*passes)
 
 
-def figures(parameters: dict[str, float], device: Device, peak: float, plain: float) -> AttentionFigures:
+def figures(
+    parameters: dict[str, float], device: Device, peak: float, plain: float
+) -> AttentionFigures:
     """A pass's figures from its parameters (`PARAMETERS`), as shares of a device's datasheet: `peak` and `plain` FLOP/s."""
     p = parameters
     exponentials = exponentials_per_s(device, plain)
-    bandwidth = device.memory_bandwidth_gb_per_s.value * 1e9 if device.memory_bandwidth_gb_per_s else 1.0
+    bandwidth = (
+        device.memory_bandwidth_gb_per_s.value * 1e9 if device.memory_bandwidth_gb_per_s else 1.0
+    )
     values = (
-        min(p["share"], 1.0) * peak, exponentials / p["exponentials"], p["prologue"], p["quantum"], p["tail"], p["alone"],
-        p["memory"] * bandwidth, p["start_us"] * 1e-6, p["overlap"], p["wide"], p["block_rows"],
-    )  # fmt: skip
+        min(p["share"], 1.0) * peak,
+        exponentials / p["exponentials"],
+        p["prologue"],
+        p["quantum"],
+        p["tail"],
+        p["alone"],
+        p["memory"] * bandwidth,
+        p["start_us"] * 1e-6,
+        p["overlap"],
+        p["wide"],
+        p["block_rows"],
+    )
     return AttentionFigures(*map(np.asarray, values))
 
 
 def instruction_share(device: Device, name: str) -> float:
     """The share of a device's matrix rate that the instructions of an implementation's kernels can reach."""
     major = device.compute_capability.partition(".")[0]
-    return OLD_INSTRUCTIONS.get(major, 1.0) if name.removesuffix("_backward") in AMPERE_KERNELS else 1.0
+    return (
+        OLD_INSTRUCTIONS.get(major, 1.0)
+        if name.removesuffix("_backward") in AMPERE_KERNELS
+        else 1.0
+    )
 
 
 def exponentials_per_s(device: Device, plain: float) -> float:
@@ -191,12 +233,19 @@ def exponentials_per_s(device: Device, plain: float) -> float:
 
 
 def attention_s(
-    kind: str, sizes: tuple[Floats, ...], moved_bytes: Floats, f: AttentionFigures, sms: Floats, l2_bytes: Floats
+    kind: str,
+    sizes: tuple[Floats, ...],
+    moved_bytes: Floats,
+    f: AttentionFigures,
+    sms: Floats,
+    l2_bytes: Floats,
 ) -> AttentionTimes:
     """Seconds of attention of `AttentionSizes`, whose last may be left out. Arrays broadcast."""
     b, heads, queries, keys, head, causal, value, visible = (*sizes, np.zeros(()))[: len(ATTENTION)]
     value = np.where(value > 0, value, head)
-    padded = attention_widths(kind, *(np.ceil(width / HEAD_UNIT) * HEAD_UNIT for width in (head, value)))
+    padded = attention_widths(
+        kind, *(np.ceil(width / HEAD_UNIT) * HEAD_UNIT for width in (head, value))
+    )
     head = (head + value) / 2
     keys, rows = (np.ceil(length / KEY_UNIT) * KEY_UNIT for length in (keys, queries))
     speed = f.flop_per_s * f.wide ** np.maximum(np.log2(np.maximum(head, 1.0) / USUAL_HEAD), 0.0)
@@ -209,7 +258,9 @@ def attention_s(
     waves = b * heads * np.ceil(queries / f.block_rows) / sms
     even = longest * (waves + np.minimum(f.quantum, 1.0) * (np.ceil(waves) - waves))
     # the first queries see few keys, the last all of them; keys before the first query all see
-    seen = np.minimum(keys, np.maximum(keys - 0.5 * (rows - f.block_rows), 0.5 * (keys + f.block_rows)))
+    seen = np.minimum(
+        keys, np.maximum(keys - 0.5 * (rows - f.block_rows), 0.5 * (keys + f.block_rows))
+    )
     uneven = np.minimum(even, key_s * (seen + f.prologue) * waves + f.tail * longest)
     p = SMOOTHNESS
     compute = (np.where(causal > 0, uneven, even) ** p + (f.alone * longest) ** p) ** (1.0 / p)

@@ -44,9 +44,13 @@ TCP_SHARE = 1448 / 1514
 
 
 def collective_ms(
-    collective: Collective, payload_bytes: ArrayLike, ranks: ArrayLike, ranks_per_node: ArrayLike, cluster: Cluster,
+    collective: Collective,
+    payload_bytes: ArrayLike,
+    ranks: ArrayLike,
+    ranks_per_node: ArrayLike,
+    cluster: Cluster,
     constants: LinkConstants = CONSTANTS,
-) -> Floats | str:  # fmt: skip
+) -> Floats | str:
     """Milliseconds of one collective, or the reason why there is no answer. Arguments broadcast against each other.
 
     `payload_bytes` is the whole tensor: for all_gather and reduce_scatter the gathered size, for all_to_all what one
@@ -55,7 +59,9 @@ def collective_ms(
     takes 0. A cluster with measured `host_links` is one of CPU hosts that talk through gloo.
     """
     if collective not in COLLECTIVES:
-        raise UnknownName("collective", str(collective), COLLECTIVES, f"Collectives: {', '.join(COLLECTIVES)}.")
+        raise UnknownName(
+            "collective", str(collective), COLLECTIVES, f"Collectives: {', '.join(COLLECTIVES)}."
+        )
     sizes = (np.asarray(size, dtype=float) for size in (payload_bytes, ranks, ranks_per_node))
     payload, n, inside = np.broadcast_arrays(*sizes)
     inside = np.clip(inside, 1.0, np.maximum(n, 1.0))
@@ -88,7 +94,12 @@ def _ring(payload: Floats, group: Group, passes: int = 1) -> Floats:
     wire = passes * (group.n - 1) / group.n * payload
     between = passes * (group.nodes - 1)
     near = passes * (group.n - 1) - between
-    return _waits(group) + near * group.hop_s + between * group.far_hop_s + group.ramp(wire / group.ring)
+    return (
+        _waits(group)
+        + near * group.hop_s
+        + between * group.far_hop_s
+        + group.ramp(wire / group.ring)
+    )
 
 
 def _tree(payload: Floats, group: Group) -> Floats:
@@ -97,7 +108,9 @@ def _tree(payload: Floats, group: Group) -> Floats:
     Inside, every rank passes the tensor on twice. Between nodes, 2 (nodes - 1) half tensors an edge are spread evenly.
     """
     nodes, inside = group.nodes, group.inside
-    between = np.where(nodes > 1, 2 * (nodes - 1) / np.maximum(nodes, 1) * payload / group.across, 0.0)
+    between = np.where(
+        nodes > 1, 2 * (nodes - 1) / np.maximum(nodes, 1) * payload / group.across, 0.0
+    )
     slower = np.maximum(between, np.where(inside > 1, 2 * payload / group.within, 0.0))
     levels = np.ceil(np.log2(np.maximum(nodes, 1)))
     hops = 2 * (inside - 1) * group.hop_s + 2 * levels * group.far_hop_s
@@ -112,7 +125,11 @@ def _in_switch(payload: Floats, group: Group) -> Floats:
     """
     g = group.inside
     within = group.ramp((g + 1) / g * payload / (group.within * group.switch.switch_efficiency))
-    between = np.where(group.nodes > 1, group.ramp(2 * (group.nodes - 1) / group.nodes * payload / group.across), 0.0)
+    between = np.where(
+        group.nodes > 1,
+        group.ramp(2 * (group.nodes - 1) / group.nodes * payload / group.across),
+        0.0,
+    )
     hops = g * group.hop_s + 2 * np.ceil(np.log2(np.maximum(group.nodes, 1))) * group.far_hop_s
     start = _waits(group) - group.start_s + 1e-6 * group.switch.switch_start_us
     return np.where(group.multicast, start + hops + within + between, np.inf)
@@ -126,7 +143,9 @@ def _all_to_all(payload: Floats, group: Group) -> Floats:
     c = group.constants
     near_share, far_share = (group.inside - 1) / group.n, (group.n - group.inside) / group.n
     pair = np.where(group.n == 2, c.pair_efficiency, 1.0)
-    seconds = group.ramp(np.maximum(near_share * payload / (group.within * pair), far_share * payload / group.card))
+    seconds = group.ramp(
+        np.maximum(near_share * payload / (group.within * pair), far_share * payload / group.card)
+    )
     peers = 1e-6 * c.peer_us * (group.n - 1) + np.where(group.nodes > 1, group.far_hop_s, 0.0)
     return _waits(group) + np.maximum(1e-6 * c.far_peer_us * group.far_peers, peers + seconds)
 
@@ -134,7 +153,9 @@ def _all_to_all(payload: Floats, group: Group) -> Floats:
 def _send(payload: Floats, group: Group) -> Floats:
     """One rank to another, inside the node where the group shares one. The receiver waits for it in any case."""
     same = group.inside >= group.n
-    bandwidth = np.where(same, group.within, group.card * NETWORK_SEND_EFFICIENCY / NETWORK_EFFICIENCY)
+    bandwidth = np.where(
+        same, group.within, group.card * NETWORK_SEND_EFFICIENCY / NETWORK_EFFICIENCY
+    )
     hop = np.where(same, group.hop_s, group.far_hop_s)
     return group.start_s + hop + group.ramp(payload / bandwidth, group.constants.send_ramp_us)
 
@@ -145,9 +166,12 @@ def _waits(group: Group) -> Floats:
 
 
 _SECONDS: dict[Collective, Callable[[Floats, Group], Floats]] = {
-    "all_reduce": _all_reduce, "all_gather": _halves, "reduce_scatter": _halves, "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce,
+    "all_gather": _halves,
+    "reduce_scatter": _halves,
+    "all_to_all": _all_to_all,
     "send": _send,
-}  # fmt: skip
+}
 
 
 def steps(collective: str, ranks: Floats) -> Floats:
@@ -165,12 +189,19 @@ def wire_bytes(collective: str, payload_bytes: Floats, ranks: Floats) -> Floats:
 
 
 def gloo_seconds(
-    collective: str, payload_bytes: Floats, ranks: Floats, across: Flags, gb_per_s: float, links: HostLinks
+    collective: str,
+    payload_bytes: Floats,
+    ranks: Floats,
+    across: Flags,
+    gb_per_s: float,
+    links: HostLinks,
 ) -> Floats:
     """Seconds of one collective; `across` says whether the group spans hosts, `gb_per_s` is what a host may send."""
     wire = wire_bytes(collective, payload_bytes, ranks)
     host_us = links.host_us_per_mib.get(collective, links.host_us_per_mib.get("all_reduce", 0.0))
-    host_s = 1e-6 * (links.start_us + steps(collective, ranks) * links.message_us + host_us * wire / 2**20)
+    host_s = 1e-6 * (
+        links.start_us + steps(collective, ranks) * links.message_us + host_us * wire / 2**20
+    )
     held_back = np.maximum(0.0, wire - links.burst_bytes) / (1e9 * gb_per_s * links.link_share)
     held_back = held_back * np.where(meets_itself(collective, ranks), 1 + links.duplex_excess, 1.0)
     return host_s + np.where(across, held_back, 0.0)

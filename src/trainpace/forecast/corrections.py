@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast.forecasts import ForecastTable, RowKernels
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.intervals import Z_95, Spread, card_deviations, fitted_spreads, interval_deviations
+from trainpace.forecast.intervals import (
+    Z_95,
+    Spread,
+    card_deviations,
+    fitted_spreads,
+    interval_deviations,
+)
 from trainpace.forecast.posterior import PHASES, Posterior, Runs, Variant
 from trainpace.outcome import MFU_LIMIT, Forecast
 from trainpace.workload import Counts, Flags, Floats
@@ -28,19 +34,33 @@ class CorrectedTable(ForecastTable):
 
     def __init__(self, plain: ForecastTable, posterior: Posterior, source: str) -> None:
         self.plain, self._posterior, self._source = plain, posterior, source
-        parts, exposed = ({name: ms.copy() for name, ms in table.items()} for table in (plain.parts, plain.exposed))
+        parts, exposed = (
+            {name: ms.copy() for name, ms in table.items()}
+            for table in (plain.parts, plain.exposed)
+        )
         for some in _chunks(np.flatnonzero(plain.timed)):
             means = posterior.means(self._runs(some))
             old = {name: plain.parts[name][some] for name in PHASES}
             ratios = dict(zip(PHASES, np.exp(means[:, 1:]).T, strict=True))
             before, after = sum(old.values()), sum(old[name] * ratios[name] for name in PHASES)
-            rest = np.where(before > 0, after / np.where(before > 0, before, 1.0), np.exp(means[:, 0]))
+            rest = np.where(
+                before > 0, after / np.where(before > 0, before, 1.0), np.exp(means[:, 0])
+            )
             for name, ms in (*parts.items(), *exposed.items()):
                 ms[some] *= ratios.get(name, rest)
         super().__init__(
-            plain.forecaster, plain.grid, sum(parts.values(), np.zeros(len(plain))), parts, exposed, plain.memory, plain.fits,
-            plain.clash, plain.uneven, plain.why, plain.reasons,
-        )  # fmt: skip
+            plain.forecaster,
+            plain.grid,
+            sum(parts.values(), np.zeros(len(plain))),
+            parts,
+            exposed,
+            plain.memory,
+            plain.fits,
+            plain.clash,
+            plain.uneven,
+            plain.why,
+            plain.reasons,
+        )
 
     def shares(self) -> list[Floats]:
         return self.plain.shares()
@@ -50,7 +70,12 @@ class CorrectedTable(ForecastTable):
 
     def _spread(self, i: int, row: RowKernels) -> Spread:
         plain, narrower = self.plain._spread(i, row), float(self._narrower[i])
-        return Spread(plain.low**narrower, plain.high**narrower, plain.coverage, f"{plain.basis}; {self._source}")
+        return Spread(
+            plain.low**narrower,
+            plain.high**narrower,
+            plain.coverage,
+            f"{plain.basis}; {self._source}",
+        )
 
     @cached_property
     def _narrower(self) -> Floats:
@@ -65,7 +90,9 @@ class CorrectedTable(ForecastTable):
         brief = super()._brief(i, row)
         return brief if brief.step is None else replace(brief, provenance="transferred")
 
-    def _mfu(self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float) -> float | None:
+    def _mfu(
+        self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
+    ) -> float | None:
         mfu = super()._mfu(flops_per_step, peak_flop_per_s, step_ms)
         return None if mfu is None or mfu > MFU_LIMIT else mfu  # of a measurement of something else
 
@@ -75,9 +102,10 @@ class CorrectedTable(ForecastTable):
             return record
         ratio = float(self.step_ms[i] / self.plain.step_ms[i])
         return replace(
-            record, heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in record.heaviest),
+            record,
+            heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in record.heaviest),
             roles=tuple(replace(role, time_ms=role.time_ms * ratio) for role in record.roles),
-        )  # fmt: skip
+        )
 
     def _runs(self, rows: Counts) -> Runs:
         """Some rows that have a time, as runs that measurements can be related to."""
@@ -89,12 +117,20 @@ class CorrectedTable(ForecastTable):
         log_sd, card_sd = _deviations(plain, rows, shares)
         variant = np.full(n, -1)
         for known in self._posterior.variants:
-            if isinstance(known, Variant) and known == Variant.of(known.execution, forecaster.workload):
+            if isinstance(known, Variant) and known == Variant.of(
+                known.execution, forecaster.workload
+            ):
                 variant[_has(grid, known.execution)] = number(known)
         return Runs(
-            np.full(n, number(forecaster.workload.model)), np.full(n, number(device)), variant,
-            np.maximum(grid.global_batch, 1).astype(np.float64), shares, log_sd, card_sd, plain.step_ms[rows],
-        )  # fmt: skip
+            np.full(n, number(forecaster.workload.model)),
+            np.full(n, number(device)),
+            variant,
+            np.maximum(grid.global_batch, 1).astype(np.float64),
+            shares,
+            log_sd,
+            card_sd,
+            plain.step_ms[rows],
+        )
 
 
 def _chunks(rows: Counts) -> list[Counts]:
@@ -115,10 +151,14 @@ def _shares(plain: ForecastTable, rows: Counts, grid: Grid) -> Floats:
     held = np.where(whole > 0, update_ms / np.where(whole > 0, whole, 1.0), 1.0)
     operators = inside / grid.pp[:, None] + outside + updates * held[:, None]
     total = plain.step_ms[rows]
-    beside = np.stack([plain.parts[name][rows] / total for name in ("host_overhead_ms", "communication_ms")], axis=1)
+    beside = np.stack(
+        [plain.parts[name][rows] / total for name in ("host_overhead_ms", "communication_ms")],
+        axis=1,
+    )
     left = np.maximum(0.0, 1.0 - beside.sum(axis=1))
     return np.concatenate(
-        [left[:, None] * operators / np.maximum(operators.sum(axis=1), 1e-9)[:, None], beside], axis=1
+        [left[:, None] * operators / np.maximum(operators.sum(axis=1), 1e-9)[:, None], beside],
+        axis=1,
     )
 
 
@@ -126,8 +166,12 @@ def _deviations(plain: ForecastTable, rows: Counts, shares: Floats) -> tuple[Flo
     """Standard deviations of the logarithms of steps, and what of them a card adds that has no run in the fit."""
     target, spreads = plain.forecaster.target, fitted_spreads()
     if target.kernels.traces_cpu:  # every kernel of a calibrated machine has a deviation of its own
-        ends = [(low, high) for low, high in zip(plain.low_ms[rows], plain.high_ms[rows], strict=True)]
-        return np.array([math.log(high / low) / (2 * Z_95) for low, high in ends]), np.zeros(len(rows))
+        ends = [
+            (low, high) for low, high in zip(plain.low_ms[rows], plain.high_ms[rows], strict=True)
+        ]
+        return np.array([math.log(high / low) / (2 * Z_95) for low, high in ends]), np.zeros(
+            len(rows)
+        )
     device = target.cluster.device.name
     return interval_deviations(spreads, shares, device, plain.outside_sds[rows]), card_deviations(
         spreads, shares, device

@@ -62,9 +62,10 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
         return form
     has_backward = "backward" in operators.phase
     style = _Style(
-        form=name, upcasts=name == "half" and "native_layer_norm" not in operators.function,
+        form=name,
+        upcasts=name == "half" and "native_layer_norm" not in operators.function,
         drops_out="native_dropout" in operators.function,
-    )  # fmt: skip
+    )
     kept, block_kept, scores_kept, at_work = (np.zeros(2) for _ in range(4))
     parts: dict[int, list[Part]] = {}
     for i in np.flatnonzero(np.isin(operators.kind, ATTENTION_KINDS)).tolist():
@@ -83,7 +84,10 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
                 kept += operators.count[i] * (each - less)
                 if blocks is not None:
                     share = blocks.operator_counts[i] / blocks.count
-                    block_kept, scores_kept = block_kept + share * (each - less), scores_kept + share * each
+                    block_kept, scores_kept = (
+                        block_kept + share * (each - less),
+                        scores_kept + share * each,
+                    )
         else:
             parts[i] = _backward(sizes, half, style, copies)
     result = exchanged(form, parts)
@@ -91,8 +95,15 @@ def eager(form: TracedForm, name: Form, checkpointed: bool) -> TracedForm:
     memory = keeping(form.memory, blocks, alive, np.zeros(2) if has_backward else at_work)
     if blocks is None or result.blocks is None:
         return replace(result, memory=memory)
-    more = {"saved_bytes": block_kept, "sharded_saved_bytes": block_kept, "attention_saved_bytes": scores_kept}
-    pairs = {field: tuple(np.maximum(getattr(blocks, field) + size, 0.0).tolist()) for field, size in more.items()}
+    more = {
+        "saved_bytes": block_kept,
+        "sharded_saved_bytes": block_kept,
+        "attention_saved_bytes": scores_kept,
+    }
+    pairs = {
+        field: tuple(np.maximum(getattr(blocks, field) + size, 0.0).tolist())
+        for field, size in more.items()
+    }
     pairs["working_bytes"] = tuple(np.maximum(blocks.working_bytes, at_work).tolist())
     return replace(result, memory=memory, blocks=replace(result.blocks, **pairs))
 
@@ -105,7 +116,10 @@ def _sizes(operators: Operators, i: int) -> _Sizes | None:
     if products is None or (q[1], k[1], d[1], v[1]) != (0, 0, 0, 0):
         return None  # several lengths that grow with the batch: no model of ours has any
     lengths = (float(length[0]) for length in (q, k, d, v))
-    elements = (products * rows[0] * columns[0] for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v)))
+    elements = (
+        products * rows[0] * columns[0]
+        for rows, columns in ((q, k), (q, d), (k, d), (k, v), (q, v))
+    )
     return _Sizes(products, *elements, *lengths)
 
 
@@ -120,7 +134,9 @@ def _has_mask(operators: Operators, i: int, sizes: _Sizes, width: float) -> bool
 
 def _copies(operators: Operators, i: int, sizes: _Sizes) -> int:
     """Copies in a forward pass: keys and values that were put together or repeated by the model are contiguous already."""
-    same = (np.array(operators.module) == operators.module[i]) & (np.array(operators.kind) == "copy")
+    same = (np.array(operators.module) == operators.module[i]) & (
+        np.array(operators.kind) == "copy"
+    )
     width = np.where(operators.half, 2.0, 4.0)
     as_large = np.isclose(operators.written_bytes, width[:, None] * sizes.of_keys).all(axis=1)
     before = int(operators.count[same & as_large].sum())
@@ -133,28 +149,41 @@ def _kept_of_a_score(style: _Style, width: float, in_softmax: float) -> float:
     return in_softmax + (width + 1.0 if style.drops_out else cast)
 
 
-def _product(sizes: _Sizes, half: bool, m: float, n: float, k: float, read: Pair, written: Pair) -> Part:
+def _product(
+    sizes: _Sizes, half: bool, m: float, n: float, k: float, read: Pair, written: Pair
+) -> Part:
     flops, width = 2.0 * sizes.products * m * n * k, 2.0 if half else 4.0
     return Part(
-        "gemm", "bmm", half, flops, read * width, written * width, (sizes.products, fixed(m), fixed(n), fixed(k))
+        "gemm",
+        "bmm",
+        half,
+        flops,
+        read * width,
+        written * width,
+        (sizes.products, fixed(m), fixed(n), fixed(k)),
     )
 
 
 def _view() -> Part:
-    return Part("view", "view", False, np.zeros(2), np.zeros(2), np.zeros(2), (), each=VIEWS, launches=0)
+    return Part(
+        "view", "view", False, np.zeros(2), np.zeros(2), np.zeros(2), (), each=VIEWS, launches=0
+    )
 
 
 def _forward(sizes: _Sizes, half: bool, style: _Style, copies: int, masked: bool) -> list[Part]:
     s, x, w = sizes.scores, sizes.of_queries, 2.0 if half else 4.0
     q, k, d, v = sizes.queries, sizes.keys, sizes.head, sizes.value
     parts = [
-        _view(), passes("copy", "clone", half, x, w * x, w * x, each=copies),
+        _view(),
+        passes("copy", "clone", half, x, w * x, w * x, each=copies),
         _product(sizes, half, q, k, d, x + sizes.of_keys, s),
         passes("elementwise", "mul", half, s, w * s, w * s),
-    ]  # fmt: skip
+    ]
     wide = w
     if masked:
-        wide = 4.0 if style.form == "amp" else w  # the mask is in fp32 under autocast, and so is the sum
+        wide = (
+            4.0 if style.form == "amp" else w
+        )  # the mask is in fp32 under autocast, and so is the sum
         parts.append(
             passes(
                 "elementwise",
@@ -169,7 +198,9 @@ def _forward(sizes: _Sizes, half: bool, style: _Style, copies: int, masked: bool
     softmax = 4.0 if style.upcasts or style.form == "amp" else w
     if softmax != wide:
         parts.append(passes("copy", "_to_copy", False, s, wide * s, softmax * s))
-    parts.append(passes("softmax", "_softmax", softmax == 2.0, s, softmax * s, softmax * s, extent=k))
+    parts.append(
+        passes("softmax", "_softmax", softmax == 2.0, s, softmax * s, softmax * s, extent=k)
+    )
     if softmax != w:
         parts.append(passes("copy", "_to_copy", half, s, softmax * s, w * s))
     if style.drops_out:
@@ -182,21 +213,38 @@ def _backward(sizes: _Sizes, half: bool, style: _Style, copies: int) -> list[Par
     q, k, d, v = sizes.queries, sizes.keys, sizes.head, sizes.value
     values, results = sizes.of_values, sizes.of_results
     parts = [
-        _view(), passes("copy", "clone", half, x, w * x, w * x, each=copies if copies == COPIES else 1),
-        _product(sizes, half, k, v, q, s + results, values), _product(sizes, half, q, k, v, results + values, s),
-    ]  # fmt: skip
+        _view(),
+        passes("copy", "clone", half, x, w * x, w * x, each=copies if copies == COPIES else 1),
+        _product(sizes, half, k, v, q, s + results, values),
+        _product(sizes, half, q, k, v, results + values, s),
+    ]
     if style.drops_out:
-        parts.append(passes("elementwise", "native_dropout_backward", half, s, (w + 1.0) * s, w * s, also_in=s))
+        parts.append(
+            passes(
+                "elementwise", "native_dropout_backward", half, s, (w + 1.0) * s, w * s, also_in=s
+            )
+        )
     softmax = 4.0 if style.upcasts or style.form == "amp" else w
     casts = softmax != w
     if casts:
         parts.append(passes("copy", "_to_copy", False, s, w * s, softmax * s))
     parts.append(
         passes(
-            "softmax", "_softmax_backward_data", softmax == 2.0, s, 2 * softmax * s, softmax * s, extent=k, also_in=s
+            "softmax",
+            "_softmax_backward_data",
+            softmax == 2.0,
+            s,
+            2 * softmax * s,
+            softmax * s,
+            extent=k,
+            also_in=s,
         )
     )
     if casts:
         parts.append(passes("copy", "_to_copy", half, s, softmax * s, w * s))
     parts.append(passes("elementwise", "mul", half, s, w * s, w * s))
-    return [*parts, _product(sizes, half, q, d, k, s + y, x), _product(sizes, half, d, k, q, x + s, y)]
+    return [
+        *parts,
+        _product(sizes, half, q, d, k, s + y, x),
+        _product(sizes, half, d, k, q, x + s, y),
+    ]

@@ -48,8 +48,14 @@ FP8_DISPATCH = (1 + 4 / 128) / 2
 3.3.3)."""
 
 KINDS = (
-    "data_parallel", "parameters", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "offload",
-)  # fmt: skip
+    "data_parallel",
+    "parameters",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "pipeline",
+    "offload",
+)
 """Kinds of exposed exchanges: gradients; parameters (FSDP, ZeRO); tensor, context, expert and pipeline parallelism; host
 memory."""
 
@@ -92,7 +98,9 @@ class Exchanges(NamedTuple):
     mode: Mode
     cluster: Cluster
 
-    def ms(self, collective: Collective, payload: ArrayLike, ranks: ArrayLike, inside: ArrayLike) -> Floats:
+    def ms(
+        self, collective: Collective, payload: ArrayLike, ranks: ArrayLike, inside: ArrayLike
+    ) -> Floats:
         """`collective_ms`; nothing to send needs no link."""
         payload, ranks = np.asarray(payload), np.asarray(ranks)
         ranks = np.where(payload > 0, ranks, 1)
@@ -105,7 +113,8 @@ class Exchanges(NamedTuple):
 
     def micro_batch(self, recomputes: Flags, attention_ms: Floats) -> PassExchanges:
         """Exposed exchanges of one micro-batch's forward and backward pass together, or in inference of the forward pass
-        alone. `recomputes`: which executions repeat the forward pass of their blocks. `attention_ms`: of a block."""
+        alone. `recomputes`: which executions repeat the forward pass of their blocks. `attention_ms`: of a block.
+        """
         grid, stages, blocks = self.grid, self.stages, self.form.blocks
         zero = np.zeros(stages.blocks.shape)
         if blocks is None:
@@ -115,25 +124,33 @@ class Exchanges(NamedTuple):
         tensor = zero if (grid.tp == 1).all() else self._tensor(hidden_bytes, *passes)
         # what was kept divided is gathered before a block is computed again (Rajbhandari et al. 2020, section 8)
         divided = recomputes & grid.partition_activations & ~grid.sequence_parallel
-        gathered = self.ms("all_gather", np.where(divided, hidden_bytes, 0.0), grid.tp, self.groups.tensor_inside)
+        gathered = self.ms(
+            "all_gather", np.where(divided, hidden_bytes, 0.0), grid.tp, self.groups.tensor_inside
+        )
         tensor = tensor + stages.blocks * gathered[:, None]
         context = zero
         if (grid.cp > 1).any():
             context = self._context(hidden_bytes, attention_ms, *passes)[:, None] * stages.blocks
         # tensor-parallel ranks send a part each, and gather it where it arrives unless sequence parallelism keeps it divided
         # (Narayanan et al. 2021, section 4.1)
-        sends = self.ms("send", hidden_bytes / grid.tp * (grid.pp > 1), 2, self.groups.pipeline_inside)
+        sends = self.ms(
+            "send", hidden_bytes / grid.tp * (grid.pp > 1), 2, self.groups.pipeline_inside
+        )
         whole = np.where((grid.pp > 1) & ~grid.sequence_parallel, hidden_bytes, 0.0)
         sends = sends + self.ms("all_gather", whole, grid.tp, self.groups.tensor_inside)
         # inner stages receive and send in both passes, the ends do half of that
         boundaries = np.broadcast_to([1.0, 2.0, 1.0], stages.blocks.shape)
-        inner = (grid.virtual_stages > 1)[:, None]  # the ends pass on to each other, from one virtual stage to the next
+        inner = (grid.virtual_stages > 1)[
+            :, None
+        ]  # the ends pass on to each other, from one virtual stage to the next
         boundaries = np.where(inner, 2.0, boundaries) * (stages.number > 0)
         if self.mode == "inference":
             boundaries = np.minimum(boundaries, 1.0)
         expert = stages.blocks * self._expert(*passes)[:, None] if (grid.ep > 1).any() else zero
         # a send and the receive of the other direction go at the same time
-        return PassExchanges(tensor, context, expert, boundaries * (sends * grid.virtual_stages)[:, None])
+        return PassExchanges(
+            tensor, context, expert, boundaries * (sends * grid.virtual_stages)[:, None]
+        )
 
     def _tensor(self, hidden_bytes: Floats, forward: Floats, backward: float) -> Floats:
         """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
@@ -143,7 +160,9 @@ class Exchanges(NamedTuple):
         one = self.ms("all_reduce", hidden_bytes, grid.tp, self.groups.tensor_inside)
         each = one * (forward + backward) * self._row_products()
         # --tp-comm-overlap needs sequence parallelism, and NVIDIA's recipes set it wherever that is
-        by_piece = grid.async_tensor_parallel | (grid.sequence_parallel & (self.engine == "megatron_core"))
+        by_piece = grid.async_tensor_parallel | (
+            grid.sequence_parallel & (self.engine == "megatron_core")
+        )
         each = np.where(by_piece, each * (1 - ASYNC_HIDDEN), each)
         # the vocabulary's ends: a sum after the embedding, another in the head's backward pass
         ends = (stages.has_first + stages.has_last * backward) * one[:, None]
@@ -151,14 +170,19 @@ class Exchanges(NamedTuple):
 
     def _row_products(self) -> Floats:
         """Products with a row-parallel weight in a block's forward pass (n): each is followed by a sum over the tensor-parallel
-        ranks, as is the column products' backward. Experts that are divided otherwise give their tokens back instead."""
+        ranks, as is the column products' backward. Experts that are divided otherwise give their tokens back instead.
+        """
         operators, blocks = self.form.operators, self.form.blocks
         assert blocks is not None
-        kind, phase, role = (np.array(names) for names in (operators.kind, operators.phase, blocks.roles))
+        kind, phase, role = (
+            np.array(names) for names in (operators.kind, operators.phase, blocks.roles)
+        )
         rows = (kind == "gemm") & (phase == "forward") & (role == "row")
         grouped = rows & (np.array(operators.function) == GROUPED)
         apart = (self.grid.ep > 1) | (self.grid.experts_tp != self.grid.tp)
-        number = blocks.operator_counts[rows].sum() - np.where(apart, blocks.operator_counts[grouped].sum(), 0)
+        number = blocks.operator_counts[rows].sum() - np.where(
+            apart, blocks.operator_counts[grouped].sum(), 0
+        )
         return np.asarray(number / blocks.count)
 
     def _expert(self, forward: Floats, backward: float) -> Floats:
@@ -178,19 +202,34 @@ class Exchanges(NamedTuple):
 
         # experts of one token on few nodes (DeepSeek-V3's report, section 2.1.2): so many are reached, and their ranks
         limited = np.where(grid.expert_nodes > 0, np.minimum(grid.expert_nodes, nodes), nodes)
-        near = self.ms("all_to_all", payload * reached(np.where(nodes > 1, limited * inside, grid.ep)), inside, inside)
+        near = self.ms(
+            "all_to_all",
+            payload * reached(np.where(nodes > 1, limited * inside, grid.ep)),
+            inside,
+            inside,
+        )
         once_a_node = np.maximum(near, self.ms("all_to_all", payload * reached(limited), nodes, 1))
-        one = np.where(grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy))
+        one = np.where(
+            grid.has("expert_exchange", "all_to_all"), each_copy, np.minimum(once_a_node, each_copy)
+        )
         gathered = payload * grid.experts_tp
-        one = one + self.ms("all_gather", gathered, grid.experts_tp, self.groups.experts.tensor_inside)
+        one = one + self.ms(
+            "all_gather", gathered, grid.experts_tp, self.groups.experts.tensor_inside
+        )
         there = np.where(grid.has("expert_exchange", "overlapped_fp8"), FP8_DISPATCH, 1.0)
         return np.asarray((there + 1) * one * (forward + backward))
 
-    def _context(self, hidden_bytes: Floats, attention_ms: Floats, forward: Floats, backward: float) -> Floats:
+    def _context(
+        self, hidden_bytes: Floats, attention_ms: Floats, forward: Floats, backward: float
+    ) -> Floats:
         """Keys and values go round once forward; backward they go round again with their gradients. Passes as in `_tensor`."""
         grid, blocks = self.grid, self.form.blocks
         assert blocks is not None
-        share = blocks.key_value_heads / blocks.heads if blocks.heads and blocks.key_value_heads else 1.0
+        share = (
+            blocks.key_value_heads / blocks.heads
+            if blocks.heads and blocks.key_value_heads
+            else 1.0
+        )
         pair = 2 * share * hidden_bytes * grid.cp / grid.tp
         ring = self.ms("all_gather", pair, grid.cp, self.groups.context_inside)
         result = forward * exposed(ring, ring / grid.cp, attention_ms)
@@ -198,7 +237,11 @@ class Exchanges(NamedTuple):
         return np.where(grid.cp > 1, result, 0.0)
 
     def step(
-        self, gradient_bytes: Floats, parameter_bytes: Floats, forward_ms: Floats, backward_ms: Floats
+        self,
+        gradient_bytes: Floats,
+        parameter_bytes: Floats,
+        forward_ms: Floats,
+        backward_ms: Floats,
     ) -> StepExchanges:
         """Gradients and parameters between data-parallel ranks, and between devices and hosts.
 
@@ -219,12 +262,21 @@ class Exchanges(NamedTuple):
             reduced = reduced + self._reduced(bucket * of_experts, groups.experts)
         collected = grid.collects_gradients[:, None]
         times = np.where((stage >= 2) & ~collected, m, 1.0)
-        pieces = np.where(fully, blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES)))
+        pieces = np.where(
+            fully, blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES))
+        )
         piece = np.where(stage >= 1, parameter_bytes / pieces, 0.0)
-        gather = self.ms("all_gather", piece * (1 - of_experts), groups.shard[:, None], groups.shard_inside[:, None])
+        gather = self.ms(
+            "all_gather",
+            piece * (1 - of_experts),
+            groups.shard[:, None],
+            groups.shard_inside[:, None],
+        )
         if of_experts.any():
             own = groups.experts
-            gather = gather + self.ms("all_gather", piece * of_experts, own.shard[:, None], own.shard_inside[:, None])
+            gather = gather + self.ms(
+                "all_gather", piece * of_experts, own.shard[:, None], own.shard_inside[:, None]
+            )
         again = grid.reshard_after_forward[:, None] & fully & (self.mode != "inference")
         ahead = exposed(pieces * gather, gather, ahead_window)
         # gradients that are collected are scattered after the last backward pass, with nothing to hide under
@@ -240,7 +292,9 @@ class Exchanges(NamedTuple):
         after_step = pieces * gather * (self.mode == "train")  # ZeRO 1 and 2
         if self.engine == "megatron_core":
             after_step = exposed(after_step, gather * (self.mode == "train"), ahead_window)
-        parameters = np.where(fully, np.where(collected, 1.0, m) * ahead + m * gathered_backward, after_step)
+        parameters = np.where(
+            fully, np.where(collected, 1.0, m) * ahead + m * gathered_backward, after_step
+        )
         offload = self._to_hosts(gradient_bytes, parameter_bytes, forward_ms, window)
         return StepExchanges(times * (behind - gathered_backward) + afterwards, parameters, offload)
 
@@ -248,18 +302,32 @@ class Exchanges(NamedTuple):
         """Summing a bucket of gradients over the ranks that share it, each keeping its part where they are sharded."""
         stage = self.grid.zero_stage[:, None]
         data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
-        summed = self.ms("all_reduce", np.where(stage == 0, bucket, 0.0), data, groups.data_inside[:, None])
-        scattered = self.ms("reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, groups.shard_inside[:, None])
+        summed = self.ms(
+            "all_reduce", np.where(stage == 0, bucket, 0.0), data, groups.data_inside[:, None]
+        )
+        scattered = self.ms(
+            "reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, groups.shard_inside[:, None]
+        )
         between = np.where((stage >= 1) & (replicas > 1), bucket / shard, 0.0)
-        return summed + (scattered + self.ms("all_reduce", between, replicas, groups.replicas_inside[:, None]))
+        return summed + (
+            scattered + self.ms("all_reduce", between, replicas, groups.replicas_inside[:, None])
+        )
 
     def _to_hosts(
-        self, gradient_bytes: Floats, parameter_bytes: Floats, forward_ms: Floats, backward_ms: Floats
+        self,
+        gradient_bytes: Floats,
+        parameter_bytes: Floats,
+        forward_ms: Floats,
+        backward_ms: Floats,
     ) -> Floats:
         """Offloading over PCIe: gradients out under every backward pass, updated parameters back after the step (Ren et al.
-        2021, ZeRO-Offload); offloaded parameters in ahead of both passes (Rajbhandari et al. 2021, ZeRO-Infinity)."""
+        2021, ZeRO-Offload); offloaded parameters in ahead of both passes (Rajbhandari et al. 2021, ZeRO-Infinity).
+        """
         grid = self.grid
-        optimizer_away, parameters_away = grid.offload_optimizer[:, None], grid.offload_parameters[:, None]
+        optimizer_away, parameters_away = (
+            grid.offload_optimizer[:, None],
+            grid.offload_parameters[:, None],
+        )
         nothing = np.zeros_like(gradient_bytes)
         if not (optimizer_away | parameters_away).any():
             return nothing
@@ -270,7 +338,9 @@ class Exchanges(NamedTuple):
         m = grid.accumulation[:, None]
         times = np.where(shards & ~grid.collects_gradients[:, None], m, 1)
         updated = np.where(parameters_away, 0.0, back)
-        states = times * exposed(out, nothing, backward_ms) + (updated if self.mode == "train" else 0.0)
+        states = times * exposed(out, nothing, backward_ms) + (
+            updated if self.mode == "train" else 0.0
+        )
         passes = exposed(back, nothing, forward_ms)
         if self.mode != "inference":
             passes = passes + exposed(back, nothing, backward_ms)

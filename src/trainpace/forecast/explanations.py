@@ -21,7 +21,9 @@ AGREES = 0.02
 """Share of the forecast's peak by which a curve's highest moment may differ from it; beyond, the curve is not shown."""
 
 
-def heaviest(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[OperatorShare, ...]:
+def heaviest(
+    operators: Operators, times: KernelTimes, repeats: Counts
+) -> tuple[OperatorShare, ...]:
     """The rows that take most device time in a step in which each runs `repeats` times, and what bounds each."""
     shares = []
     for i in np.argsort(-times.device_s * repeats)[:MOST_HEAVIEST]:
@@ -31,12 +33,15 @@ def heaviest(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple
         bounds = {"compute": times.compute_s, "memory": times.memory_s, "launch": times.latency_s}
         shares.append(
             OperatorShare(
-                module=operators.module[i], kind=operators.kind[i], phase=operators.phase[i], count=int(operators.count[i]),
+                module=operators.module[i],
+                kind=operators.kind[i],
+                phase=operators.phase[i],
+                count=int(operators.count[i]),
                 time_ms=1e3 * float(times.device_s[i] * repeats[i]),
                 bound=max(bounds, key=lambda name: bounds[name][i]),  # type: ignore[arg-type]
                 share_of_roof=max(float(times.compute_s[i]), float(times.memory_s[i])) / device_s,
             )
-        )  # fmt: skip
+        )
     return tuple(shares)
 
 
@@ -62,13 +67,20 @@ class Roofline(NamedTuple):
 def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) -> float | None:
     """The rate of the fastest format that the operators use; None where no such rate is known."""
     matrix, convolution = operators.is_matrix, np.isin(operators.kind, CONVOLUTION_KINDS)
-    used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True)) or {(False, False)}
+    used = set(zip(operators.half[matrix].tolist(), convolution[matrix].tolist(), strict=True)) or {
+        (False, False)
+    }
     peaks = [matrix_peak(device, execution.precision, *kind) for kind in used]
     return max((peak.flop_per_s for peak in peaks if isinstance(peak, Peak)), default=None)
 
 
 def roofline_of(
-    table: Operators, seconds: Floats, held: Floats, repeats: Counts, execution: Execution, device: Device
+    table: Operators,
+    seconds: Floats,
+    held: Floats,
+    repeats: Counts,
+    execution: Execution,
+    device: Device,
 ) -> Roofline | None:
     """A rank's operators, each of which it has a share of (`held`, 0 to 1) that takes `seconds`, and runs `repeats` times a step;
     None where a roof is not known."""
@@ -83,11 +95,16 @@ def roofline_of(
     rows = [int(i) for i in np.argsort(-in_step) if works[i]][:MOST_POINTS]
     points = tuple(
         RooflinePoint(
-            name=f"{alike(table.module[i], int(count[i])) or table.function[i]}, {table.kind[i]}, {table.phase[i]}",
-            intensity=float(flops[i] / moved[i]), tflops=float(flops[i] / seconds[i] / 1e12), time_ms=1e3 * float(in_step[i]),
+            name=(
+                f"{alike(table.module[i], int(count[i])) or table.function[i]}, {table.kind[i]},"
+                f" {table.phase[i]}"
+            ),
+            intensity=float(flops[i] / moved[i]),
+            tflops=float(flops[i] / seconds[i] / 1e12),
+            time_ms=1e3 * float(in_step[i]),
         )
         for i in rows
-    )  # fmt: skip
+    )
     if not points:
         return None
     share = float(in_step[rows].sum() / in_step.sum())
@@ -105,17 +122,28 @@ class MemoryOverStep(NamedTuple):
 
     @property
     def total_gib(self) -> Floats:
-        return self.gradients_gib + self.activations_gib + self.parameters_gib + self.optimizer_states_gib
+        return (
+            self.gradients_gib
+            + self.activations_gib
+            + self.parameters_gib
+            + self.optimizer_states_gib
+        )
 
 
-def memory_over_step(form: TracedForm, execution: Execution, step: StepTime, memory: Memory) -> MemoryOverStep | None:
+def memory_over_step(
+    form: TracedForm, execution: Execution, step: StepTime, memory: Memory
+) -> MemoryOverStep | None:
     """The memory at the trace's moments; None where the execution has others (it shards, cuts or recomputes), or the trace has
     none.
 
     Within a phase a moment lies where the bytes moved up to it lie, which is nearly its time where memory traffic binds.
     """
     moments = form.memory.moments
-    if not len(moments) or execution.world_size != execution.data_parallel_size or execution.zero_stage:
+    if (
+        not len(moments)
+        or execution.world_size != execution.data_parallel_size
+        or execution.zero_stage
+    ):
         return None
     m = execution.accumulation
     ends = np.cumsum([step.forward_ms / m, step.backward_ms / m, step.optimizer_ms])
@@ -129,7 +157,13 @@ def memory_over_step(form: TracedForm, execution: Execution, step: StepTime, mem
         gradients = gradients + whole  # the buckets of DDP
     activations = np.maximum(moments[:, 3] + moments[:, 4] * execution.micro_batch, 0.0)
     curve = MemoryOverStep(
-        at_ms, gradients / BYTES_PER_GIB, activations / BYTES_PER_GIB, memory.parameters_gib, memory.optimizer_states_gib
-    )  # fmt: skip
-    agrees = abs(float(curve.total_gib.max()) - memory.allocated_gib) <= AGREES * memory.allocated_gib
+        at_ms,
+        gradients / BYTES_PER_GIB,
+        activations / BYTES_PER_GIB,
+        memory.parameters_gib,
+        memory.optimizer_states_gib,
+    )
+    agrees = (
+        abs(float(curve.total_gib.max()) - memory.allocated_gib) <= AGREES * memory.allocated_gib
+    )
     return curve if agrees else None

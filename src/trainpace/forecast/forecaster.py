@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 AUTOCAST_EXPERTS = (
-    "autocast leaves grouped products in fp32, which is not forecast: use bf16, or FSDP's mixed precision (ZeRO 3)"
+    "autocast leaves grouped products in fp32, which is not forecast: use bf16, or FSDP's mixed"
+    " precision (ZeRO 3)"
 )
 
 ONE_BATCH = "{} could be traced at a batch of {} a GPU alone"
@@ -54,7 +55,11 @@ class Forecaster:
     """
 
     def __init__(
-        self, workload: Workload, target: Target, tables: Tables | None = None, knowledge: Knowledge | None = None
+        self,
+        workload: Workload,
+        target: Target,
+        tables: Tables | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self.tables = (tables or Tables(workload)).under(target.software)
         self.workload, self.target, self.knowledge = self.tables.workload, target, knowledge
@@ -75,7 +80,10 @@ class Forecaster:
         return self if self.knowledge is None else self.knowing(None)
 
     def forecast(
-        self, execution: Execution, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
+        self,
+        execution: Execution,
+        schedule: Schedule | None = None,
+        conditions: JobConditions = ASSUMED,
     ) -> Forecast:
         """The full record of one execution. Raises `Contradiction` for sizes that do not go together."""
         return self.at([execution]).forecast(0, schedule, conditions)
@@ -89,7 +97,9 @@ class Forecaster:
         plain = self._plain(executions if isinstance(executions, Grid) else Grid.of(executions))
         if self.knowledge is None or (posterior := self.knowledge.posterior(self)) is None:
             return plain
-        from trainpace.forecast.corrections import CorrectedTable  # most forecasts know of no measurement
+        from trainpace.forecast.corrections import (
+            CorrectedTable,
+        )  # most forecasts know of no measurement
 
         return CorrectedTable(plain, posterior, self.knowledge.source(self))
 
@@ -106,15 +116,17 @@ class Forecaster:
             why[rows] = len(reasons)
             reasons.append(reason)
 
-        kinds = (grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine) * 2 + grid.channels_last
+        kinds = (
+            grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine
+        ) * 2 + grid.channels_last
         for kind in sorted(set(kinds.tolist())):
             rows = np.flatnonzero(kinds == kind)
             some = grid.at(rows)
             precision = PRECISIONS[int(some.precision[0])]
             form = workload.form(precision)
             clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster)
-            clash[rows[workload.whole_step & (some.accumulation > 1) & (clash[rows] == 0)]] = CLASHES.index(
-                "whole step"
+            clash[rows[workload.whole_step & (some.accumulation > 1) & (clash[rows] == 0)]] = (
+                CLASHES.index("whole step")
             )
             held = self.tables.memory(form_of(precision), some, cluster.device.kind == "gpu")
             for whole, part in zip(memory, held, strict=True):
@@ -128,8 +140,13 @@ class Forecaster:
                 other = some.micro_batch != workload.only_batch
                 refuse(rows[other], ONE_BATCH.format(workload.model, workload.only_batch))
                 able &= ~other
-            impossible = impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
-            for sizes, reason in [*impossible, *(_without_blocks(some, workload) if form.blocks is None else [])]:
+            impossible = (
+                impossible_updates(some, workload.optimizer) if workload.mode == "train" else []
+            )
+            for sizes, reason in [
+                *impossible,
+                *(_without_blocks(some, workload) if form.blocks is None else []),
+            ]:
                 refuse(rows[sizes], reason)
                 able &= ~sizes
             if form.blocks is not None:
@@ -155,14 +172,18 @@ class Forecaster:
         exposed["offload"] += paged_ms
         parts["communication_ms"] += paged_ms
         step_ms = sum(parts.values(), np.zeros(n))
-        return ForecastTable(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
+        return ForecastTable(
+            self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons)
+        )
 
     def least_gib(self, grid: Grid) -> Floats:
         """What every execution's fullest rank holds all the time: less than its peak, and quickly known."""
         least = np.zeros(len(grid))
         for precision in np.unique(grid.precision).tolist():
             rows = np.flatnonzero(grid.precision == precision)
-            least[rows] = self.tables.memory_model(form_of(PRECISIONS[precision])).least_gib(grid.at(rows))
+            least[rows] = self.tables.memory_model(form_of(PRECISIONS[precision])).least_gib(
+                grid.at(rows)
+            )
         return least
 
     def memory(self, execution: Execution) -> Memory:
@@ -186,7 +207,9 @@ class Forecaster:
         steps = self.over_batches(execution, batches)
         return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
 
-    def jumps_in(self, execution: Execution, batches: Sequence[int], step_ms: Floats) -> tuple[Jump, ...]:
+    def jumps_in(
+        self, execution: Execution, batches: Sequence[int], step_ms: Floats
+    ) -> tuple[Jump, ...]:
         """The jumps of step times that are known, why they are forecast, and the next size that fits with as much throughput."""
         jumps, largest = [], self.largest_micro_batch(execution)
         for i, excess in find_jumps(batches, step_ms):
@@ -196,10 +219,18 @@ class Forecaster:
                 before, batches[i + 1 :], np.delete(step_ms[i - 1 :], 1)
             )
             good = good if good is None or largest is None or good <= largest else None
-            jumps.append(Jump(
-                before=before, batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess,
-                causes=why.causes, mechanism=why.mechanism, next_good=good,
-            ))  # fmt: skip
+            jumps.append(
+                Jump(
+                    before=before,
+                    batch=batches[i],
+                    before_ms=float(step_ms[i - 1]),
+                    after_ms=float(step_ms[i]),
+                    excess_ms=excess,
+                    causes=why.causes,
+                    mechanism=why.mechanism,
+                    next_good=good,
+                )
+            )
         return tuple(jumps)
 
     def roofline(self, execution: Execution) -> Roofline | None:
@@ -213,7 +244,9 @@ class Forecaster:
         """
         cluster, forecasts = self.target.cluster, []
         shapes = [(1, n) for n in doublings(cluster.devices_per_node)]
-        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]]:
+        for nodes, per_node in shapes + [
+            (n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]
+        ]:
             whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
             shard_size = execution.shard_size if whole else None
             try:
@@ -238,7 +271,9 @@ class Forecaster:
         assert parts is not None
         return parts
 
-    def _by_kernels(self, grid: Grid, precision: Precision, of: Callable[..., Floats | str]) -> Floats | str:
+    def _by_kernels(
+        self, grid: Grid, precision: Precision, of: Callable[..., Floats | str]
+    ) -> Floats | str:
         """The rows that `of` has for every execution of one precision and memory format."""
         rows = None
         sequence = grid.sequence_parallel & (grid.tp > 1)
@@ -249,7 +284,11 @@ class Forecaster:
         _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
         for i, first in enumerate(firsts.tolist()):
             at = np.flatnonzero(table_of == i)
-            experts = int(grid.ep[first]), int(grid.experts_tp[first]), float(grid.expert_load[first])
+            experts = (
+                int(grid.ep[first]),
+                int(grid.experts_tp[first]),
+                float(grid.expert_load[first]),
+            )
             ranks = int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first])
             sharding = Sharding(form_of(precision), *ranks, *experts)
             flags = bool(grid.channels_last[first]), bool(grid.compile[first])
@@ -270,26 +309,51 @@ class Forecaster:
         assert not isinstance(timed, str), "steps were forecast with these times"
 
         def cut_of(operators: Operators, sizes: Sequence[int]) -> Cut | None:
-            return self.target.kernels.cut(KernelTable(operators), np.asarray(sizes, dtype=float), device, key)
+            return self.target.kernels.cut(
+                KernelTable(operators), np.asarray(sizes, dtype=float), device, key
+            )
 
         sms = None if device.sms is None else int(device.sms.value)
-        return explain(self.tables.table(key.sharding).operators, timed.times.device_s, before, after, sms, cut_of)
+        return explain(
+            self.tables.table(key.sharding).operators,
+            timed.times.device_s,
+            before,
+            after,
+            sms,
+            cut_of,
+        )
 
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
     """The executions that a model without repeated blocks cannot have, with the reason."""
-    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1, "expert": grid.ep > 1}
+    wanted = {
+        "tensor": grid.tp > 1,
+        "pipeline": grid.pp > 1,
+        "context": grid.cp > 1,
+        "expert": grid.ep > 1,
+    }
     cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
     refused = []
     for code in sorted(set(cuts[cuts > 0].tolist())):
         names = " and ".join(name for i, name in enumerate(wanted) if code >> i & 1)
-        refused.append((
-            cuts == code,
-            f"{names} parallelism: {workload.model} has no repeated blocks along which it could be cut.",
-        ))  # fmt: skip
+        refused.append(
+            (
+                cuts == code,
+                (
+                    f"{names} parallelism: {workload.model} has no repeated blocks along which it"
+                    " could be cut."
+                ),
+            )
+        )
     recomputes = ~grid.has("activation_checkpointing", "none") & (cuts == 0)
     if recomputes.any() and not workload.checkpointed:
-        refused.append((
-            recomputes, "activation checkpointing: this workload was traced without it, and has no repeated blocks to recompute."
-        ))  # fmt: skip
+        refused.append(
+            (
+                recomputes,
+                (
+                    "activation checkpointing: this workload was traced without it, and has no"
+                    " repeated blocks to recompute."
+                ),
+            )
+        )
     return refused

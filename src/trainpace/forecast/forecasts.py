@@ -59,10 +59,26 @@ class ForecastTable:
     """
 
     def __init__(
-        self, forecaster: Forecaster, grid: Grid, step_ms: Floats, parts: dict[str, Floats], exposed: dict[str, Floats],
-        memory: RankMemory, fits: Flags, clash: Counts, uneven: Flags, why: Counts, reasons: tuple[str, ...],
-    ) -> None:  # fmt: skip
-        self.forecaster, self.grid, self.step_ms, self.parts, self.exposed = forecaster, grid, step_ms, parts, exposed
+        self,
+        forecaster: Forecaster,
+        grid: Grid,
+        step_ms: Floats,
+        parts: dict[str, Floats],
+        exposed: dict[str, Floats],
+        memory: RankMemory,
+        fits: Flags,
+        clash: Counts,
+        uneven: Flags,
+        why: Counts,
+        reasons: tuple[str, ...],
+    ) -> None:
+        self.forecaster, self.grid, self.step_ms, self.parts, self.exposed = (
+            forecaster,
+            grid,
+            step_ms,
+            parts,
+            exposed,
+        )
         self.memory, self.fits, self.clash, self.uneven = memory, fits, clash, uneven
         self.why, self.reasons = why, reasons
         self._executions: dict[int, Execution] = {}
@@ -89,7 +105,10 @@ class ForecastTable:
 
     @cached_property
     def _spreads(self) -> list[Spread | None]:
-        return [None if row is None else self._spread(i, row) for i, row in enumerate(self._kernels(range(len(self))))]
+        return [
+            None if row is None else self._spread(i, row)
+            for i, row in enumerate(self._kernels(range(len(self))))
+        ]
 
     @property
     def low_ms(self) -> Floats:
@@ -99,7 +118,9 @@ class ForecastTable:
     @property
     def high_ms(self) -> Floats:
         """The upper ends of the intervals of `step_ms`."""
-        return self.step_ms * [np.nan if spread is None else spread.high for spread in self._spreads]
+        return self.step_ms * [
+            np.nan if spread is None else spread.high for spread in self._spreads
+        ]
 
     def reason(self, i: int) -> str:
         """Why row `i` has no time; empty where it has one."""
@@ -107,17 +128,26 @@ class ForecastTable:
             return self.reasons[int(self.why[i])]
         return str(self._contradiction(i)) if self.clash[i] else ""
 
-    def forecasts(self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED) -> list[Forecast]:
+    def forecasts(
+        self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
+    ) -> list[Forecast]:
         """The full records of all rows, with the whole training where a `schedule` is given. Raises `Contradiction` for the
         first whose sizes do not go together."""
         kernels = self._kernels(range(len(self)))
-        return [self._with_job(self._record(i, row), schedule, conditions) for i, row in enumerate(kernels)]
+        return [
+            self._with_job(self._record(i, row), schedule, conditions)
+            for i, row in enumerate(kernels)
+        ]
 
-    def forecast(self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED) -> Forecast:
+    def forecast(
+        self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
+    ) -> Forecast:
         """The full record of row `i`. Raises `Contradiction` for sizes that do not go together."""
         return self._with_job(self._record(i, self._kernels([i])[0]), schedule, conditions)
 
-    def _with_job(self, forecast: Forecast, schedule: Schedule | None, conditions: JobConditions) -> Forecast:
+    def _with_job(
+        self, forecast: Forecast, schedule: Schedule | None, conditions: JobConditions
+    ) -> Forecast:
         if schedule is None:
             return forecast
         price = self.forecaster.target.cluster.price_usd_per_device_hour
@@ -127,7 +157,9 @@ class ForecastTable:
     def _contradiction(self, i: int) -> TrainpaceError:
         target, workload = self.forecaster.target, self.forecaster.workload
         form = workload.form(PRECISIONS[int(self.grid.precision[i])])
-        return contradiction(int(self.clash[i]), self.grid, i, form.blocks, workload.sequence_length, target.cluster)
+        return contradiction(
+            int(self.clash[i]), self.grid, i, form.blocks, workload.sequence_length, target.cluster
+        )
 
     def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
         """The kernels of some rows; None for rows without a time."""
@@ -137,16 +169,22 @@ class ForecastTable:
         timed = self.timed
         for position, i in enumerate(rows):
             if timed[i]:
-                keyed.setdefault(kernel_key(self.execution(i), target.software), []).append(position)
+                keyed.setdefault(kernel_key(self.execution(i), target.software), []).append(
+                    position
+                )
         kernels: list[RowKernels | None] = [None] * len(rows)
         for key, positions in keyed.items():
             table = tables.table(key.sharding)
             at = np.array([rows[position] for position in positions])
             batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
             for start in range(0, len(batches), MOST_AT_ONCE):
-                ranks = tables.times(key, target, batches[start : start + MOST_AT_ONCE].astype(np.float64))
+                ranks = tables.times(
+                    key, target, batches[start : start + MOST_AT_ONCE].astype(np.float64)
+                )
                 assert not isinstance(ranks, str), "steps were forecast with these times"
-                for j in np.flatnonzero((batch_of >= start) & (batch_of < start + MOST_AT_ONCE)).tolist():
+                for j in np.flatnonzero(
+                    (batch_of >= start) & (batch_of < start + MOST_AT_ONCE)
+                ).tolist():
                     batch = batch_of[j] - start
                     device_s = ranks.times.device_s[batch]
                     held = self._held(int(at[j]), table, device_s)
@@ -162,7 +200,9 @@ class ForecastTable:
             return None
         e = self.execution(i)
         held_s, repeats = row.times.device_s, np.where(row.table.updates, 1, e.accumulation)
-        return roofline_of(row.table.operators, held_s, row.held, repeats, e, self.forecaster.target.cluster.device)
+        return roofline_of(
+            row.table.operators, held_s, row.held, repeats, e, self.forecaster.target.cluster.device
+        )
 
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
         """Share of each row that a rank has: the blocks of its stage; of the optimizer what it was forecast to take."""
@@ -170,7 +210,9 @@ class ForecastTable:
         whole_ms = 1e3 * float(device_s[table.updates].sum())
         if whole_ms > 0:
             offloaded = bool(self.grid.offload_optimizer[i])
-            held[table.updates] = 0.0 if offloaded else float(self.parts["optimizer_ms"][i]) / whole_ms
+            held[table.updates] = (
+                0.0 if offloaded else float(self.parts["optimizer_ms"][i]) / whole_ms
+            )
         return held
 
     def _step(self, i: int) -> StepTime:
@@ -179,7 +221,9 @@ class ForecastTable:
     def _spread(self, i: int, row: RowKernels) -> Spread:
         target, step = self.forecaster.target, self._step(i)
         shares = shares_of(step, row.table.part, row.times.device_s)
-        spread = target.kernels.spread(shares, target.cluster.device, row.times.device_s, row.log_sd)
+        spread = target.kernels.spread(
+            shares, target.cluster.device, row.times.device_s, row.log_sd
+        )
         return widened(spread, self.outside_sd(i))
 
     def outside_sd(self, i: int) -> float:
@@ -189,7 +233,10 @@ class ForecastTable:
     @cached_property
     def outside_sds(self) -> Floats:
         """`outside_sd` of every row."""
-        host, experts = self.forecaster.target.host, EXPERTS_SD if self.forecaster.workload.has_experts else 0.0
+        host, experts = (
+            self.forecaster.target.host,
+            (EXPERTS_SD if self.forecaster.workload.has_experts else 0.0),
+        )
         of_host = 0.0 if host is None else host_sensitivity(self.parts, self.step_ms) * host.log_sd
         return np.asarray(np.hypot(of_host, np.full(len(self), experts)))
 
@@ -214,27 +261,50 @@ class ForecastTable:
         capacity = None if device.memory_gib is None else device.memory_gib.value
         host, software = target.host, self._software(execution)
         forecast = Forecast(
-            model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
-            step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
+            model=self.forecaster.workload.model,
+            device=device.name,
+            num_devices=cluster.num_devices,
+            execution=execution,
+            step=None,
+            step_time_interval_ms=None,
+            memory=memory,
+            capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
-            fit_probability=None
-            if capacity is None or memory is None
-            else float(fit_probability(memory, capacity, execution.compile)),
-            mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
-            host="" if host is None else host.name, host_assumed=host is not None and cluster.host is None,
-            software=software.words, software_assumed=software.is_assumed, software_idle=software.idle,
-            notes=self.forecaster.workload.notes, sequence_length=self.forecaster.workload.sequence_length,
-        )  # fmt: skip
+            fit_probability=(
+                None
+                if capacity is None or memory is None
+                else float(fit_probability(memory, capacity, execution.compile))
+            ),
+            mfu=None,
+            model_flops_per_step=None,
+            provenance=target.kernels.provenance,
+            reason=self.reason(i) or "not evaluated",
+            host="" if host is None else host.name,
+            host_assumed=host is not None and cluster.host is None,
+            software=software.words,
+            software_assumed=software.is_assumed,
+            software_idle=software.idle,
+            notes=self.forecaster.workload.notes,
+            sequence_length=self.forecaster.workload.sequence_length,
+        )
         if row is None:
             return forecast
         step, spread = self._step(i), self._spread(i, row)
         interval = Interval(
-            low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
-        )  # fmt: skip
+            low=step.total_ms * spread.low,
+            high=step.total_ms * spread.high,
+            coverage=spread.coverage,
+            basis=spread.basis,
+        )
         return replace(
-            forecast, step=step, step_time_interval_ms=interval, reason="",
-            exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
-        )  # fmt: skip
+            forecast,
+            step=step,
+            step_time_interval_ms=interval,
+            reason="",
+            exposed_ms={
+                kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0
+            },
+        )
 
     def _software(self, execution: Execution) -> RunningSoftware:
         target, traced = self.forecaster.target, self.forecaster.tables.traced.workload
@@ -250,7 +320,9 @@ class ForecastTable:
 
     def _record(self, i: int, row: RowKernels | None) -> Forecast:
         brief, execution = self._brief(i, row), self.execution(i)
-        brief = replace(brief, largest_micro_batch=None if brief.memory is None else self._largest(execution))
+        brief = replace(
+            brief, largest_micro_batch=None if brief.memory is None else self._largest(execution)
+        )
         if row is None or brief.step is None:
             return brief
         form = self.forecaster.workload.form(execution.precision)
@@ -261,14 +333,19 @@ class ForecastTable:
         efficiency, reference = self._scaling(execution, brief.step.total_ms)
         peak = peak_flop_per_s(self.forecaster.target.cluster.device, form.operators, execution)
         return replace(
-            brief, mfu=self._mfu(flops, peak, brief.step.total_ms),
-            model_flops_per_step=flops, heaviest=heaviest(row.table.operators, row.times, repeats),
+            brief,
+            mfu=self._mfu(flops, peak, brief.step.total_ms),
+            model_flops_per_step=flops,
+            heaviest=heaviest(row.table.operators, row.times, repeats),
             roles=by_role(row.table.operators, row.times, repeats),
-            scaling_efficiency=efficiency, scaling_reference_devices=reference,
+            scaling_efficiency=efficiency,
+            scaling_reference_devices=reference,
             warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
-        )  # fmt: skip
+        )
 
-    def _mfu(self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float) -> float | None:
+    def _mfu(
+        self, flops_per_step: float, peak_flop_per_s: float | None, step_ms: float
+    ) -> float | None:
         if peak_flop_per_s is None:
             return None
         target = self.forecaster.target
@@ -285,13 +362,17 @@ class ForecastTable:
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
         """Throughput a device over that of the reference, and the devices of the reference (see `shapes`); None, None: there is
-        one device, or nothing smaller holds the model. Memory of unknown size is taken to be enough."""
+        one device, or nothing smaller holds the model. Memory of unknown size is taken to be enough.
+        """
         if execution.world_size == 1:
             return None, None
         forecaster, cluster = self.forecaster, self.forecaster.target.cluster
         many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
-        reference = next((e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)), None)
+        reference = next(
+            (e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)),
+            None,
+        )
         if reference is None:
             return None, None
         small = replace(cluster, nodes=reference.nnodes, devices_per_node=reference.nproc_per_node)
@@ -299,30 +380,47 @@ class ForecastTable:
         if there.clash[0]:
             return None, None
         each = execution.global_batch / (step_ms * execution.world_size)
-        return each * reference.world_size * float(there.step_ms[0]) / reference.global_batch, reference.world_size
+        return (
+            each * reference.world_size * float(there.step_ms[0]) / reference.global_batch,
+            reference.world_size,
+        )
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:
     """FLOPs of the model itself on one rank: matrix operators, without what fused attention computes twice."""
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
-    weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
+    weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {
+        "attention_backward": ATTENTION_BACKWARD_MODEL_SHARE
+    }
     counted = zip(operators.kind, flops.tolist(), strict=True)
-    of_model = (phase != "optimizer" for phase in operators.phase)  # Muon's products are not the model's
-    work = sum(work * weights.get(kind, 0.0) for (kind, work), counts in zip(counted, of_model, strict=True) if counts)
+    of_model = (
+        phase != "optimizer" for phase in operators.phase
+    )  # Muon's products are not the model's
+    work = sum(
+        work * weights.get(kind, 0.0)
+        for (kind, work), counts in zip(counted, of_model, strict=True)
+        if counts
+    )
     return work * execution.accumulation
 
 
 def _warnings(
     fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
 ) -> tuple[str, ...]:
-    count, stages = 0 if form.blocks is None else form.blocks.count, execution.pp * execution.virtual_stages
+    count, stages = (
+        (0 if form.blocks is None else form.blocks.count),
+        execution.pp * execution.virtual_stages,
+    )
     placed = "the first are taken to hold one more than the last"
     if stages > count:
         placed = "the head, and then the embedding, are taken to stand for a block"
     warnings = {
         f"{count} blocks over {stages} stages are uneven: {placed}": uneven,
-        "does not fit in the device's memory; the time is what it would be if it did": fits is False,
-        "launch-bound: the host's launches take longer than the device's work; a larger batch costs little":
-            step.host_overhead_ms > 0.3 * step.total_ms,
-    }  # fmt: skip
+        "does not fit in the device's memory; the time is what it would be if it did": (
+            fits is False
+        ),
+        "launch-bound: the host's launches take longer than the device's work; a larger batch costs little": (
+            step.host_overhead_ms > 0.3 * step.total_ms
+        ),
+    }
     return tuple(text for text, applies in warnings.items() if applies)

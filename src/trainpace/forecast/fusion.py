@@ -62,7 +62,13 @@ class _Tensor:
     __slots__ = ("bounds", "is_bound", "row", "unread", "written")
 
     def __init__(self, row: int, count: float, is_bound: bool, bounds: float) -> None:
-        self.row, self.unread, self.is_bound, self.bounds, self.written = row, count, is_bound, bounds, 0.0
+        self.row, self.unread, self.is_bound, self.bounds, self.written = (
+            row,
+            count,
+            is_bound,
+            bounds,
+            0.0,
+        )
 
 
 class _Read(NamedTuple):
@@ -82,7 +88,10 @@ class _Operand(NamedTuple):
 def fused(operators: Operators) -> Fused:
     """The shares that torch.compile leaves of every row; 1 for rows that it does not fuse."""
     n, count = len(operators), operators.count
-    read, wrote = (at_batch(column, REFERENCE_BATCH) for column in (operators.read_bytes, operators.written_bytes))
+    read, wrote = (
+        at_batch(column, REFERENCE_BATCH)
+        for column in (operators.read_bytes, operators.written_bytes)
+    )
     dims = at_batch(operators.dims, REFERENCE_BATCH).tolist()
     bounds = [kind in BOUNDS for kind in operators.kind]
     rows = [
@@ -109,7 +118,9 @@ def fused(operators: Operators) -> Fused:
             kept[each.row] += each.times * each.size
         for each in chains.from_other_chains:
             saved = (
-                read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements] if phase == "backward" else 1.0
+                read_before.get(each.elements, 0.0) / chains.unsupplied[each.elements]
+                if phase == "backward"
+                else 1.0
             )
             kept[each.row] += each.times * each.size * min(1.0, saved)
         for tensor in chains.results():
@@ -117,9 +128,13 @@ def fused(operators: Operators) -> Fused:
             kernels[tensor.row] = tensor.written
         if phase == "forward":
             for each in (*chains.from_bounds, *chains.from_other_chains):
-                read_before[each.elements] = read_before.get(each.elements, 0.0) + each.times * each.size
+                read_before[each.elements] = (
+                    read_before.get(each.elements, 0.0) + each.times * each.size
+                )
     joined = np.array([i in operands and not bound for i, bound in enumerate(bounds)])
-    twice = joined & np.array(["batch_norm" in name and "inference" not in name for name in operators.function])
+    twice = joined & np.array(
+        ["batch_norm" in name and "inference" not in name for name in operators.function]
+    )
     kept = np.where(twice, 2.0 * read * count + kernels * wrote, kept)
     moved = read + wrote
     most = np.where(twice, moved + read, moved) * count
@@ -131,8 +146,15 @@ def fused(operators: Operators) -> Fused:
 class _Pass:
     """The rows of one pass in their order, each matched with what it reads."""
 
-    def __init__(self, operators: Operators, bounds: list[bool], sizes: _SizeClasses, lengths: _SizeClasses) -> None:
-        self._operators, self._bounds, self._sizes, self._lengths = operators, bounds, sizes, lengths
+    def __init__(
+        self, operators: Operators, bounds: list[bool], sizes: _SizeClasses, lengths: _SizeClasses
+    ) -> None:
+        self._operators, self._bounds, self._sizes, self._lengths = (
+            operators,
+            bounds,
+            sizes,
+            lengths,
+        )
         self._written: dict[int, list[_Tensor]] = {}
         self._at_hand: Counter[int] = Counter()
         self._bounds_run = 0.0
@@ -214,19 +236,26 @@ class _Pass:
                 self._from_elsewhere(read)
             apart += strangers
             # what another chain, a bound or nobody reads has to be written
-            written = min(fused_ones, apart + by_bounds) + max(0.0, fused_ones - joined - apart - by_bounds)
+            written = min(fused_ones, apart + by_bounds) + max(
+                0.0, fused_ones - joined - apart - by_bounds
+            )
             for tensor in unread:
                 if not tensor.is_bound:
                     tensor.written += tensor.unread * min(1.0, written / fused_ones)
 
     def _from_elsewhere(self, read: _Read) -> None:
         self.from_other_chains.append(read)
-        self.unsupplied[read.elements] = self.unsupplied.get(read.elements, 0.0) + read.times * read.size
+        self.unsupplied[read.elements] = (
+            self.unsupplied.get(read.elements, 0.0) + read.times * read.size
+        )
 
     def results(self) -> list[_Tensor]:
         """What leaves the fused kernels."""
         return [
-            tensor for tensors in self._written.values() for tensor in tensors if not tensor.is_bound and tensor.written
+            tensor
+            for tensors in self._written.values()
+            for tensor in tensors
+            if not tensor.is_bound and tensor.written
         ]
 
 
@@ -257,7 +286,9 @@ def _operands(operators: Operators, i: int, dims: list[float], read: float) -> l
         return [_Operand(b * m * k * width, b * m * k), _Operand(b * k * n * width, b * k * n)]
     if kind == "attention":
         b, h, q, k, d, _, v, _ = dims[: len(ATTENTION)]
-        return [_Operand(b * h * size * width, b * h * size) for size in (q * d, k * d, k * (v or d))]
+        return [
+            _Operand(b * h * size * width, b * h * size) for size in (q * d, k * d, k * (v or d))
+        ]
     if not read or kind in BOUNDS:
         return [_Operand(read, read)] if read else []
     elements, out = dims[OTHER.elements_in], dims[OTHER.elements_out]

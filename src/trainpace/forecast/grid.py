@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Execution, ExecutionField
+from trainpace.execution import (
+    EXECUTION_FIELDS,
+    NUMBER_FORMATS,
+    PRECISIONS,
+    Execution,
+    ExecutionField,
+)
 from trainpace.workload import Blocks, Counts, Flags, Floats
 
 
@@ -31,9 +37,12 @@ class Grid:
 
     @classmethod
     def of(cls, executions: Sequence[Execution]) -> Grid:
-        return cls({
-            name: np.array([field.encode(getattr(e, name)) for e in executions]) for name, field in EXECUTION_FIELDS.items()
-        })  # fmt: skip
+        return cls(
+            {
+                name: np.array([field.encode(getattr(e, name)) for e in executions])
+                for name, field in EXECUTION_FIELDS.items()
+            }
+        )
 
     @classmethod
     def vary(cls, base: Execution, **varied: ArrayLike) -> Grid:
@@ -63,7 +72,10 @@ class Grid:
 
     def execution(self, i: int) -> Execution:
         """Execution `i`. Raises for sizes that contradict each other."""
-        values = {name: field.decode(self._columns[name][i].item()) for name, field in EXECUTION_FIELDS.items()}
+        values = {
+            name: field.decode(self._columns[name][i].item())
+            for name, field in EXECUTION_FIELDS.items()
+        }
         return Execution(**values)
 
     def has(self, name: str, value: Any) -> Flags:
@@ -139,7 +151,8 @@ def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
 
 class ExpertGroups(NamedTuple):
     """Sizes of the groups of experts, n each, named as in `Groups`: data-parallel copies of a rank's experts, those over which
-    their states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a node."""
+    their states are divided. expert_inside, tensor_inside: ranks of ep and of expert_tp that share a node.
+    """
 
     data: Counts
     shard: Counts
@@ -184,9 +197,15 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
     divided = np.maximum(np.minimum(shard * grid.tp // one_copy, copies), 1)
     replicas = np.maximum(copies // divided, 1)
     experts = ExpertGroups(
-        copies, divided, replicas, inside(copies, one_copy), inside(divided, one_copy), inside(replicas, one_copy * divided),
-        inside(grid.ep, grid.experts_tp), inside(grid.experts_tp, np.ones_like(grid.tp)),
-    )  # fmt: skip
+        copies,
+        divided,
+        replicas,
+        inside(copies, one_copy),
+        inside(divided, one_copy),
+        inside(replicas, one_copy * divided),
+        inside(grid.ep, grid.experts_tp),
+        inside(grid.experts_tp, np.ones_like(grid.tp)),
+    )
     return Groups(
         data=data,
         shard=shard,
@@ -234,7 +253,10 @@ class Stages(NamedTuple):
 
 def has_vocabulary_head(blocks: Blocks) -> bool:
     """Whether a product over the vocabulary lies behind the blocks. A classifier of texts has an embedding alone."""
-    return any(role == "column" and not count for role, count in zip(blocks.roles, blocks.operator_counts, strict=True))
+    return any(
+        role == "column" and not count
+        for role, count in zip(blocks.roles, blocks.operator_counts, strict=True)
+    )
 
 
 def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
@@ -246,12 +268,23 @@ def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
     has_first = np.stack([one, zero, zero], axis=1)
     has_last = np.stack([np.where(pp == 1, one, zero), zero, np.where(pp > 1, one, zero)], axis=1)
     if blocks is None:
-        return Stages(
-            number, np.zeros_like(number), has_first, has_last, number, np.ones_like(number), np.zeros_like(number)
-        ), 1.0
+        return (
+            Stages(
+                number,
+                np.zeros_like(number),
+                has_first,
+                has_last,
+                number,
+                np.ones_like(number),
+                np.zeros_like(number),
+            ),
+            1.0,
+        )
     chunks = pp * grid.virtual_stages
     most = np.ceil(blocks.count / chunks) * grid.virtual_stages
-    least = np.where(pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages)
+    least = np.where(
+        pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages
+    )
     first = np.minimum(most, blocks.count)
     more = chunks - blocks.count  # the ends that are a stage's share of the work without a block
     first = np.where((pp > 1) & (more > 1), most - 1, first)

@@ -29,9 +29,15 @@ Z_95 = 1.6448536
 """The 95th percentile of the standard normal distribution."""
 
 Part = Literal[
-    "products in 16 bits", "products in 32 bits", "attention", "convolutions", "grouped convolutions", "memory traffic",
-    "launches", "communication",
-]  # fmt: skip
+    "products in 16 bits",
+    "products in 32 bits",
+    "attention",
+    "convolutions",
+    "grouped convolutions",
+    "memory traffic",
+    "launches",
+    "communication",
+]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 """What a step's time is made of: operators by what they compute, then what the host and what exchanges add."""
 OPERATOR_PARTS = 6
@@ -102,8 +108,12 @@ def parts_of(operators: Operators) -> np.ndarray:
     grouped = operators.dims[:, CONV.groups].sum(axis=1) > 1
     convolution = np.isin(kind, CONVOLUTION_KINDS)
     conditions = [
-        (kind == "gemm") & operators.half, kind == "gemm", np.isin(kind, ATTENTION_KINDS), convolution & ~grouped, convolution,
-    ]  # fmt: skip
+        (kind == "gemm") & operators.half,
+        kind == "gemm",
+        np.isin(kind, ATTENTION_KINDS),
+        convolution & ~grouped,
+        convolution,
+    ]
     return np.select(conditions, range(OPERATOR_PARTS - 1), OPERATOR_PARTS - 1)
 
 
@@ -141,7 +151,9 @@ def card_deviation(spreads: Spreads, shares: Floats | Sequence[float], device: s
     return float(card_deviations(spreads, np.asarray(shares), device))
 
 
-def interval_deviations(spreads: Spreads, shares: Floats, device: str, outside_sd: Floats | float = 0.0) -> Floats:
+def interval_deviations(
+    spreads: Spreads, shares: Floats, device: str, outside_sd: Floats | float = 0.0
+) -> Floats:
     """The standard deviations that the fitted intervals of steps stand for, with what no part of a step tells (`outside_sd`)."""
     sd = deviations(spreads, shares, device in spreads.devices)
     ends = [np.hypot(end * sd, Z_95 * outside_sd) for end in (spreads.low, spreads.high)]
@@ -154,7 +166,9 @@ def composed_spread(shares: Floats, device: Device) -> Spread:
     seen = device.name in spreads.devices
     sd = deviation(spreads, shares, seen)
     largest = PARTS[int(np.argmax(shares))]
-    basis = f"{'a card' if seen else 'no card'} of the fit, mostly {largest}: {spreads.n} held-out runs"
+    basis = (
+        f"{'a card' if seen else 'no card'} of the fit, mostly {largest}: {spreads.n} held-out runs"
+    )
     return Spread(math.exp(spreads.low * sd), math.exp(spreads.high * sd), COVERAGE, basis)
 
 
@@ -164,7 +178,8 @@ def widened(spread: Spread, log_sd: float) -> Spread:
         return spread
     low, high = (math.log(end) for end in (spread.low, spread.high))
     return spread._replace(
-        low=math.exp(-math.hypot(low, Z_95 * log_sd)), high=math.exp(math.hypot(high, Z_95 * log_sd))
+        low=math.exp(-math.hypot(low, Z_95 * log_sd)),
+        high=math.exp(math.hypot(high, Z_95 * log_sd)),
     )
 
 
@@ -174,5 +189,9 @@ def student_t_95(degrees: int) -> float:
     if degrees in tabled:
         return tabled[degrees]
     z, v = Z_95, degrees
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))

@@ -35,7 +35,9 @@ def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float
         return []
     excess, usual = excesses(batches, step_ms)
     width = np.diff(batches)
-    jumps = (excess > LEAST_SHARE * step_ms[:-1]) & (excess + usual * width > LEAST_OVER_SLOPE * usual * width)
+    jumps = (excess > LEAST_SHARE * step_ms[:-1]) & (
+        excess + usual * width > LEAST_OVER_SLOPE * usual * width
+    )
     return [(int(i) + 1, float(excess[i])) for i in np.flatnonzero(jumps)]
 
 
@@ -52,7 +54,12 @@ CutOf = Callable[[Operators, Sequence[int]], Cut | None]
 
 
 def explain(
-    operators: Operators, device_s: Floats, before: int, after: int, multiprocessors: int | None, cut_of: CutOf
+    operators: Operators,
+    device_s: Floats,
+    before: int,
+    after: int,
+    multiprocessors: int | None,
+    cut_of: CutOf,
 ) -> Explained:
     """device_s: seconds of every row (2 x rows) at the two sizes. Rows count by what they grow beyond proportion."""
     growth = device_s[1] - device_s[0] * after / before
@@ -66,16 +73,26 @@ def explain(
     if not order:
         return Explained((), "", ())
     main, *others = order
-    told = [main, *(name for name in others if name != OTHER and weight[name] >= LEAST_CAUSE * weight[main])]
-    causes = tuple(_cause(name, operators, groups[name], cut, after, multiprocessors) for name in told)
-    return Explained(causes, _SHORT[main], _stairs(main, operators, groups[main][0], before, after, cut_of))
+    told = [
+        main,
+        *(name for name in others if name != OTHER and weight[name] >= LEAST_CAUSE * weight[main]),
+    ]
+    causes = tuple(
+        _cause(name, operators, groups[name], cut, after, multiprocessors) for name in told
+    )
+    return Explained(
+        causes, _SHORT[main], _stairs(main, operators, groups[main][0], before, after, cut_of)
+    )
 
 
 PADDED, ALGORITHM, UNALIGNED, WAVES, OTHER = "padded", "algorithm", "unaligned", "waves", "other"
 _SHORT = {
-    PADDED: "padded batch", ALGORITHM: "another algorithm", UNALIGNED: "batch not a multiple of 8",
-    WAVES: "another wave of tiles", OTHER: "",
-}  # fmt: skip
+    PADDED: "padded batch",
+    ALGORITHM: "another algorithm",
+    UNALIGNED: "batch not a multiple of 8",
+    WAVES: "another wave of tiles",
+    OTHER: "",
+}
 
 
 def _padded(images: Any) -> Any:
@@ -97,11 +114,18 @@ def _mechanism(cut: Cut | None, j: int) -> str:
 
 
 def _cause(
-    name: str, operators: Operators, rows: list[int], cut: Cut | None, after: int, multiprocessors: int | None
+    name: str,
+    operators: Operators,
+    rows: list[int],
+    cut: Cut | None,
+    after: int,
+    multiprocessors: int | None,
 ) -> str:
     top = rows[0]
     count = int(operators.count[rows].sum())
-    noun = "convolution" if all(operators.kind[j] in CONVOLUTION_KINDS for j in rows) else "operator"
+    noun = (
+        "convolution" if all(operators.kind[j] in CONVOLUTION_KINDS for j in rows) else "operator"
+    )
     most = _named(operators, top, after)
     where = f"{count} {noun}s, most in the {most}" if count > 1 else f"the {most}"
     if cut is None or name == OTHER:
@@ -110,19 +134,26 @@ def _cause(
     if name == PADDED:
         slower = "" if algorithm[1] == Algorithm.PADDED_WINOGRAD else " or a slower algorithm"
         return (
-            f"cuDNN's Winograd algorithm pads the batch to a multiple of {WINOGRAD_IMAGES:.0f}, so that"
-            f" {images[1]:.0f} images take the work of {_padded(images[1]):.0f}{slower}, in {where}"
+            f"cuDNN's Winograd algorithm pads the batch to a multiple of {WINOGRAD_IMAGES:.0f}, so"
+            f" that {images[1]:.0f} images take the work of {_padded(images[1]):.0f}{slower}, in"
+            f" {where}"
         )
     if name == ALGORITHM:
         old, new = (ALGORITHMS[Algorithm(int(code))] for code in algorithm)
         return f"cuDNN takes another algorithm ({new} in place of {old}) in {where}"
     if name == UNALIGNED:
-        return f"the batch is no multiple of 8, so that matrix units load 16-bit numbers in smaller pieces, in {where}"
+        return (
+            "the batch is no multiple of 8, so that matrix units load 16-bit numbers in smaller"
+            f" pieces, in {where}"
+        )
     on = f" on the {multiprocessors} multiprocessors" if multiprocessors else ""
     old, new = np.ceil(waves)
     smaller = waves[1] > SMALLER_TILES * waves[0] * images[1] / images[0] if images[0] else False
     rounds = f"{new:.0f} waves of smaller tiles{on}" if smaller else f"{new:.0f} waves of tiles{on}"
-    return f"the tiles of the output no longer fit in as many waves in {where}: {rounds} in place of {old:.0f}"
+    return (
+        f"the tiles of the output no longer fit in as many waves in {where}: {rounds} in place of"
+        f" {old:.0f}"
+    )
 
 
 def _named(operators: Operators, j: int, batch: int) -> str:
@@ -134,14 +165,21 @@ def _named(operators: Operators, j: int, batch: int) -> str:
         return f"{noun}{name}, {phase}"
     d = at_batch(operators.dims[j], batch)
     size = f"{d[CONV.kernel_h]:.0f}x{d[CONV.kernel_w]:.0f}"
-    shape = f"{d[CONV.c_in]:.0f} to {d[CONV.c_out]:.0f} channels at {d[CONV.out_h]:.0f}x{d[CONV.out_w]:.0f}"
-    passes = {"conv": phase, "conv_dgrad": "gradient of its input", "conv_wgrad": "gradient of its weights"}
+    shape = (
+        f"{d[CONV.c_in]:.0f} to {d[CONV.c_out]:.0f} channels at"
+        f" {d[CONV.out_h]:.0f}x{d[CONV.out_w]:.0f}"
+    )
+    passes = {
+        "conv": phase,
+        "conv_dgrad": "gradient of its input",
+        "conv_wgrad": "gradient of its weights",
+    }
     return f"{size} convolution{name} ({shape}), {passes[kind]}"
 
 
 def _stairs(
     name: str, operators: Operators, j: int, before: int, after: int, cut_of: CutOf
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The sizes from `after` on at which a row's stairs are full: the last before the next wave or padding, or aligned again."""
     sizes = range(after, 4 * after + 2 * int(WINOGRAD_IMAGES))
     cut = None if name in (OTHER, ALGORITHM) else cut_of(one_row(operators, j), [before, *sizes])

@@ -20,7 +20,13 @@ from trainpace.forecast.convolutions import convolved, depthwise_s
 from trainpace.forecast.cuts import Cut
 from trainpace.forecast.fusion import Fused, fused
 from trainpace.forecast.operator_sizes import OperatorSizes, part
-from trainpace.forecast.product_model import ProductFigures, ProductModel, ProductTimes, form_times, product_times
+from trainpace.forecast.product_model import (
+    ProductFigures,
+    ProductModel,
+    ProductTimes,
+    form_times,
+    product_times,
+)
 from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
 from trainpace.kinds import GATHERS, KINDS
@@ -51,9 +57,17 @@ a bias of -6 %, of -57 % without."""
 MOST_SUMMED = 160_000.0
 """From here on more numbers take more blocks instead: sums of 590,000 into each of 16 to 64 results start no later (n 7)."""
 UPDATES_MOVED = {
-    "_foreach_mul_": 2.0, "_foreach_div_": 2.0, "_foreach_sqrt": 2.0, "_foreach_lerp_": 1.5, "_foreach_add_": 1.5,
-    "_foreach_addcmul_": 1.0, "_foreach_addcdiv_": 4 / 3, "_fused_adam_": 7 / 4, "_fused_adamw_": 7 / 4, "_fused_sgd_": 5 / 3,
-}  # fmt: skip
+    "_foreach_mul_": 2.0,
+    "_foreach_div_": 2.0,
+    "_foreach_sqrt": 2.0,
+    "_foreach_lerp_": 1.5,
+    "_foreach_add_": 1.5,
+    "_foreach_addcmul_": 1.0,
+    "_foreach_addcdiv_": 4 / 3,
+    "_fused_adam_": 7 / 4,
+    "_fused_adamw_": 7 / 4,
+    "_fused_sgd_": 5 / 3,
+}
 """Bytes that an update of many tensors moves for each that its trace says it reads. It writes one of the lists that it reads
 (fused, all but the gradients), where the trace counts a fourth of what is read. Adam's addcmul_ is given the gradient twice and
 reads it once; add_ is taken to read a list besides its own, as SGD's does. So counted, all seven calls of AdamW move 2.6 to 2.8
@@ -74,17 +88,24 @@ class KernelTimes(NamedTuple):
     latency_s: Floats
 
 
-def host_us(operators: Operators, launch_us: Floats | float, view_us: float, module_us: float) -> Floats:
+def host_us(
+    operators: Operators, launch_us: Floats | float, view_us: float, module_us: float
+) -> Floats:
     """The host's time for every row, all of its operators together, in microseconds."""
     kind, launches = np.asarray(operators.kind), launch_us * operators.launches
-    return np.where(kind == "module", module_us, np.where(kind == "view", view_us, launches)) * operators.count
+    return (
+        np.where(kind == "module", module_us, np.where(kind == "view", view_us, launches))
+        * operators.count
+    )
 
 
 class _Affine:
     """A column of coefficients over the batch size, kept so that evaluating it again and again is cheap."""
 
     def __init__(self, coefficients: Floats) -> None:
-        self._constant, self._slope = (np.array(coefficients[:, i], dtype=np.float64) for i in range(2))
+        self._constant, self._slope = (
+            np.array(coefficients[:, i], dtype=np.float64) for i in range(2)
+        )
         self._is_constant = not self._slope.any()
 
     def at(self, batch: Floats) -> Floats:
@@ -102,7 +123,12 @@ class _Classes(NamedTuple):
 class KernelTable:
     """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
-    def __init__(self, operators: Operators, compiled_to: Fused | None = None, like: KernelTable | None = None) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        compiled_to: Fused | None = None,
+        like: KernelTable | None = None,
+    ) -> None:
         """`compiled_to`: what torch.compile leaves of the rows, where they are not those of one workload in their order; `like`:
         a table for which it leaves the same."""
         self.operators, self._compiled_to, self._like = operators, compiled_to, like
@@ -114,7 +140,9 @@ class KernelTable:
         self._rows_of_kind = {kind: self._kind == kind for kind in sorted(set(operators.kind))}
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self.has_attention = any(kind in self._rows_of_kind for kind in ATTENTION_KINDS)
-        self._uneven = np.isin(self._kind, ATTENTION_KINDS) & (operators.dims[:, ATTENTION.value_size].sum(axis=1) > 0)
+        self._uneven = np.isin(self._kind, ATTENTION_KINDS) & (
+            operators.dims[:, ATTENTION.value_size].sum(axis=1) > 0
+        )
         self._masked = np.char.find(np.array(operators.function), "efficient") >= 0
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise
@@ -125,7 +153,9 @@ class KernelTable:
         self._products = self._is_product & operators.half
         self._has_weights = operators.dims[:, GEMM.batch, 1] == 0
         calls = zip(operators.kind, operators.function, strict=True)
-        self.traffic = [KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls]
+        self.traffic = [
+            KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls
+        ]
         """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
         self._class_names, self._class_of_row = np.unique(self.traffic, return_inverse=True)
         self._dims = [_Affine(operators.dims[:, i]) for i in range(MOST_SIZES)]
@@ -141,9 +171,14 @@ class KernelTable:
         return fused(self.operators) if self._compiled_to is None else self._compiled_to
 
     def times(
-        self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False,
-        compiled: Flags | bool = False, products: ProductTimes | None = None,
-    ) -> KernelTimes:  # fmt: skip
+        self,
+        batch: Floats,
+        rates: Rates,
+        c: KernelConstants,
+        channels_last: Flags | bool = False,
+        compiled: Flags | bool = False,
+        products: ProductTimes | None = None,
+    ) -> KernelTimes:
         """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags.
 
         `products`: what `product_times` answers for the same batch and rates, where it is known already.
@@ -166,13 +201,19 @@ class KernelTable:
         memory = moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
         launches = table.launches
         if compiled.any():
-            compute, memory, launches = self._compiled((compute, memory, launches), compiled, moved, cached, rates, c)
+            compute, memory, launches = self._compiled(
+                (compute, memory, launches), compiled, moved, cached, rates, c
+            )
         count = table.count
         # ... by a kernel before it and one behind
         launches = launches + 2.0 * transposed
-        summed = np.maximum(dims[OTHER.elements_in], 1.0) / np.maximum(dims[OTHER.elements_out], 1.0)
+        summed = np.maximum(dims[OTHER.elements_in], 1.0) / np.maximum(
+            dims[OTHER.elements_out], 1.0
+        )
         summed = np.minimum(summed, MOST_SUMMED)
-        start_us = c.latency_us + np.where(self._sums & ~self._gathers & ~compiled, SUMMED_US * np.sqrt(summed), 0.0)
+        start_us = c.latency_us + np.where(
+            self._sums & ~self._gathers & ~compiled, SUMMED_US * np.sqrt(summed), 0.0
+        )
         latency = np.broadcast_to(count * launches * start_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way
@@ -180,7 +221,9 @@ class KernelTable:
         cast_s = np.where(cast, read_bytes / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
         if self.has_attention:
             memory, latency = np.broadcast_to(memory, shape).copy(), latency.copy()
-            for rows in (self._rows_of_kind[kind] for kind in ATTENTION_KINDS if kind in self._rows_of_kind):
+            for rows in (
+                self._rows_of_kind[kind] for kind in ATTENTION_KINDS if kind in self._rows_of_kind
+            ):
                 attention = self._attention_s(rows, dims, moved, rates)
                 compute[..., rows], memory[..., rows] = attention.compute_s, attention.memory_s
                 latency[..., rows] = count[rows] * attention.start_s
@@ -190,23 +233,33 @@ class KernelTable:
             busy, compute, memory, latency = self._with_products(
                 (busy, compute, memory, latency), products, rates, dims, c
             )
-        return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
+        return KernelTimes(
+            count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency
+        )
 
     def _sizes(
         self, batch: Floats, rates: Rates, channels_last: Flags | bool, compiled: Flags | bool
     ) -> tuple[OperatorSizes, list[Floats]]:
         batch = np.asarray(batch, dtype=np.float64)
-        shape, half = np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),)), self.operators.half
+        shape, half = (
+            np.broadcast_shapes(batch.shape, rates.sms.shape, (len(self.operators),)),
+            self.operators.half,
+        )
         convolves = self._is_convolution
         full = np.where(convolves, rates.convolutions, rates.full)
-        full_on_tensor_cores = np.where(convolves, rates.convolutions_on_tensor_cores, rates.full_on_tensor_cores)
+        full_on_tensor_cores = np.where(
+            convolves, rates.convolutions_on_tensor_cores, rates.full_on_tensor_cores
+        )
         tensor = np.where(half, rates.half_on_tensor_cores, full_on_tensor_cores) > 0
         dims = [size.at(batch) for size in self._dims]
         # torch.compile turns convolutions to channels-last by itself, but for grouped ones (torch._inductor.graph,
         # GraphLowering.decide_layout_opt)
         by_itself = (dims[CONV.channels_last] > 0) | (np.asarray(compiled) & ~self._grouped)
         turned = np.asarray(channels_last) | (self._is_convolution & by_itself)
-        return OperatorSizes(shape, dims, np.where(half, rates.half, full), tensor, rates.sms, turned), dims
+        return (
+            OperatorSizes(shape, dims, np.where(half, rates.half, full), tensor, rates.sms, turned),
+            dims,
+        )
 
     def cut(
         self,
@@ -235,10 +288,14 @@ class KernelTable:
             cut.waves[..., rows] = np.where(figures.known > 0, waves, cut.waves[..., rows])
             multiples = [(n % number == 0) & (k % number == 0) for number in (8, 4, 2)]
             in_pieces = part(rates.half_on_tensor_cores, rows) > 0
-            cut.aligned[..., rows] = np.where(in_pieces, np.select(multiples, [8.0, 4.0, 2.0], 1.0), 8.0)
+            cut.aligned[..., rows] = np.where(
+                in_pieces, np.select(multiples, [8.0, 4.0, 2.0], 1.0), 8.0
+            )
         return cut
 
-    def _product_sizes(self, batch: Floats, rates: Rates) -> tuple[Floats, Floats, Floats, Floats, ProductFigures]:
+    def _product_sizes(
+        self, batch: Floats, rates: Rates
+    ) -> tuple[Floats, Floats, Floats, Floats, ProductFigures]:
         """Sizes and figures of the rows that multiply in 16 or 8 bits."""
         rows, at = self._products, part(batch, self._products)
         b, m, n, k = (at_batch(self.operators.dims[rows, i], at) for i in GEMM)
@@ -250,33 +307,56 @@ class KernelTable:
         return b, m, n, k, ProductFigures(*figures)
 
     def _compiled(
-        self, columns: tuple[Floats, Floats, Floats], compiled: Flags, moved: Floats, cached: Floats, rates: Rates,
+        self,
+        columns: tuple[Floats, Floats, Floats],
+        compiled: Flags,
+        moved: Floats,
+        cached: Floats,
+        rates: Rates,
         c: KernelConstants,
-    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+    ) -> tuple[Floats, Floats, Floats]:
         """(compute, memory, launches) of one operator of every row, with those that torch.compile fuses in their place."""
         compute, memory, launches = columns
         joined, left = compiled & self.fused.joined, self.fused.traffic * c.compile_traffic
         # whatever it fuses, Inductor writes kernels that stream; the work per element is that of ATen's norms and softmax
-        streamed = moved * left / (rates.bytes_per_s * c.traffic_elementwise * (1.0 + c.l2_gain * cached))
+        streamed = (
+            moved * left / (rates.bytes_per_s * c.traffic_elementwise * (1.0 + c.l2_gain * cached))
+        )
         memory = np.where(joined, np.minimum(streamed, memory), memory)
         compute = np.where(joined, 0.0, compute)
         launches = launches * np.where(joined, self.fused.launches * c.compile_launches, 1.0)
         return compute, memory, launches
 
-    def product_times(self, batch: Floats, rates: Rates, model: ProductModel | None = None) -> ProductTimes:
+    def product_times(
+        self, batch: Floats, rates: Rates, model: ProductModel | None = None
+    ) -> ProductTimes:
         """Seconds of one product of every row that multiplies in 16 or 8 bits, whatever the constants."""
         b, m, n, k, figures = self._product_sizes(np.asarray(batch, dtype=np.float64), rates)
         grouped = np.array(self.operators.function)[self._products] == GROUPED
         return product_times(b, m, n, k, figures, model, grouped)
 
     def _with_products(
-        self, columns: tuple[Floats, ...], products: ProductTimes, rates: Rates, dims: list[Floats], c: KernelConstants
-    ) -> tuple[Floats, ...]:  # fmt: skip
+        self,
+        columns: tuple[Floats, ...],
+        products: ProductTimes,
+        rates: Rates,
+        dims: list[Floats],
+        c: KernelConstants,
+    ) -> tuple[Floats, ...]:
         """(busy, compute, memory, latency) with those of measured products, where the device's are known, in their place."""
         rows, table = self._products, self.operators
         b, n, k = (part(dims[i], rows) for i in (GEMM.batch, GEMM.n, GEMM.k))
-        known = np.where(self._has_weights[rows], part(rates.weights.known, rows), part(rates.batched.known, rows)) > 0
-        known = known & ~((part(rates.aligned_only, rows) > 0) & (b > 1) & ((n % 8 > 0) | (k % 8 > 0)))
+        known = (
+            np.where(
+                self._has_weights[rows],
+                part(rates.weights.known, rows),
+                part(rates.batched.known, rows),
+            )
+            > 0
+        )
+        known = known & ~(
+            (part(rates.aligned_only, rows) > 0) & (b > 1) & ((n % 8 > 0) | (k % 8 > 0))
+        )
         work = products.seconds - products.latency_s
         bound = products.compute_s**SMOOTHNESS
         bound = bound / (bound + products.memory_s**SMOOTHNESS)
@@ -294,12 +374,23 @@ class KernelTable:
         return tuple(replaced)
 
     def _compute_s(
-        self, sizes: OperatorSizes, dims: list[Floats], flops: Floats, classes: _Classes, rates: Rates, c: KernelConstants
-    ) -> Floats:  # fmt: skip
+        self,
+        sizes: OperatorSizes,
+        dims: list[Floats],
+        flops: Floats,
+        classes: _Classes,
+        rates: Rates,
+        c: KernelConstants,
+    ) -> Floats:
         """Seconds of arithmetic of one operator of every row. The FLOPs of a traced row are one for two elements."""
-        work, row_work = (np.where(sizes.channels_last, nhwc, nchw) for nchw, nhwc in (classes.work, classes.row_work))
+        work, row_work = (
+            np.where(sizes.channels_last, nhwc, nchw)
+            for nchw, nhwc in (classes.work, classes.row_work)
+        )
         length = dims[OTHER.extent]
-        rows_s = np.where(length > 0, dims[OTHER.elements_out] / np.maximum(length, 1.0), 0.0) * row_work
+        rows_s = (
+            np.where(length > 0, dims[OTHER.elements_out] / np.maximum(length, 1.0), 0.0) * row_work
+        )
         compute = np.where(self._is_matrix, 0.0, (2.0 * flops * work + rows_s) / rates.issue)
         half = self.operators.half
         for kind, rows in self._rows_of_kind.items():
@@ -309,21 +400,38 @@ class KernelTable:
             elif kind in CONVOLUTION_KINDS:
                 dense, depthwise = rows & ~self._depthwise, rows & self._depthwise
                 if dense.any():
-                    compute[..., dense], _ = convolved(kind, sizes, dense, self._grouped[dense], half[dense], rates, c)
+                    compute[..., dense], _ = convolved(
+                        kind, sizes, dense, self._grouped[dense], half[dense], rates, c
+                    )
                 if depthwise.any():
-                    compute[..., depthwise] = depthwise_s(kind, sizes, depthwise, part(flops, depthwise), rates, c)
+                    compute[..., depthwise] = depthwise_s(
+                        kind, sizes, depthwise, part(flops, depthwise), rates, c
+                    )
             elif own_form is not None:
-                compute[..., rows] = own_form(part(flops, rows), part(rates.plain, rows), part(length, rows))
+                compute[..., rows] = own_form(
+                    part(flops, rows), part(rates.plain, rows), part(length, rows)
+                )
         return compute
 
-    def _attention_s(self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates) -> AttentionTimes:
+    def _attention_s(
+        self, rows: Flags, dims: list[Floats], moved: Floats, rates: Rates
+    ) -> AttentionTimes:
         """Fused attention of one kind, whose kernels have a memory traffic and a start of their own."""
         kind, half = str(self._kind[rows][0]), self.operators.half[rows]
         which = np.select([~half, self._masked[rows], self._uneven[rows]], [2, 1, 3], 0)
         of_kind = zip(*rates.attention.of(kind), strict=True)
-        figures = AttentionFigures(*(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind))
+        figures = AttentionFigures(
+            *(np.choose(which, [part(figure, rows) for figure in each]) for each in of_kind)
+        )
         sizes = tuple(part(dims[i], rows) for i in ATTENTION)
-        return attention_s(kind, sizes, part(moved, rows), figures, part(rates.sms, rows), part(rates.l2_bytes, rows))
+        return attention_s(
+            kind,
+            sizes,
+            part(moved, rows),
+            figures,
+            part(rates.sms, rows),
+            part(rates.l2_bytes, rows),
+        )
 
     def _constants_of_classes(self, c: KernelConstants) -> _Classes:
         """The classes' constants by row; those of the last constants are kept, as sweeps ask for them again and again."""

@@ -47,7 +47,8 @@ has four of six links to its half of eight (NVIDIA's DGX-1 whitepaper), and two 
 class Generation(Record):
     """One generation of NVLink, or PCIe: `start_us` once a collective, `hop_us` each step of its algorithm, `efficiency` the
     share of the datasheet's bandwidth (one direction) that a ring approaches with large payloads. `switch_start_us` and
-    `switch_efficiency` (relative to what a reduction in the switch could reach at most) are those of NVLS."""
+    `switch_efficiency` (relative to what a reduction in the switch could reach at most) are those of NVLS.
+    """
 
     start_us: float
     hop_us: float
@@ -84,15 +85,30 @@ class LinkConstants(Record):
             return known
         every = list(self.generations.values())
         return Generation(
-            **{f: float(np.mean([getattr(g, f) for g in every])) for f in Generation.__struct_fields__[:3]}
+            **{
+                f: float(np.mean([getattr(g, f) for g in every]))
+                for f in Generation.__struct_fields__[:3]
+            }
         )
 
 
 CONSTANTS = LinkConstants(
     generations={
         3: Generation(start_us=9.21, hop_us=0.889, efficiency=0.705),
-        4: Generation(start_us=4.66, hop_us=0.839, efficiency=0.841, switch_start_us=8.82, switch_efficiency=0.827),
-        5: Generation(start_us=7.33, hop_us=1.33, efficiency=0.735, switch_start_us=33.3, switch_efficiency=0.599),
+        4: Generation(
+            start_us=4.66,
+            hop_us=0.839,
+            efficiency=0.841,
+            switch_start_us=8.82,
+            switch_efficiency=0.827,
+        ),
+        5: Generation(
+            start_us=7.33,
+            hop_us=1.33,
+            efficiency=0.735,
+            switch_start_us=33.3,
+            switch_efficiency=0.599,
+        ),
     },
     pcie=Generation(start_us=4.95, hop_us=1.17, efficiency=1.0),
     ramp_us=14.2,
@@ -123,7 +139,10 @@ def missing_link(cluster: Cluster, within: bool, across: bool) -> str:
     """The figure that is missing for exchanges within and across nodes, as a sentence; "" where none is."""
     device = cluster.device
     if within and device.link_gb_per_s is None and device.pcie_generation is None:
-        return f"{device.name} has no link figure in the catalogue, so communication between GPUs cannot be forecast."
+        return (
+            f"{device.name} has no link figure in the catalogue, so communication between GPUs"
+            " cannot be forecast."
+        )
     if across and cluster.network_gb_per_s_per_device is None:
         return "more than one node: the network's bandwidth is not given."
     return ""
@@ -169,21 +188,37 @@ def group_of(n: Floats, inside: Floats, cluster: Cluster, constants: LinkConstan
     linked, link = _nvlink(n, inside, cluster)
     number = device.nvlink_generation.value if device.nvlink_generation else None
     nvlink, pcie = constants.generation(number), constants.pcie
-    share = pcie.efficiency * (PCIE_PEER_EFFICIENCY if has_peer_access(cluster) else PCIE_EFFICIENCY)
+    share = pcie.efficiency * (
+        PCIE_PEER_EFFICIENCY if has_peer_access(cluster) else PCIE_EFFICIENCY
+    )
     slow = pcie_gb_per_s(cluster) * share
     within = 1e9 * np.where(linked, np.maximum(link * nvlink.efficiency, slow), slow)
     nodes = np.ceil(n / inside)
     card = 1e9 * (cluster.network_gb_per_s_per_device or np.inf) * NETWORK_EFFICIENCY
     late = (cluster.network_latency_us or NETWORK_LATENCY_US) - NETWORK_LATENCY_US
-    start = np.where(linked, nvlink.start_us, pcie.start_us) + np.where(nodes > 1, NETWORK_START_US, 0.0)
+    start = np.where(linked, nvlink.start_us, pcie.start_us) + np.where(
+        nodes > 1, NETWORK_START_US, 0.0
+    )
     multicasts = device.architecture.lower() in MULTICAST_ARCHITECTURES and not _is_wired(device)
     return Group(
-        n=n, inside=inside, nodes=nodes, within=within, across=np.where(nodes > 1, card * inside, np.inf), card=card,
-        start_s=1e-6 * start, hop_s=1e-6 * np.where(linked, nvlink.hop_us, pcie.hop_us),
-        far_hop_s=1e-6 * max(0.0, NETWORK_HOP_US + late), multicast=linked & multicasts & (inside > 2),
-        far_peers=np.maximum(inside - cluster.devices_per_node, 0.0) if cluster.devices_per_domain > cluster.devices_per_node
-        else np.zeros_like(n), switch=nvlink, constants=constants,
-    )  # fmt: skip
+        n=n,
+        inside=inside,
+        nodes=nodes,
+        within=within,
+        across=np.where(nodes > 1, card * inside, np.inf),
+        card=card,
+        start_s=1e-6 * start,
+        hop_s=1e-6 * np.where(linked, nvlink.hop_us, pcie.hop_us),
+        far_hop_s=1e-6 * max(0.0, NETWORK_HOP_US + late),
+        multicast=linked & multicasts & (inside > 2),
+        far_peers=(
+            np.maximum(inside - cluster.devices_per_node, 0.0)
+            if cluster.devices_per_domain > cluster.devices_per_node
+            else np.zeros_like(n)
+        ),
+        switch=nvlink,
+        constants=constants,
+    )
 
 
 def _nvlink(n: Floats, inside: Floats, cluster: Cluster) -> tuple[Flags, Floats]:
@@ -196,7 +231,9 @@ def _nvlink(n: Floats, inside: Floats, cluster: Cluster) -> tuple[Flags, Floats]
         # a bridge is an accessory, which GeForce and Titan cards mostly go without
         return (inside <= 2) & (not device.is_consumer), np.full_like(n, link)
     if _is_wired(device):
-        return np.ones(n.shape, dtype=bool), link * np.interp(inside, *WIRED_SHARES[device.form_factor.lower()])
+        return np.ones(n.shape, dtype=bool), link * np.interp(
+            inside, *WIRED_SHARES[device.form_factor.lower()]
+        )
     return np.ones(n.shape, dtype=bool), np.full_like(n, link)
 
 

@@ -81,7 +81,9 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
         return form
     if kernels == "uncompiled":
         outside = {loss.start, *loss.others}
-        module = tuple(name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module))
+        module = tuple(
+            name + UNCOMPILED if i in outside else name for i, name in enumerate(operators.module)
+        )
         return replace(form, operators=replace(operators, module=module))
     parts: dict[int, Sequence[Part]] = dict.fromkeys(loss.others, ())
     if kernels == "fused_fp32":
@@ -98,20 +100,35 @@ def with_loss(form: TracedForm, kernels: CrossEntropy, name: Form = "half") -> T
     if form.blocks is None or result.blocks is None:
         return result
     before = _Held(loss.plain_width * loss.elements, 2.0 * loss.plain_width * loss.elements)
-    more = {"outside_saved_bytes": held.saved - before.saved, "after_saved_bytes": held.saved - before.saved}
+    more = {
+        "outside_saved_bytes": held.saved - before.saved,
+        "after_saved_bytes": held.saved - before.saved,
+    }
     more["after_working_bytes"] = held.working - before.working
     pairs = {
-        field: tuple(np.maximum(np.array(getattr(form.blocks, field)) + by, 0.0).tolist()) for field, by in more.items()
+        field: tuple(np.maximum(np.array(getattr(form.blocks, field)) + by, 0.0).tolist())
+        for field, by in more.items()
     }
     memory = _without_logits(form.memory, form.blocks, before.most, held.most)
     return replace(result, memory=memory, blocks=replace(result.blocks, **pairs))
 
 
-def _fused(operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]], chunks: int = 1) -> _Held:
+def _fused(
+    operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]], chunks: int = 1
+) -> _Held:
     """The gradient takes the place of the logits."""
     s, w = loss.elements / chunks, loss.width
     parts[loss.start] = [
-        passes("softmax", "cross_entropy", w == 2.0, s, 2 * w * s, w * s, extent=loss.vocabulary, each=chunks)
+        passes(
+            "softmax",
+            "cross_entropy",
+            w == 2.0,
+            s,
+            2 * w * s,
+            w * s,
+            extent=loss.vocabulary,
+            each=chunks,
+        )
     ]
     return _with_copies(loss, _Held(w * s, 0.0 * s), w)
 
@@ -123,7 +140,9 @@ def _fused_in_fp32(operators: Operators, loss: _Loss, parts: dict[int, Sequence[
         for i in loss.others:
             if operators.function[i] == "_to_copy":
                 del parts[i]
-    parts[loss.start] = [passes("softmax", "cross_entropy", False, s, 2 * FP32 * s, FP32 * s, extent=loss.vocabulary)]
+    parts[loss.start] = [
+        passes("softmax", "cross_entropy", False, s, 2 * FP32 * s, FP32 * s, extent=loss.vocabulary)
+    ]
     # the gradient of what was cast, and its own cast
     return _with_copies(loss, _Held(FP32 * s, (w if w < FP32 else 0.0) * s), FP32)
 
@@ -137,14 +156,20 @@ def _with_copies(loss: _Loss, held: _Held, width: float) -> _Held:
     return _Held(held.saved, working)
 
 
-def _chunked(operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]], name: Form) -> _Held:
+def _chunked(
+    operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]], name: Form
+) -> _Held:
     """The gradients of input and weight are made beside one chunk's logits, and wait for the backward pass."""
     chunks = _chunks(operators, loss)
-    logits = _fused(operators, loss._replace(is_copied=False, is_returned_wide=False), parts, chunks)
+    logits = _fused(
+        operators, loss._replace(is_copied=False, is_returned_wide=False), parts, chunks
+    )
     if chunks > 1:
         parts |= {i: _in_chunks(operators, i, chunks) for i in loss.head}
     numbers = _weight(operators, loss)
-    trained = any(operators.dims[i, GEMM.k, 1] for i in loss.head)  # a frozen head's gradient sums over no tokens
+    trained = any(
+        operators.dims[i, GEMM.k, 1] for i in loss.head
+    )  # a frozen head's gradient sums over no tokens
     weight = (2.0 if name == "half" else FP32) * numbers * trained
     # autocast keeps no cast of a view (cached_cast in aten/src/ATen/autocast_mode.cpp), and products take the weight transposed
     cast = fixed(2.0 * numbers if name == "amp" else 0.0)
@@ -154,7 +179,9 @@ def _chunked(operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]]
 def _cut(operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]]) -> _Held:
     """One number a token is kept; each product of the backward pass needs the logits' blocks again, which one kernel shares."""
     tokens = loss.elements / loss.vocabulary
-    parts[loss.start] = [passes("reduction", "indexed_dot", True, tokens, 2 * FP32 * tokens, FP32 * tokens)]
+    parts[loss.start] = [
+        passes("reduction", "indexed_dot", True, tokens, 2 * FP32 * tokens, FP32 * tokens)
+    ]
     again: list[Part] = []
     for i in loss.head:
         d = operators.dims[i].astype(np.float64)
@@ -165,7 +192,9 @@ def _cut(operators: Operators, loss: _Loss, parts: dict[int, Sequence[Part]]) ->
         if not is_forward:  # of hidden states and weight: gradients of logits never leave the chip
             read = np.maximum(read - loss.width * loss.elements, 0.0)
         function = operators.function[i]
-        one = Part("gemm", function, True, operators.flops[i].astype(np.float64), read, written, sizes)
+        one = Part(
+            "gemm", function, True, operators.flops[i].astype(np.float64), read, written, sizes
+        )
         if is_forward:
             again = [one]
         parts[i] = [one]
@@ -188,7 +217,13 @@ def _vocab_parallel(operators: Operators, loss: _Loss, parts: dict[int, Sequence
 
     widened = [passes("copy", "_to_copy", False, s, w * s, whole)] if w == 2.0 else []
     narrowed = [passes("copy", "_to_copy", True, s, whole, w * s)] if w == 2.0 else []
-    steps = over_words("amax"), in_place("sub_"), in_place("exp"), over_words("sum"), in_place("div_")
+    steps = (
+        over_words("amax"),
+        in_place("sub_"),
+        in_place("exp"),
+        over_words("sum"),
+        in_place("div_"),
+    )
     parts[loss.start] = [*widened, *steps]
     last = next((i for i in loss.others if operators.phase[i] == "backward"), None)
     if last is not None:
@@ -220,19 +255,34 @@ def _loss(operators: Operators) -> _Loss | None:
     plain = 2.0 if operators.half[start] else 4.0
     is_copied = bool(((function == "clone") & same).any())
     logits = np.isclose(operators.dims[:, OTHER.elements_in], elements, rtol=0.01).all(axis=1)
-    widened = (function == "_to_copy") & logits & ~operators.half & (np.array(operators.phase) == "forward")
+    widened = (
+        (function == "_to_copy")
+        & logits
+        & ~operators.half
+        & (np.array(operators.phase) == "forward")
+    )
     is_returned_wide = operators.count[widened].sum() > 1  # the loss takes one
     return _Loss(
-        start, rows, elements, 2.0 if half else 4.0, plain, is_copied, bool(is_returned_wide), float(vocabulary),
+        start,
+        rows,
+        elements,
+        2.0 if half else 4.0,
+        plain,
+        is_copied,
+        bool(is_returned_wide),
+        float(vocabulary),
         tuple(int(i) for i in head),
-    )  # fmt: skip
+    )
 
 
 def _chunks(operators: Operators, loss: _Loss) -> int:
     """As many as the vocabulary has times the hidden size, so that a chunk's logits are as large as the hidden states."""
     sizes = [operators.dims[i, [GEMM.m, GEMM.n, GEMM.k]] for i in loss.head]
     hidden = [
-        float(size[0]) for three in sizes for size in three if size[1] == 0 and size[0] not in (1, loss.vocabulary)
+        float(size[0])
+        for three in sizes
+        for size in three
+        if size[1] == 0 and size[0] not in (1, loss.vocabulary)
     ]
     return math.ceil(loss.vocabulary / min(hidden)) if hidden else 1
 
@@ -240,7 +290,12 @@ def _chunks(operators: Operators, loss: _Loss) -> int:
 def _weight(operators: Operators, loss: _Loss) -> float:
     """Numbers of the head's weight."""
     fixed_sizes = [operators.dims[i, [GEMM.m, GEMM.n, GEMM.k], 0] for i in loss.head]
-    hidden = [float(size) for sizes in fixed_sizes for size in sizes if size > 1 and size != loss.vocabulary]
+    hidden = [
+        float(size)
+        for sizes in fixed_sizes
+        for size in sizes
+        if size > 1 and size != loss.vocabulary
+    ]
     return loss.vocabulary * max(hidden, default=0.0)
 
 
@@ -264,11 +319,15 @@ def _in_chunks(operators: Operators, i: int, chunks: int) -> Sequence[Part]:
     read, written = bytes_of(m, k) + bytes_of(k, n), bytes_of(m, n)
     name, sizes = operators.function[i], (dims[GEMM.batch], m, n, k)
     if k[1]:
-        read = read + width * fixed(float(m[0] * n[0]))  # the weight's gradient adds up over the chunks (addmm)
+        read = read + width * fixed(
+            float(m[0] * n[0])
+        )  # the weight's gradient adds up over the chunks (addmm)
     return [Part("gemm", name, half, flops, read, written, sizes, each=chunks)]
 
 
-def _without_logits(memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: Pair) -> MemoryProfile:
+def _without_logits(
+    memory: MemoryProfile, blocks: Blocks, logits: Pair, kept: Pair
+) -> MemoryProfile:
     """The moments of head and loss, which hold more than what all blocks keep and one works with, by as much smaller. kept: bytes
     that are alive there in place of the `logits`."""
     base = blocks.count * np.array(blocks.saved_bytes)

@@ -143,17 +143,25 @@ def widths(grid: Grid, half: bool, trains: bool, wide_states: bool = False) -> W
 
 class MemoryModel:
     """The memory of one traced form. `checkpointed`: the trace recomputes activations already. `wide_states`:
-    the optimizer's states are as wide whatever the weights are. `adapted`: what is trained is in fp32 already."""
+    the optimizer's states are as wide whatever the weights are. `adapted`: what is trained is in fp32 already.
+    """
 
     def __init__(
-        self, form: TracedForm, half: bool, checkpointed: bool = False, wide_states: bool = False, adapted: bool = False
+        self,
+        form: TracedForm,
+        half: bool,
+        checkpointed: bool = False,
+        wide_states: bool = False,
+        adapted: bool = False,
     ) -> None:
         self.form, self.half, self.checkpointed = form, half, checkpointed
         self.wide_states, self.adapted = wide_states, adapted
         peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
         updates = peaks[:, 2] == 0
         self._updates = _upper_hull(peaks[updates], 0.0)
-        self._front = functools.lru_cache(MOST_FRONTS)(functools.partial(_upper_hull, peaks[~updates]))
+        self._front = functools.lru_cache(MOST_FRONTS)(
+            functools.partial(_upper_hull, peaks[~updates])
+        )
 
     def least_gib(self, grid: Grid) -> Floats:
         """What lasts on the fullest stage of every execution: its parameters and states, below any peak."""
@@ -183,7 +191,13 @@ class MemoryModel:
         """
         form, half, blocks = self.form, self.half, self.form.blocks
         lasting = self._lasting(grid)
-        groups, stages, held, shard, width = lasting.groups, lasting.stages, lasting.held, lasting.shard, lasting.width
+        groups, stages, held, shard, width = (
+            lasting.groups,
+            lasting.stages,
+            lasting.held,
+            lasting.shard,
+            lasting.width,
+        )
         stage, states, parameters = grid.zero_stage[:, None], lasting.states, lasting.parameters
         whole = held * form.memory.parameter_bytes
         trained_bytes = form.memory.parameter_bytes - form.memory.frozen_bytes
@@ -204,14 +218,18 @@ class MemoryModel:
         alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
         beside = gathered.copy()
 
-        def consider(gradient: Floats | float, activation: Floats, whole_blocks: Floats = gathered) -> None:
+        def consider(
+            gradient: Floats | float, activation: Floats, whole_blocks: Floats = gathered
+        ) -> None:
             more = np.where(kept, gradient_bytes, gradient) * held * wide + reduced
             higher = more + activation + whole_blocks > alive + active + beside
             for highest, values in ((alive, more), (active, activation), (beside, whole_blocks)):
                 np.copyto(highest, values, where=higher)
 
         # the update has its own temporaries, sharded as its states are, and gathered parameters only where they stay
-        stays = np.where((grid.collects_gradients | ~grid.reshard_after_forward)[:, None], gathered, 0.0)
+        stays = np.where(
+            (grid.collects_gradients | ~grid.reshard_after_forward)[:, None], gathered, 0.0
+        )
         for gradient, constant in self._updates:
             consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0), stays)
         update = held * trained_bytes * width.update / shard
@@ -233,10 +251,16 @@ class MemoryModel:
         total_gib = parameters + gradients + states + activation
         # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
         flat = update[every, fullest] / BYTES_PER_GIB
-        reserved = total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0) if on_gpu else total_gib
+        reserved = (
+            total_gib * RESERVED_FACTOR + np.where(activation > flat, flat, 0.0)
+            if on_gpu
+            else total_gib
+        )
         device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
         paged_gib = paged[every, fullest] / BYTES_PER_GIB
-        return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device, paged_gib)
+        return RankMemory(
+            parameters, gradients, states, activation, total_gib, reserved, device, paged_gib
+        )
 
     def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
         """The largest micro-batch that fits a GPU; 0 where not even one does."""
@@ -277,34 +301,48 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
     """
     gradients, activations = peaks[:, 0], peaks[:, 1] + peaks[:, 2] * batch
     front: list[tuple[float, float]] = []
-    for i in np.lexsort((gradients, activations)).tolist()[::-1]:  # activations fall from one to the next
+    for i in np.lexsort((gradients, activations)).tolist()[
+        ::-1
+    ]:  # activations fall from one to the next
         x, y = float(gradients[i]), float(activations[i])
         if front and x <= front[-1][0]:
             continue
         while len(front) > 1:
             (x0, y0), (x1, y1) = front[-2:]
-            if (x - x0) * (y1 - y0) > (x1 - x0) * (y - y0):  # the last one lies above the line to the new one
+            if (x - x0) * (y1 - y0) > (x1 - x0) * (
+                y - y0
+            ):  # the last one lies above the line to the new one
                 break
             front.pop()
         front.append((x, y))
     return tuple(front)
 
 
-def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
+def _gathered(
+    grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags
+) -> Floats:
     """FSDP's gathered parameters: those of two blocks and all outside of the blocks; all where they stay gathered, as in a
     pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
-    block = blocks.parameters - blocks.expert_parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    block = (
+        blocks.parameters
+        - blocks.expert_parameters
+        - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    )
     block = block + (blocks.expert_parameters / (grid.ep * grid.experts_tp))[:, None]
-    a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
+    a_block = np.divide(
+        whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0
+    )
     inside = a_block * stages.blocks
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
     keeps = grid.collects_gradients | ~grid.reshard_after_forward
     return np.where(is_sharded, np.where(keeps[:, None], whole, some), 0.0)
 
 
-def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
+def _activations(
+    grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool
+) -> tuple[Floats, Floats, Flags]:
     """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
     alive at the end of the backward pass, and which executions are in one piece.
 
@@ -326,19 +364,35 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
 
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
-    entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
+    entering, outside, in_all = (
+        at(blocks.input_bytes, grid.cp),
+        at(blocks.outside_saved_bytes),
+        at(blocks.saved_bytes),
+    )
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
-    partition = np.where(grid.partition_activations, grid.tp, sequence)  # Rajbhandari et al. 2020, section 6.1
-    has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
+    partition = np.where(
+        grid.partition_activations, grid.tp, sequence
+    )  # Rajbhandari et al. 2020, section 6.1
+    has_backward = (
+        "backward" in operators.phase
+    )  # without one nothing is kept that could be computed again
     recomputes = has_backward and not checkpointed
-    full, some = (grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective"))
+    full, some = (
+        grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective")
+    )
     # rows of other ranks' tokens that a router sends beyond the mean
-    more = np.where(grid.ep > 1, grid.expert_load - 1, 0.0) * at(blocks.expert_saved_bytes, grid.cp) / grid.tp
+    more = (
+        np.where(grid.ep > 1, grid.expert_load - 1, 0.0)
+        * at(blocks.expert_saved_bytes, grid.cp)
+        / grid.tp
+    )
     whole_block = divided / grid.tp + (saved - divided) / sequence + more
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
     else:
-        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
+        selective = whole_block * np.minimum(
+            1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0)
+        )
     block = np.select([full, some], [entering / partition, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
@@ -354,7 +408,11 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     plainly = 1.0 + stages.blocks * (more / np.maximum(in_one_piece, 1.0))[:, None]
-    return np.where(is_plain[:, None], plainly, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
+    return (
+        np.where(is_plain[:, None], plainly, ratio),
+        at_work[:, None] * np.ones(shape),
+        is_plain[:, None],
+    )
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
@@ -368,7 +426,9 @@ def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
     if blocks is None or not has_vocabulary_head(blocks):
         return np.zeros_like(entering)
     outside = (np.array(blocks.roles) == "column") & (blocks.operator_counts == 0)
-    product = operators.written_bytes[outside & (np.array(operators.phase) == "forward")].sum(axis=0)
+    product = operators.written_bytes[outside & (np.array(operators.phase) == "forward")].sum(
+        axis=0
+    )
     width = 2.0 if operators.half[outside].any() else 4.0
     logits = 4.0 / width * (product[0] + product[1] * grid.micro_batch) / (grid.tp * grid.cp)
     gathered = np.where(grid.sequence_parallel, entering * (1 - 1 / grid.tp), 0.0)
@@ -389,7 +449,9 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
     gpipe, interleaved = (grid.has("pipeline_schedule", name) for name in ("gpipe", "interleaved"))
     everything = m[:, None] * np.ones_like(position)
-    both_ways = np.minimum(m, pp + 1)[:, None] * np.ones_like(position)  # DeepSeek-V3's report, table 2
+    both_ways = np.minimum(m, pp + 1)[:, None] * np.ones_like(
+        position
+    )  # DeepSeek-V3's report, table 2
     cases = [gpipe[:, None], interleaved[:, None], (grid.copies > 1)[:, None]]
     staged = np.select(cases, [everything, chunks, both_ways], one_by_one)
     flying = np.where(pp[:, None] > 1, staged, 1.0)
@@ -409,7 +471,9 @@ def room_gib(capacity_gib: float) -> float:
     return capacity_gib * FIT_MARGIN
 
 
-def fit_probability(memory: Memory | RankMemory, capacity_gib: float, compiles: bool = False) -> Floats:
+def fit_probability(
+    memory: Memory | RankMemory, capacity_gib: float, compiles: bool = False
+) -> Floats:
     """How likely a training is to fit: what it needs is forecast with a relative error of `NEED_SD`, under torch.compile of
     `COMPILED_NEED_SD`."""
     sd = COMPILED_NEED_SD if compiles else NEED_SD

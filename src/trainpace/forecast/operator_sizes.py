@@ -11,7 +11,13 @@ class OperatorSizes:
     """The sizes of an operator table's rows, and the rates at which they run."""
 
     def __init__(
-        self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
+        self,
+        shape: tuple[int, ...],
+        dims: list[Floats],
+        rate: Floats,
+        tensor: Flags,
+        sms: Floats,
+        channels_last: Flags,
     ) -> None:
         self.shape, self.tensor = shape, tensor
         self._dims, self._rates = dims, (rate, tensor, sms)
@@ -19,7 +25,9 @@ class OperatorSizes:
 
     def of(self, rows: Flags, *positions: int) -> tuple[Any, ...]:
         """The sizes of some rows at these positions, then their rate, whether a matrix unit gives it, and SMs."""
-        return tuple(part(array, rows) for array in (*(self._dims[i] for i in positions), *self._rates))
+        return tuple(
+            part(array, rows) for array in (*(self._dims[i] for i in positions), *self._rates)
+        )
 
 
 def part(array: Any, rows: Flags) -> Any:

@@ -18,7 +18,10 @@ def impossible_updates(grid: Grid, optimizer: str) -> list[tuple[Flags, str]]:
     if host_update_bytes(optimizer) is None:
         on_host = ", ".join(name for name, kind in OPTIMIZERS.items() if kind.on_host)
         refused.append(
-            (grid.offload_optimizer, f"offload of {optimizer}'s update: engines update on the host with {on_host}.")
+            (
+                grid.offload_optimizer,
+                f"offload of {optimizer}'s update: engines update on the host with {on_host}.",
+            )
         )
     kind = OPTIMIZERS.get(optimizer)
     if kind is None or not kind.whole_matrices:
@@ -27,13 +30,19 @@ def impossible_updates(grid: Grid, optimizer: str) -> list[tuple[Flags, str]]:
         refused.append(
             (
                 grid.tp > 1,
-                "muon under tensor parallelism: it needs whole matrices, and ranks hold parts. Use zero 1 or 2.",
+                (
+                    "muon under tensor parallelism: it needs whole matrices, and ranks hold parts."
+                    " Use zero 1 or 2."
+                ),
             )
         )
         refused.append(
             (
                 grid.zero_stage >= 3,
-                "muon under FSDP or ZeRO 3: it needs whole matrices, and ranks hold parts. Use zero 1 or 2.",
+                (
+                    "muon under FSDP or ZeRO 3: it needs whole matrices, and ranks hold parts. Use"
+                    " zero 1 or 2."
+                ),
             )
         )
     else:
@@ -41,7 +50,10 @@ def impossible_updates(grid: Grid, optimizer: str) -> list[tuple[Flags, str]]:
         refused.append(
             (
                 flat,
-                f"{optimizer} under ZeRO 1 or 2: their shards are flat, and it factors matrices. Use zero 3 (FSDP2).",
+                (
+                    f"{optimizer} under ZeRO 1 or 2: their shards are flat, and it factors"
+                    " matrices. Use zero 3 (FSDP2)."
+                ),
             )
         )
     return refused
@@ -54,5 +66,7 @@ def paging_ms(memory: RankMemory, capacity_gib: float | None, cluster: Cluster) 
     """
     if capacity_gib is None:
         return np.zeros_like(memory.paged_gib)
-    spilled = np.clip(needed_gib(memory) + memory.paged_gib - room_gib(capacity_gib), 0.0, memory.paged_gib)
+    spilled = np.clip(
+        needed_gib(memory) + memory.paged_gib - room_gib(capacity_gib), 0.0, memory.paged_gib
+    )
     return np.asarray(2 * spilled * BYTES_PER_GIB / (pcie_gb_per_s(cluster) * PINNED_SHARE * 1e6))

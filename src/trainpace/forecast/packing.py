@@ -22,11 +22,15 @@ def packed(workload: Workload, row: PackedRow) -> Workload:
     """The workload with each of its samples a packed row. Raises TrainpaceError where its attention has no kernel for that."""
     forms = {name: _packed(workload.model, form, row) for name, form in workload.forms.items()}
     note = (
-        f"A sample is a row of {row.tokens:,} tokens, {100 * row.fill:.0f} % of them documents, {row.documents:.1f} a row, packed"
-        f" by best fit ({row.source}); a token attends within its own document, of {row.attended:,.0f} tokens in the mean over"
-        " tokens."
+        f"A sample is a row of {row.tokens:,} tokens, {100 * row.fill:.0f} % of them documents,"
+        f" {row.documents:.1f} a row, packed by best fit ({row.source}); a token attends within its"
+        f" own document, of {row.attended:,.0f} tokens in the mean over tokens."
     )
-    cut = f" Documents longer than a row are cut, {100 * row.cut:.0f} % of all tokens." if row.cut >= 0.005 else ""
+    cut = (
+        f" Documents longer than a row are cut, {100 * row.cut:.0f} % of all tokens."
+        if row.cut >= 0.005
+        else ""
+    )
     return replace(workload, forms=forms, notes=(*workload.notes, note + cut))
 
 
@@ -35,29 +39,33 @@ def _packed(model: str, form: TracedForm, row: PackedRow) -> TracedForm:
     rows = np.flatnonzero(np.isin(operators.kind, ATTENTION_KINDS))
     if not len(rows):
         raise TrainpaceError(
-            f"{model} has no attention that is fused, and packed rows need attention of variable length.",
+            f"{model} has no attention that is fused, and packed rows need attention of variable"
+            " length.",
             "Leave --packed out.",
         )
     if not operators.half[rows].all():
         raise TrainpaceError(
-            "attention of variable length takes 16-bit numbers, and this precision computes it in fp32.",
+            "attention of variable length takes 16-bit numbers, and this precision computes it in"
+            " fp32.",
             "Use --precision bf16 or amp_bf16.",
         )
     if any(MASKED in operators.function[i] for i in rows):
         raise TrainpaceError(
-            f"the attention of {model} takes a mask of numbers, which kernels of variable length do not.",
+            f"the attention of {model} takes a mask of numbers, which kernels of variable length do"
+            " not.",
             "Leave --packed out.",
         )
     dims, flops = operators.dims.astype(np.float64), operators.flops.astype(np.float64)
     lengths = dims[rows][:, [ATTENTION.queries, ATTENTION.keys]]
     if (lengths != [row.tokens, 0]).any():
         raise TrainpaceError(
-            f"{model} does not attend from all {row.tokens} tokens to all of them.", "Leave --packed out."
+            f"{model} does not attend from all {row.tokens} tokens to all of them.",
+            "Leave --packed out.",
         )
     if (dims[rows][:, ATTENTION.seen] != 0).any():
         raise TrainpaceError(
-            f"{model} attends within windows or by a block mask, and what these leave of each document in a packed row is not"
-            " known here.",
+            f"{model} attends within windows or by a block mask, and what these leave of each"
+            " document in a packed row is not known here.",
             "Leave --packed out, or the windows out of the configuration.",
         )
     share = row.attended / row.tokens

@@ -72,7 +72,8 @@ class Run(NamedTuple):
 
 class Observed(NamedTuple):
     """A run that was measured. log_ratios: log(measured / forecast) of the step, then of its forward, backward and optimizer
-    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same, where repeats told it."""
+    phase. noise_sd: of the measurement alone. repeat_sd: of one more measurement of the same, where repeats told it.
+    """
 
     run: Run
     log_ratios: tuple[float, float, float, float]
@@ -100,7 +101,11 @@ class Runs(NamedTuple):
 
     def same_run(self, other: Runs) -> Flags:
         """Which of these are the same run as which of others, but for the batch (n x m)."""
-        return _same(self.model, other.model) & _same(self.device, other.device) & _same(self.variant, other.variant)
+        return (
+            _same(self.model, other.model)
+            & _same(self.device, other.device)
+            & _same(self.variant, other.variant)
+        )
 
 
 class Posterior:
@@ -119,12 +124,17 @@ class Posterior:
         self.least_variance = self._no_surprise()
         self._known_variances = self._variances(self._runs, self.least_variance)
         between = self._between(self.least_variance)
-        self._factor, self._weights = np.linalg.cholesky(between), np.linalg.solve(between, self._ratios)
+        self._factor, self._weights = (
+            np.linalg.cholesky(between),
+            np.linalg.solve(between, self._ratios),
+        )
 
     def _between(self, least: float) -> Floats:
         """The covariance of the measured errors (n x n), no forecast's variance below `least`."""
         variances = self._variances(self._runs, least)
-        return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(self._noise**2)
+        return covariance(self._runs, self._runs, variances, variances, self._r) + np.diag(
+            self._noise**2
+        )
 
     def _no_surprise(self) -> float:
         """The least variance of a forecast at which all errors together are no surprise: a user's forecasts may err by more than
@@ -158,13 +168,20 @@ class Posterior:
     def runs_of(self, runs: Sequence[Run]) -> Runs:
         """Runs as arrays."""
         model, device, variant, batch, shares, log_sd, card_sd, step_ms = zip(*runs, strict=True)
-        numbers = (np.array([self.number(name) for name in names]) for names in (model, device, variant))
-        floats = (np.array(column, dtype=np.float64) for column in (batch, shares, log_sd, card_sd, step_ms))
+        numbers = (
+            np.array([self.number(name) for name in names]) for names in (model, device, variant)
+        )
+        floats = (
+            np.array(column, dtype=np.float64)
+            for column in (batch, shares, log_sd, card_sd, step_ms)
+        )
         return Runs(*numbers, *floats)
 
     def means(self, runs: Runs) -> Floats:
         """The expected logarithms of measured / forecast of steps and of their phases (n x 4)."""
-        return np.asarray(self._with_known(runs, self._variances(runs, self.least_variance)).T @ self._weights)
+        return np.asarray(
+            self._with_known(runs, self._variances(runs, self.least_variance)).T @ self._weights
+        )
 
     def _with_known(self, runs: Runs, variances: Floats) -> Floats:
         return covariance(self._runs, runs, self._known_variances, variances, self._r)
@@ -175,7 +192,9 @@ class Posterior:
         told = np.linalg.solve(self._factor, self._with_known(runs, variances))
         left = np.maximum(variances + runs.card_sd**2 - (told**2).sum(axis=0), 0.0)
         # the forecast is of one more measurement, which is as noisy as those before
-        noise = np.where(self._runs.same_run(runs), self._repeat_sd[:, None], MEASURING_SD).max(axis=0)
+        noise = np.where(self._runs.same_run(runs), self._repeat_sd[:, None], MEASURING_SD).max(
+            axis=0
+        )
         return np.sqrt(left + np.maximum(noise, MEASURING_SD) ** 2)
 
 
@@ -215,7 +234,11 @@ def run_of(plain: Forecast, shares: Floats, variant: Hashable) -> Run:
     assert interval is not None
     assert plain.step is not None
     e = plain.execution
-    card_sd = card_deviation(fitted_spreads(), shares, plain.device) if plain.provenance == "fitted" else 0.0
+    card_sd = (
+        card_deviation(fitted_spreads(), shares, plain.device)
+        if plain.provenance == "fitted"
+        else 0.0
+    )
     return Run(
         plain.model,
         plain.device,
@@ -240,14 +263,21 @@ def run_beside(
     """The run of a forecast of which only its shares and its time were kept, as unsure as that kernel model is of such."""
     made_of = np.asarray(shares)
     spread = kernels.spread(made_of, device, np.zeros(1), np.zeros(1))
-    card_sd = card_deviation(fitted_spreads(), made_of, device.name) if kernels.provenance == "fitted" else 0.0
+    card_sd = (
+        card_deviation(fitted_spreads(), made_of, device.name)
+        if kernels.provenance == "fitted"
+        else 0.0
+    )
     return Run(model, device.name, variant, batch, tuple(shares), _log_sd(spread), card_sd, step_ms)
 
 
 def observe(
-    forecaster: Forecaster, execution: Execution, measured_ms: float, step: StepTime | None = None,
+    forecaster: Forecaster,
+    execution: Execution,
+    measured_ms: float,
+    step: StepTime | None = None,
     interval: Interval | None = None,
-) -> Observed | None:  # fmt: skip
+) -> Observed | None:
     """A measured step beside its forecast; None where either has no time. `step`: its measured parts; `interval`: how far its
     repeats differ."""
     table = forecaster.plain.at([execution])
@@ -255,7 +285,11 @@ def observe(
     if plain.step is None or not 0 < measured_ms < math.inf:
         return None
     # of a log-normal with such a half width, also where the lower end is 0
-    noise = 0.0 if interval is None else math.asinh((interval.high - interval.low) / (2 * measured_ms)) / Z_95
+    noise = (
+        0.0
+        if interval is None
+        else math.asinh((interval.high - interval.low) / (2 * measured_ms)) / Z_95
+    )
     ratios = _log_ratios(plain.step, measured_ms, step)
     run = run_of(plain, table.shares()[0], Variant.of(execution, forecaster.workload))
     return Observed(run, ratios, max(noise, MEASURING_SD))
@@ -265,24 +299,32 @@ def observe_elsewhere(measurement: Measurement, there: Forecaster) -> Observed:
     """A measurement beside its forecast, by a forecaster for the measured device. Raises where they cannot be of one workload."""
     if measurement.model != there.workload.model:
         raise TrainpaceError(
-            f"the measurement is of {measurement.model}, and the forecast of {there.workload.model}.",
+            f"the measurement is of {measurement.model}, and the forecast of"
+            f" {there.workload.model}.",
             "Give a measurement of the same model.",
         )
     m, length = measurement, there.workload.sequence_length
     if there.workload.mode != "train":
-        raise TrainpaceError(f"the measurement is of training steps, and the forecast of {there.workload.mode}.")
+        raise TrainpaceError(
+            f"the measurement is of training steps, and the forecast of {there.workload.mode}."
+        )
     if m.sequence_length and length and m.sequence_length != length:
-        raise TrainpaceError(f"the measurement has sequence length {m.sequence_length}, and the forecast {length}.")
+        raise TrainpaceError(
+            f"the measurement has sequence length {m.sequence_length}, and the forecast {length}."
+        )
     if not 0 < m.median_ms < math.inf:
         raise TrainpaceError(f"a measured step of {m.median_ms:.4g} ms cannot be.")
     seen = observe(there, m.execution, m.median_ms, m.step, m.interval_ms)
     if seen is None:
         reason = there.forecast(m.execution).reason
-        raise TrainpaceError(f"the measured run cannot be forecast, so nothing can be compared: {reason}")
+        raise TrainpaceError(
+            f"the measured run cannot be forecast, so nothing can be compared: {reason}"
+        )
     ratio = math.exp(seen.log_ratios[0])
     if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
         raise TrainpaceError(
-            f"measured {m.median_ms:.4g} ms where {m.median_ms / ratio:.4g} ms are forecast: too far apart to transfer.",
+            f"measured {m.median_ms:.4g} ms where {m.median_ms / ratio:.4g} ms are forecast: too"
+            " far apart to transfer.",
             "Check that model, batch size and precision are the measured ones.",
         )
     return seen
@@ -314,7 +356,9 @@ def _same(a: NDArray[np.int64], b: NDArray[np.int64]) -> Flags:
     return np.equal.outer(a, b)
 
 
-def _log_ratios(forecast: StepTime, measured_ms: float, measured: StepTime | None) -> tuple[float, float, float, float]:
+def _log_ratios(
+    forecast: StepTime, measured_ms: float, measured: StepTime | None
+) -> tuple[float, float, float, float]:
     """Of a step and its phases; a step's parts beside the phases count to each phase by its share."""
     ratio = measured_ms / forecast.total_ms
     expected = [getattr(forecast, name) for name in PHASES]
@@ -323,5 +367,7 @@ def _log_ratios(forecast: StepTime, measured_ms: float, measured: StepTime | Non
         return (math.log(ratio),) * 4
     # so that the phases add up to the median step, which is no sum of medians
     scale = (measured_ms / sum(observed)) * (sum(expected) / forecast.total_ms)
-    forward, backward, optimizer = (math.log(scale * o / e) for o, e in zip(observed, expected, strict=True))
+    forward, backward, optimizer = (
+        math.log(scale * o / e) for o, e in zip(observed, expected, strict=True)
+    )
     return math.log(ratio), forward, backward, optimizer

@@ -21,7 +21,15 @@ from trainpace.workload import Flags, Floats
 
 Width = Literal["16", "8"]
 """Bits of a product's operands."""
-PARAMETERS = ("share", "half_intensity", "prologue", "quantisation", "bandwidth", "latency_s", "l2_gain")
+PARAMETERS = (
+    "share",
+    "half_intensity",
+    "prologue",
+    "quantisation",
+    "bandwidth",
+    "latency_s",
+    "l2_gain",
+)
 """share: of the datasheet's rate that very large tiles reach; half_intensity, prologue, quantisation: see `TileModel`;
 bandwidth: share of the memory's; latency_s: start and end of a kernel; l2_gain: how much faster operands in L2 are."""
 TYPICAL_FED = 0.2
@@ -68,7 +76,8 @@ class WidthModel(Record):
 
 class ProductModel(Record):
     """Both widths, and what products keep of their rate by generation where rows are 8, 4 or 2 bytes times an odd number long,
-    which the matrix units of Hopper and later cannot load in bulk (measured on an H100 and an H200)."""
+    which the matrix units of Hopper and later cannot load in bulk (measured on an H100 and an H200).
+    """
 
     widths: dict[Width, WidthModel]
     unaligned: dict[str, tuple[float, float, float]]
@@ -127,12 +136,19 @@ def is_modelled(device: Device) -> bool:
     """Does the device have the matrix units that were measured, NVIDIA's from Volta on, and the figures that the model reads?"""
     major = device.compute_capability.partition(".")[0]
     return (
-        major.isdigit() and int(major) >= 7 and device.sms is not None and device.memory_bandwidth_gb_per_s is not None
+        major.isdigit()
+        and int(major) >= 7
+        and device.sms is not None
+        and device.memory_bandwidth_gb_per_s is not None
     )
 
 
 def product_figures(
-    device: Device, peak_flop_per_s: float, width: Width, boost: float = 1.0, model: ProductModel | None = None
+    device: Device,
+    peak_flop_per_s: float,
+    width: Width,
+    boost: float = 1.0,
+    model: ProductModel | None = None,
 ) -> ProductFigures:
     """The figures of a device whose sheet promises `peak_flop_per_s` in this width, and whose clock goes `boost` times as high
     as the sheet says."""
@@ -147,10 +163,19 @@ def product_figures(
     share = own["share"] * math.exp(slope * fed(device, peak_flop_per_s))
     unaligned = model.unaligned.get(generation_of(device), (1.0, 1.0, 1.0))
     figures = (
-        1.0, float(width == "8"), peak_flop_per_s * boost * share, device.sms.value,
-        device.memory_bandwidth_gb_per_s.value * 1e9 * own["bandwidth"], (device.l2_mib.value if device.l2_mib else 6.0) * 2**20,
-        own["half_intensity"], own["prologue"], min(own["quantisation"], 1.0), own["latency_s"], own["l2_gain"], *unaligned,
-    )  # fmt: skip
+        1.0,
+        float(width == "8"),
+        peak_flop_per_s * boost * share,
+        device.sms.value,
+        device.memory_bandwidth_gb_per_s.value * 1e9 * own["bandwidth"],
+        (device.l2_mib.value if device.l2_mib else 6.0) * 2**20,
+        own["half_intensity"],
+        own["prologue"],
+        min(own["quantisation"], 1.0),
+        own["latency_s"],
+        own["l2_gain"],
+        *unaligned,
+    )
     return ProductFigures(*map(np.asarray, figures))
 
 
@@ -177,9 +202,14 @@ def form_times(b: Floats, m: Floats, n: Floats, k: Floats, f: ProductFigures) ->
 
 
 def product_times(
-    b: Floats, m: Floats, n: Floats, k: Floats, f: ProductFigures, model: ProductModel | None = None,
+    b: Floats,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    f: ProductFigures,
+    model: ProductModel | None = None,
     grouped: Flags | bool = False,
-) -> ProductTimes:  # fmt: skip
+) -> ProductTimes:
     """Seconds of `b` products m x n x k at once, which share nothing where they are `grouped`. All arrays broadcast."""
     model = model or fitted_products()
     form = form_times(b, m, n, k, f)
@@ -190,19 +220,27 @@ def product_times(
     for rows, width in widths:
         if rows.any():
             of_network = np.exp(evaluate(model.widths[width].network, inputs[rows]))
-            factor[rows] = np.where(np.broadcast_to(grouped, rows.shape)[rows], 1 / GROUPED_SPEED[width], of_network)
+            factor[rows] = np.where(
+                np.broadcast_to(grouped, rows.shape)[rows], 1 / GROUPED_SPEED[width], of_network
+            )
     slower = np.select(
-        [(n % number == 0) & (k % number == 0) for number in (8, 4, 2)], [np.ones(()), f.fours, f.twos], f.odd
-    )  # fmt: skip
+        [(n % number == 0) & (k % number == 0) for number in (8, 4, 2)],
+        [np.ones(()), f.fours, f.twos],
+        f.odd,
+    )
     work = form.seconds - f.latency_s
     work = np.maximum(form.seconds * factor - f.latency_s, LEAST_WORK * work) / slower
     latency = np.broadcast_to(f.latency_s, work.shape)
-    return ProductTimes(work + latency, form.compute_s * factor / slower, form.memory_s * factor, latency)
+    return ProductTimes(
+        work + latency, form.compute_s * factor / slower, form.memory_s * factor, latency
+    )
 
 
 def evaluate(network: Network, inputs: Floats) -> Floats:
     """The output (rows) for inputs (rows x inputs), of each row the same to the last bit whatever the others are."""
-    x = np.clip((inputs - np.array(network.means)) / np.array(network.deviations), -CLIPPED, CLIPPED)
+    x = np.clip(
+        (inputs - np.array(network.means)) / np.array(network.deviations), -CLIPPED, CLIPPED
+    )
     *hidden, last = network.layers
     for layer in hidden:
         x = np.tanh(_through(layer, x))
@@ -217,12 +255,24 @@ def _through(layer: Layer, x: Floats) -> Floats:
     return out
 
 
-def network_inputs(b: Floats, m: Floats, n: Floats, k: Floats, form: FormTimes, latency_s: Floats) -> Floats:
+def network_inputs(
+    b: Floats, m: Floats, n: Floats, k: Floats, form: FormTimes, latency_s: Floats
+) -> Floats:
     """The shape of what broadcasts together, and the inputs on a last axis."""
     few, bounded = np.minimum(form.waves, 8.0), form.compute_s + form.memory_s
     inputs = (
-        np.log(m), np.log(n), np.log(k), np.log(b), np.log(form.compute_s / form.memory_s), np.log(form.waves + 1e-3),
-        few - np.floor(few), np.log(form.l2_share), np.log(latency_s / bounded), m % 128 == 0, n % 128 == 0, n % 256 == 0,
+        np.log(m),
+        np.log(n),
+        np.log(k),
+        np.log(b),
+        np.log(form.compute_s / form.memory_s),
+        np.log(form.waves + 1e-3),
+        few - np.floor(few),
+        np.log(form.l2_share),
+        np.log(latency_s / bounded),
+        m % 128 == 0,
+        n % 128 == 0,
+        n % 256 == 0,
         k % 64 == 0,
-    )  # fmt: skip
+    )
     return np.stack(np.broadcast_arrays(*inputs), axis=-1).astype(np.float64)

@@ -21,10 +21,16 @@ def products_s(
     """(seconds, waves of tiles) of matrix products. Matrix units load 16 bytes at a time: rows of another length are loaded in
     pieces of 8, 4 or 2 numbers, each half as wide."""
     b, m, n, k, speed, units, sms = sizes.of(rows, *GEMM)
-    scalar = half & units & (b > 1) & (part(rates.aligned_only, rows) > 0) & ((n % 8 > 0) | (k % 8 > 0))
+    scalar = (
+        half & units & (b > 1) & (part(rates.aligned_only, rows) > 0) & ((n % 8 > 0) | (k % 8 > 0))
+    )
     speed, units = np.where(scalar, MISALIGNED * part(rates.plain, rows), speed), units & ~scalar
     tensor_share = np.where(half, c.gemm_tensor, c.gemm_tf32)
-    share = np.where(units, np.where(b > 1, c.batched_tensor * tensor_share, tensor_share), c.gemm_plain)
-    halvings = np.select([(n % width == 0) & (k % width == 0) for width in (8, 4, 2)], [0.0, 1.0, 2.0], 3.0)
+    share = np.where(
+        units, np.where(b > 1, c.batched_tensor * tensor_share, tensor_share), c.gemm_plain
+    )
+    halvings = np.select(
+        [(n % width == 0) & (k % width == 0) for width in (8, 4, 2)], [0.0, 1.0, 2.0], 3.0
+    )
     share = share * np.where(units, c.misaligned**halvings, 1.0)
     return tiled(b, m, n, k, speed, sms, tile_model(share, units, c))

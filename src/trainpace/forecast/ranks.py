@@ -43,9 +43,15 @@ SCATTERS = ("index_put", "index_put_", "_index_put_impl_", "index_add", "index_a
 
 
 def rank_operators(
-    operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool, ep: int = 1, expert_tp: int = 1,
+    operators: Operators,
+    blocks: Blocks | None,
+    tp: int,
+    cp: int,
+    sequence_parallel: bool,
+    ep: int = 1,
+    expert_tp: int = 1,
     expert_load: float = 1.0,
-) -> Operators:  # fmt: skip
+) -> Operators:
     """The operators of one of tp x cp ranks, in a table of the same rows. Optimizer rows stay whole.
 
     Of the experts it has those of one of ep x expert_tp ranks, the fullest if the router does not balance.
@@ -65,44 +71,65 @@ def rank_operators(
     role = np.where(works, np.array(blocks.roles), "")
     grouped = (np.array(operators.function) == GROUPED) & works & (blocks.operator_counts > 0)
     if tp > 1:
-        _divide_features(dims, tables, kind, np.where(grouped, "", role), phase, tp, sequence_parallel)
+        _divide_features(
+            dims, tables, kind, np.where(grouped, "", role), phase, tp, sequence_parallel
+        )
     load = expert_load if ep > 1 else 1.0
     for table in tables.values():
         table[role == "expert"] *= load
     _divide_experts(dims, tables, role, grouped, phase, (tp, ep, expert_tp), load)
     # what sends tokens to other ranks knows where they came from: its gradient is a gather too, not a sum by index
     # (Megatron-Core's fused permute and unpermute, DeepEP)
-    scattered = np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
+    scattered = (
+        np.isin(operators.function, SCATTERS) & works & (blocks.operator_counts > 0) & (ep > 1)
+    )
     function = tuple(np.where(scattered, "index_select", operators.function).tolist())
     return replace(operators, function=function, dims=dims, **tables)
 
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
     products = (kind == "gemm") & works
-    batched = products & (dims[:, GEMM.batch, 1] > 0)  # products inside attention, one a sample and head
+    batched = products & (
+        dims[:, GEMM.batch, 1] > 0
+    )  # products inside attention, one a sample and head
     dims[batched, GEMM.m] /= cp
-    for axis in (GEMM.m, GEMM.k):  # tokens are the rows of an output, or what a weight's gradient sums over
+    for axis in (
+        GEMM.m,
+        GEMM.k,
+    ):  # tokens are the rows of an output, or what a weight's gradient sums over
         dims[products & ~batched, axis, 1] /= cp
     dims[np.isin(kind, ATTENTION_KINDS), ATTENTION.queries] /= cp
 
 
 def _divide_features(
-    dims: Floats, tables: dict[str, Floats], kind: NDArray[np.str_], role: NDArray[np.str_], phase: NDArray[np.str_], tp: int,
+    dims: Floats,
+    tables: dict[str, Floats],
+    kind: NDArray[np.str_],
+    role: NDArray[np.str_],
+    phase: NDArray[np.str_],
+    tp: int,
     sequence_parallel: bool,
-) -> None:  # fmt: skip
+) -> None:
     weight = (kind == "gemm") & np.isin(role, ("column", "row")) & (dims[:, GEMM.batch, 1] == 0)
-    of_weight = weight & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)  # a weight's gradient sums over tokens
+    of_weight = (
+        weight & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
+    )  # a weight's gradient sums over tokens
     forward = weight & (phase == "forward")
     column, row = role == "column", role == "row"
     m, n, k = GEMM.m, GEMM.n, GEMM.k
     axis = np.select(
-        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column], [n, k, m, n, k], n
+        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column],
+        [n, k, m, n, k],
+        n,
     )
     old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
     rows = np.flatnonzero(weight)
     dims[rows, axis[rows]] /= tp
     new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
-    for name, old, new in (("read_bytes", old_read, new_read), ("written_bytes", old_written, new_written)):
+    for name, old, new in (
+        ("read_bytes", old_read, new_read),
+        ("written_bytes", old_written, new_written),
+    ):
         share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
         tables[name][weight] *= share[weight]
     tables["flops"][weight] /= tp
@@ -117,9 +144,14 @@ def _divide_features(
 
 
 def _divide_experts(
-    dims: Floats, tables: dict[str, Floats], role: NDArray[np.str_], grouped: Flags, phase: NDArray[np.str_],
-    ranks: tuple[int, int, int], load: float,
-) -> None:  # fmt: skip
+    dims: Floats,
+    tables: dict[str, Floats],
+    role: NDArray[np.str_],
+    grouped: Flags,
+    phase: NDArray[np.str_],
+    ranks: tuple[int, int, int],
+    load: float,
+) -> None:
     """Grouped products on one of (tp, ep, expert_tp) ranks: ep divides the groups, and sends each of them the rows that all ep
     ranks have for it. A tensor-parallel rank brings its part of the tokens, as sequence parallelism divides them; expert_tp
     gathers those of as many ranks, and divides each expert as tensor parallelism does."""
@@ -128,13 +160,18 @@ def _divide_experts(
     of_weight = (dims[rows, GEMM.k, 1] > 0) & (dims[rows, GEMM.m, 1] == 0)
     m, n, k = GEMM.m, GEMM.n, GEMM.k
     column, forward = role[rows] == "column", phase[rows] == "forward"
-    feature = np.select([forward & column, forward, of_weight & column, of_weight, column], [n, k, m, n, k], n)
+    feature = np.select(
+        [forward & column, forward, of_weight & column, of_weight, column], [n, k, m, n, k], n
+    )
     old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
     dims[rows, GEMM.batch] /= ep
     dims[rows, np.where(of_weight, k, m)] *= load * ep * expert_tp / tp
     dims[rows, feature] /= expert_tp
     new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
-    for name, old, new in (("read_bytes", old_read, new_read), ("written_bytes", old_written, new_written)):
+    for name, old, new in (
+        ("read_bytes", old_read, new_read),
+        ("written_bytes", old_written, new_written),
+    ):
         share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
         tables[name][rows] *= share[rows] / ep
     tables["flops"][rows] *= load / tp
@@ -157,10 +194,14 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
         return np.zeros(len(operators))
     kind = np.array(operators.kind)
     if gives_up_attention(blocks):
-        share = (multiplies_activations(operators) | np.isin(kind, ("attention", "softmax"))).astype(np.float64)
+        share = (
+            multiplies_activations(operators) | np.isin(kind, ("attention", "softmax"))
+        ).astype(np.float64)
     else:
         share = np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
-    return np.where((np.array(operators.phase) == "forward") & (blocks.operator_counts > 0), share, 0.0)
+    return np.where(
+        (np.array(operators.phase) == "forward") & (blocks.operator_counts > 0), share, 0.0
+    )
 
 
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
@@ -168,7 +209,12 @@ def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
     not repeated. Affine in the batch size: (constant, per sample)."""
     kind = np.array(operators.kind)
     results = (np.array(operators.phase) == "forward") & np.isin(kind, ("gemm", "attention"))
-    share = np.where(kind == "attention", 1.0, 1 - REPEATED_PRODUCTS) * results * blocks.operator_counts / blocks.count
+    share = (
+        np.where(kind == "attention", 1.0, 1 - REPEATED_PRODUCTS)
+        * results
+        * blocks.operator_counts
+        / blocks.count
+    )
     constant, slope = (share[:, None] * operators.written_bytes).sum(axis=0).tolist()
     return blocks.input_bytes[0] + constant, blocks.input_bytes[1] + slope
 
@@ -196,19 +242,33 @@ class StageCosts(NamedTuple):
         """From rows as `RankTable.costs` gives them."""
         device, host = rows[:, :9], rows[:, 9:18]
         return cls(
-            device[:, 0:2], device[:, 2:4], device[:, 4:6], device[:, 6], device[:, 7], device[:, 8],
-            host[:, 0:2], host[:, 2:4], host[:, 4:6], host[:, 6], host[:, 8], rows[:, 18],
-        )  # fmt: skip
+            device[:, 0:2],
+            device[:, 2:4],
+            device[:, 4:6],
+            device[:, 6],
+            device[:, 7],
+            device[:, 8],
+            host[:, 0:2],
+            host[:, 2:4],
+            host[:, 4:6],
+            host[:, 6],
+            host[:, 8],
+            rows[:, 18],
+        )
 
 
 class RankTable:
     """The operators of one rank, ready for a kernel model, and the share of each row that runs in each part of a stage."""
 
-    def __init__(self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None) -> None:
+    def __init__(
+        self, operators: Operators, blocks: Blocks | None, like: KernelTable | None = None
+    ) -> None:
         """`like`: a table of the same rows that torch.compile joins alike."""
         self.operators, self.kernels = operators, KernelTable(operators, like=like)
         kind, phase = np.array(operators.kind), np.array(operators.phase)
-        forward, backward, self.updates = (phase == name for name in ("forward", "backward", "optimizer"))
+        forward, backward, self.updates = (
+            phase == name for name in ("forward", "backward", "optimizer")
+        )
         self.part = parts_of(operators)
         if blocks is None:
             self.inside = block = np.zeros(len(operators))
@@ -216,17 +276,24 @@ class RankTable:
         else:
             self.inside = blocks.operator_counts / operators.count
             block = self.inside / blocks.count
-            first = (kind == "embedding") | np.array([name.startswith("embedding") for name in operators.function])
+            first = (kind == "embedding") | np.array(
+                [name.startswith("embedding") for name in operators.function]
+            )
             if blocks.heads:
                 first |= np.isin(kind, CONVOLUTION_KINDS)  # that cut an image into patches
             # attention's own rows: fused, or its products of two activations and their softmax
             core = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
             core &= (blocks.operator_counts > 0) & forward
         parts = (block, (1 - self.inside) * first, (1 - self.inside) * ~first)
-        self._weights = np.array([
-            *(part * phase for part in parts for phase in (forward, backward)),
-            self.updates, block * core, block * repeated_share(operators, blocks),
-        ], dtype=np.float64)  # fmt: skip
+        self._weights = np.array(
+            [
+                *(part * phase for part in parts for phase in (forward, backward)),
+                self.updates,
+                block * core,
+                block * repeated_share(operators, blocks),
+            ],
+            dtype=np.float64,
+        )
         of_part = np.equal.outer(self.part, np.arange(OPERATOR_PARTS))
         where = (self.inside * ~self.updates, (1 - self.inside) * ~self.updates, self.updates)
         self._by_part = np.concatenate([of_part * share[:, None] for share in where], axis=1)
@@ -240,5 +307,7 @@ class RankTable:
         """What `StageCosts.of` reads, a row a batch size. No row's numbers depend on the other rows'."""
         device = 1e3 * timed.times.device_s
         columns = [(device * weight).sum(axis=1) for weight in self._weights]
-        columns += [np.full(len(device), (timed.host_ms * weight).sum()) for weight in self._weights]
+        columns += [
+            np.full(len(device), (timed.host_ms * weight).sum()) for weight in self._weights
+        ]
         return np.stack([*columns, np.full(len(device), timed.start_ms)], axis=1)

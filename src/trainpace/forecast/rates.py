@@ -14,7 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from trainpace.execution import NUMBER_FORMATS, Precision
-from trainpace.forecast.attention import NO_ATTENTION, TF32_PRODUCTS, AttentionRates, Implementation, attention_rates
+from trainpace.forecast.attention import (
+    NO_ATTENTION,
+    TF32_PRODUCTS,
+    AttentionRates,
+    Implementation,
+    attention_rates,
+)
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.product_model import (
     UNKNOWN,
@@ -88,7 +94,9 @@ class Rates(NamedTuple):
     """How much faster whole steps say that the products of GeForce cards are whose kernels were not measured."""
 
 
-def matrix_peak(device: Device, precision: Precision, half: bool, convolves: bool = False) -> Peak | str:
+def matrix_peak(
+    device: Device, precision: Precision, half: bool, convolves: bool = False
+) -> Peak | str:
     """The rate that matrix operators run against, or the reason why the device cannot do it. convolves: that of convolutions,
     which torch lets multiply in TF32 by default.
 
@@ -108,37 +116,58 @@ def matrix_peak(device: Device, precision: Precision, half: bool, convolves: boo
         elif precision in ("bf16", "amp_bf16"):
             figure = device.bf16_tensor_tflops
             if figure is None and device.kind == "gpu":
-                return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
+                return (
+                    f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture"
+                    " computes fp16 or fp32."
+                )
     if figure is not None:
         return Peak(figure.value * 1e12, True)
     if device.architecture in ON_ENGINES and (half or NUMBER_FORMATS[precision].form == "fp32"):
         wanted = "fp16" if half else precision
-        return f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16 and FP8 alone."
+        return (
+            f"{device.name} has no {wanted} matrix rate in the catalogue: its maker publishes bf16"
+            " and FP8 alone."
+        )
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
 
 
 def sustained_rates(
-    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants,
-    products: ProductModel | None = None, attention: Implementation | None = None,
-) -> Rates | str:  # fmt: skip
+    device: Device,
+    precision: Precision,
+    needs_full: bool,
+    needs_half: bool,
+    constants: KernelConstants,
+    products: ProductModel | None = None,
+    attention: Implementation | None = None,
+) -> Rates | str:
     """The rates of a device, or the reason why one that the operators need is missing. attention: the implementation of the
     operators' fused attention, if they have any."""
     if device.memory_bandwidth_gb_per_s is None:
         return f"{device.name} has no memory bandwidth in the catalogue."
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
-    full, half = matrix_peak(device, precision, half=False), matrix_peak(device, precision, half=True)
+    full, half = (
+        matrix_peak(device, precision, half=False),
+        matrix_peak(device, precision, half=True),
+    )
     for peak, needed in ((full, needs_full), (half, needs_half)):
         if isinstance(peak, str) and needed:
             return peak
-    plain, convolutions = Peak(device.fp32_tflops.value * 1e12, False), matrix_peak(device, precision, False, True)
-    full, half, convolutions = (NO_PEAK if isinstance(peak, str) else peak for peak in (full, half, convolutions))
+    plain, convolutions = (
+        Peak(device.fp32_tflops.value * 1e12, False),
+        matrix_peak(device, precision, False, True),
+    )
+    full, half, convolutions = (
+        NO_PEAK if isinstance(peak, str) else peak for peak in (full, half, convolutions)
+    )
     # Volta gave the CUDA cores the issue slots and operand caches that let a product reach its peak; Kepler's 192 lanes
     # a multiprocessor are harder to feed still, and its memory pays for ECC out of its bandwidth
     generation = device.compute_capability.partition(".")[0]
-    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
+    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(
+        generation, 1.0
+    )
     full, half, convolutions = (
         peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half, convolutions)
     )
@@ -152,7 +181,9 @@ def sustained_rates(
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
     sustained_half = _sustained(device, in_16_bits, constants)
-    bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
+    bandwidth = device.memory_bandwidth_gb_per_s.value * (
+        constants.kepler_traffic if generation == "3" else 1.0
+    )
     return Rates(
         full=np.asarray(_sustained(device, full, constants)),
         half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
@@ -174,26 +205,42 @@ def sustained_rates(
     )
 
 
-def _attention(device: Device, implementation: Implementation, in_16_bits: Peak, plain: Peak) -> AttentionRates:
+def _attention(
+    device: Device, implementation: Implementation, in_16_bits: Peak, plain: Peak
+) -> AttentionRates:
     boost, tf32 = consumer_boost(device), device.tf32_tensor_tflops
     full = plain.flop_per_s if tf32 is None else tf32.value * 1e12 / TF32_PRODUCTS
     return attention_rates(
-        device, implementation, *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s))
+        device,
+        implementation,
+        *(boost * rate for rate in (in_16_bits.flop_per_s, full, plain.flop_per_s)),
     )
 
 
 def _issued_per_lane(device: Device) -> float:
     major = device.compute_capability.partition(".")[0]
     issues = device.fp32_lanes_per_sm is not None and major.isdigit() and int(major) >= 7
-    return ISSUED_THREADS / device.fp32_lanes_per_sm.value if issues and device.fp32_lanes_per_sm else 1.0
+    return (
+        ISSUED_THREADS / device.fp32_lanes_per_sm.value
+        if issues and device.fp32_lanes_per_sm
+        else 1.0
+    )
 
 
-def _products_boost(device: Device, model: ProductModel | None, constants: KernelConstants) -> float:
+def _products_boost(
+    device: Device, model: ProductModel | None, constants: KernelConstants
+) -> float:
     parameters = (model or fitted_products()).widths["16"].parameters
-    return constants.consumer_products if device.is_consumer and parameters.familiarity(device) != "card" else 1.0
+    return (
+        constants.consumer_products
+        if device.is_consumer and parameters.familiarity(device) != "card"
+        else 1.0
+    )
 
 
-def _measured_products(device: Device, peak: Peak, width: Width, model: ProductModel | None) -> ProductFigures:
+def _measured_products(
+    device: Device, peak: Peak, width: Width, model: ProductModel | None
+) -> ProductFigures:
     if not peak.tensor_core or peak.flop_per_s >= NO_RATE:
         return UNKNOWN
     return product_figures(device, peak.flop_per_s, width, consumer_boost(device), model)
@@ -214,7 +261,8 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
 
 def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
     """What wide matrix units keep of their rate: registers, shared memory and issue slots grew less than the units did, from
-    1024 FLOP a clock and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's)."""
+    1024 FLOP a clock and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's).
+    """
     if not peak.tensor_core or device.sms is None or device.boost_clock_mhz is None:
         return 1.0
     width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)

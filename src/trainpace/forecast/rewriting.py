@@ -22,7 +22,11 @@ def times(*sizes: Pair | float) -> Pair | None:
     """The product of sizes, or None where several of them grow with the batch."""
     constant, slope = 1.0, 0.0
     for size in sizes:
-        c, s = (float(size), 0.0) if isinstance(size, float | int) else (float(size[0]), float(size[1]))
+        c, s = (
+            (float(size), 0.0)
+            if isinstance(size, float | int)
+            else (float(size[0]), float(size[1]))
+        )
         if slope and s:
             return None
         constant, slope = constant * c, constant * s + slope * c
@@ -52,12 +56,21 @@ class Part(NamedTuple):
 
 
 def passes(
-    kind: str, function: str, half: bool, elements: Pair, read: Pair, written: Pair, extent: float = 0.0, each: int = 1,
+    kind: str,
+    function: str,
+    half: bool,
+    elements: Pair,
+    read: Pair,
+    written: Pair,
+    extent: float = 0.0,
+    each: int = 1,
     also_in: Pair | None = None,
-) -> Part:  # fmt: skip
+) -> Part:
     """An operator that moves bytes: `elements` come out, and as many go in, with those of its other operands (`also_in`)."""
     into = elements if also_in is None else elements + also_in
-    return Part(kind, function, half, elements, read, written, (into, elements, fixed(extent)), each)
+    return Part(
+        kind, function, half, elements, read, written, (into, elements, fixed(extent)), each
+    )
 
 
 def exchanged(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedForm:
@@ -72,7 +85,8 @@ def exchanged(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFo
     each = np.array([1 if part is None else part.each for _, part in picks])
     columns = {name: np.array(getattr(old, name)[rows]) for name in ("half", "launches")}
     wide = {
-        name: getattr(old, name)[rows].astype(np.float64) for name in ("flops", "read_bytes", "written_bytes", "dims")
+        name: getattr(old, name)[rows].astype(np.float64)
+        for name in ("flops", "read_bytes", "written_bytes", "dims")
     }
     kind, function = [old.kind[i] for i in rows], [old.function[i] for i in rows]
     for position, (_, part) in enumerate(picks):
@@ -85,17 +99,26 @@ def exchanged(form: TracedForm, parts: Mapping[int, Sequence[Part]]) -> TracedFo
         wide["dims"][position] = np.zeros((MOST_SIZES, 2))
         wide["dims"][position, : len(part.dims)] = np.reshape(part.dims, (-1, 2))
     operators = Operators(
-        kind=tuple(kind), function=tuple(function), phase=tuple(old.phase[i] for i in rows),
-        module=tuple(old.module[i] for i in rows), count=old.count[rows] * each, **columns, **wide,
-    )  # fmt: skip
+        kind=tuple(kind),
+        function=tuple(function),
+        phase=tuple(old.phase[i] for i in rows),
+        module=tuple(old.module[i] for i in rows),
+        count=old.count[rows] * each,
+        **columns,
+        **wide,
+    )
     if blocks is not None:
         blocks = replace(
-            blocks, operator_counts=blocks.operator_counts[rows] * each, roles=tuple(blocks.roles[i] for i in rows)
+            blocks,
+            operator_counts=blocks.operator_counts[rows] * each,
+            roles=tuple(blocks.roles[i] for i in rows),
         )
     return replace(form, operators=operators, blocks=blocks)
 
 
-def keeping(memory: MemoryProfile, blocks: Blocks | None, kept: Pair, at_once: Pair) -> MemoryProfile:
+def keeping(
+    memory: MemoryProfile, blocks: Blocks | None, kept: Pair, at_once: Pair
+) -> MemoryProfile:
     """The profile with `kept` more bytes that all layers together keep for the backward pass (fewer where it is below 0), and
     `at_once` more at every moment of the passes.
 

@@ -18,20 +18,27 @@ HEAD = "output head"
 LINEAR = "linear layers"
 _GATES = {"gate_proj", "gate_up_proj", "w3", "wi_1"}
 _LAST: dict[str, frozenset[str]] = {
-    UP: frozenset("up_proj gate_proj gate_up_proj w1 w3 fc1 c_fc dense_h_to_4h wi wi_0 wi_1 lin1 linear1 up".split()),
+    UP: frozenset(
+        "up_proj gate_proj gate_up_proj w1 w3 fc1 c_fc dense_h_to_4h wi wi_0 wi_1 lin1 linear1 up".split()
+    ),
     DOWN: frozenset("down_proj w2 fc2 dense_4h_to_h wo lin2 linear2 down".split()),
     INPUTS: frozenset(
-        "q_proj k_proj v_proj qkv_proj qkv wqkv query key value c_attn query_key_value in_proj to_q to_k to_v q_lin k_lin v_lin"
-        " q k v q_a_proj q_b_proj kv_a_proj_with_mqa kv_b_proj".split()
+        "q_proj k_proj v_proj qkv_proj qkv wqkv query key value c_attn query_key_value in_proj to_q"
+        " to_k to_v q_lin k_lin v_lin q k v q_a_proj q_b_proj kv_a_proj_with_mqa kv_b_proj".split()
     ),
     OUTPUT: frozenset("o_proj out_proj to_out out_lin o".split()),
     HEAD: frozenset("lm_head head classifier score fc output_projection embed_out cls".split()),
 }
 """Names that libraries give to a layer (transformers, timm, torchtitan, torchvision)."""
 _BY_KIND = {
-    "attention": "attention", "attention_backward": "attention", "norm": "normalisation", "softmax": "softmax and loss",
-    "pool": "pooling", "embedding": "embeddings", "optimizer": "optimizer",
-}  # fmt: skip
+    "attention": "attention",
+    "attention_backward": "attention",
+    "norm": "normalisation",
+    "softmax": "softmax and loss",
+    "pool": "pooling",
+    "embedding": "embeddings",
+    "optimizer": "optimizer",
+}
 _REST = "element-wise operators and copies"
 _NUMBER = re.compile(r"\.(\d+)\.(?=[\w.]*[a-zA-Z_])")
 """Of a block, whose layers have names."""
@@ -51,7 +58,9 @@ def by_role(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[
         ms[role] += float(spent[i])
         if kind == "gemm" or kind.startswith("attention"):
             layers[role] = max(layers[role], deepest.get(_stack(module), 0))
-    shares = [RoleShare(role=role, layers=layers[role], time_ms=total) for role, total in ms.items()]
+    shares = [
+        RoleShare(role=role, layers=layers[role], time_ms=total) for role, total in ms.items()
+    ]
     return tuple(sorted(shares, key=lambda share: -share.time_ms))
 
 
@@ -67,7 +76,9 @@ def role_of(module: str, kind: str, phase: str) -> str:
     if kind in CONVOLUTION_KINDS:
         return "convolutions" if not names or len(names) == 1 else f"convolutions of {names[0]}"
     if kind != "gemm":
-        normalises = any("norm" in name or re.fullmatch(r"(ln|bn)(_?\w)?", name) for name in names[-1:])
+        normalises = any(
+            "norm" in name or re.fullmatch(r"(ln|bn)(_?\w)?", name) for name in names[-1:]
+        )
         return _BY_KIND.get(kind) or ("normalisation" if normalises else _REST)
     last, inside = names[-1] if names else "", set(names[:-1])
     attends = any("att" in name for name in inside)

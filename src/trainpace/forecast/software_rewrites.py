@@ -13,14 +13,23 @@ from trainpace.forecast.eager_attention import eager
 from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
 from trainpace.forecast.updates import can_be, is_traced_as, updated
 from trainpace.hardware import Device
-from trainpace.software import ATTENTION_IN_WORDS, FP8_IN_WORDS, OPTIMIZERS_IN_WORDS, TODAY, Rewrites, Software
+from trainpace.software import (
+    ATTENTION_IN_WORDS,
+    FP8_IN_WORDS,
+    OPTIMIZERS_IN_WORDS,
+    TODAY,
+    Rewrites,
+    Software,
+)
 from trainpace.workload import ATTENTION_KINDS, Operators, TracedForm, Workload
 
 
 def as_run(workload: Workload, rewrites: Rewrites) -> Workload:
     """The workload with the operators that such software runs; itself where nothing differs from the trace."""
     forms: dict[str, TracedForm] = {}
-    optimizer = rewrites.optimizer if rewrites.optimizer and can_be(workload, rewrites.optimizer) else None
+    optimizer = (
+        rewrites.optimizer if rewrites.optimizer and can_be(workload, rewrites.optimizer) else None
+    )
     for name in FORMS:
         form = workload.forms.get(name)
         if form is None:
@@ -48,10 +57,15 @@ def with_half_router(form: TracedForm) -> TracedForm:
     if not rows.any():
         return form
     share = np.where(rows, 0.5, 1.0)[:, None]
-    return replace(form, operators=replace(
-        operators, half=operators.half | rows, read_bytes=operators.read_bytes * share,
-        written_bytes=operators.written_bytes * share,
-    ))  # fmt: skip
+    return replace(
+        form,
+        operators=replace(
+            operators,
+            half=operators.half | rows,
+            read_bytes=operators.read_bytes * share,
+            written_bytes=operators.written_bytes * share,
+        ),
+    )
 
 
 class RunningSoftware(NamedTuple):
@@ -66,15 +80,22 @@ NO_SOFTWARE = RunningSoftware("", False, ())
 
 
 def running_software(
-    workload: Workload, software: Software, device: Device, precision: Precision, compiles: bool = False
+    workload: Workload,
+    software: Software,
+    device: Device,
+    precision: Precision,
+    compiles: bool = False,
 ) -> RunningSoftware:
     """The software under which a workload runs on a device. `workload` is as traced; `compiles`: by torch.compile."""
     operators = workload.form(precision).operators
     words, idle = [software.name], []
     for part, without_effect in (
-        _attention(operators, software, device), _optimizer(workload, operators, software), _loss(operators, software, compiles),
-        ("", _fp8(software, precision)), ("routers in 16 bits" if software.router == "16_bit" else "", ""),
-    ):  # fmt: skip
+        _attention(operators, software, device),
+        _optimizer(workload, operators, software),
+        _loss(operators, software, compiles),
+        ("", _fp8(software, precision)),
+        ("routers in 16 bits" if software.router == "16_bit" else "", ""),
+    ):
         words += [part] if part else []
         idle += [without_effect] if without_effect else []
     if software.framework == "jax":
@@ -99,7 +120,10 @@ def _attention(operators: Operators, software: Software, device: Device) -> Said
     if said in (None, kernels):
         return ATTENTION_IN_WORDS[kernels], ""
     where = f"{device.name} takes" if half else "fp32 takes"
-    return ATTENTION_IN_WORDS[kernels], f"{ATTENTION_IN_WORDS[said]}: {where} {ATTENTION_IN_WORDS[kernels]}"
+    return (
+        ATTENTION_IN_WORDS[kernels],
+        f"{ATTENTION_IN_WORDS[said]}: {where} {ATTENTION_IN_WORDS[kernels]}",
+    )
 
 
 def _optimizer(workload: Workload, operators: Operators, software: Software) -> Said:
@@ -128,5 +152,9 @@ def _fp8(software: Software, precision: Precision) -> str:
     said = software.fp8_recipe
     if said is None or (said == "per_tensor" and precision == "fp8"):
         return ""
-    why = "it is forecast as a scale a tensor is" if precision == "fp8" else f"the precision is {precision}"
+    why = (
+        "it is forecast as a scale a tensor is"
+        if precision == "fp8"
+        else f"the precision is {precision}"
+    )
     return f"{FP8_IN_WORDS[said]}: {why}"

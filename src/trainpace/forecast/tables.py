@@ -103,7 +103,9 @@ class Tables:
 
         def make() -> Tables:
             workload = as_run(self.traced.workload, software.rewrites)
-            return self.traced if workload is self.traced.workload else Tables(workload, self.traced)
+            return (
+                self.traced if workload is self.traced.workload else Tables(workload, self.traced)
+            )
 
         return self.traced._under.get(software.rewrites, make)
 
@@ -144,7 +146,12 @@ class Tables:
         return self._by_batch("parts", self.table(key.sharding).parts, key, target, batches)
 
     def _by_batch(
-        self, what: str, of: Callable[[RankTimes], Floats], key: KernelKey, target: Target, batches: Floats
+        self,
+        what: str,
+        of: Callable[[RankTimes], Floats],
+        key: KernelKey,
+        target: Target,
+        batches: Floats,
     ) -> Floats | str:
         def rows_at(some: Floats) -> Floats | str:
             timed = self.times(key, target, some)
@@ -157,7 +164,8 @@ class Tables:
         form, wide = self.workload.forms[name], not widens(self.workload.optimizer)
         adapted = bool(self.workload.adaptation)
         return self._memory_models.get(
-            name, lambda: MemoryModel(form, name == "half", self.workload.checkpointed, wide, adapted)
+            name,
+            lambda: MemoryModel(form, name == "half", self.workload.checkpointed, wide, adapted),
         )
 
     def memory(self, name: Form, grid: Grid, on_gpu: bool) -> RankMemory:

@@ -22,7 +22,13 @@ from trainpace.forecast.intervals import Spread, composed_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
 from trainpace.forecast.product_model import ProductModel
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
+from trainpace.forecast.timings import (
+    Interpolator,
+    MachineModel,
+    machine_spread,
+    machine_times,
+    step_factor,
+)
 from trainpace.hardware import Cluster, Device, typical_host
 from trainpace.outcome import Provenance
 from trainpace.software import TODAY, Software
@@ -64,13 +70,16 @@ class KernelKey(NamedTuple):
 
 def kernel_key(e: Execution, software: Software) -> KernelKey:
     experts = e.ep, e.expert_tp or e.tp, e.expert_load
-    sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1, *experts)
+    sharding = Sharding(
+        form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1, *experts
+    )
     return KernelKey(sharding, e.precision, e.channels_last, e.compile, software)
 
 
 class RankTimes(NamedTuple):
     """Kernel times of one rank (batches x rows), the host's milliseconds of every row and outside of the phases, and
-    the standard deviation of the logarithm of each time, 0 where the spread of a class of runs stands for all rows."""
+    the standard deviation of the logarithm of each time, 0 where the spread of a class of runs stands for all rows.
+    """
 
     times: KernelTimes
     host_ms: Floats
@@ -101,19 +110,26 @@ def host_sensitivity(parts: Mapping[str, Floats], step_ms: Floats) -> Floats:
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     together = computing + parts["host_overhead_ms"]
     some, steps = (np.where(together > 0, ms, 1.0) for ms in (together, step_ms))
-    return np.where(together > 0, (1 - (computing / some) ** HOST_SHARPNESS) * together / steps, 0.0)
+    return np.where(
+        together > 0, (1 - (computing / some) ** HOST_SHARPNESS) * together / steps, 0.0
+    )
 
 
 def fitted_host_us(
-    operators: Operators, c: KernelConstants, fused: Fused | None = None, compiled: Flags | bool = True
-) -> Floats:  # fmt: skip
+    operators: Operators,
+    c: KernelConstants,
+    fused: Fused | None = None,
+    compiled: Flags | bool = True,
+) -> Floats:
     """The host's time for every row, all of its operators together, in microseconds, by the fitted constants.
 
     `fused`: what torch.compile leaves of the rows that are `compiled`: its wrapper enters no modules, makes no views, and
     launches what is left in `compile_host` times the time. The optimizer's update is not compiled.
     """
     updates = np.asarray(operators.phase) == "optimizer"
-    launch_us = np.where(np.isin(operators.kind, LIBRARY_KINDS), c.host_library_us, c.host_launch_us)
+    launch_us = np.where(
+        np.isin(operators.kind, LIBRARY_KINDS), c.host_library_us, c.host_launch_us
+    )
     launch_us = np.where(updates, c.host_optimizer_us, launch_us)
     eager_us = host_us(operators, launch_us, c.host_view_us, c.host_module_us)
     if fused is None:
@@ -127,7 +143,9 @@ def with_inductor(c: KernelConstants, is_old: bool) -> KernelConstants:
     if not is_old:
         return c
     return replace(
-        c, compile_traffic=c.compile_traffic * c.compile_old_traffic, compile_host=c.compile_host * c.compile_old_host
+        c,
+        compile_traffic=c.compile_traffic * c.compile_old_traffic,
+        compile_host=c.compile_host * c.compile_old_host,
     )
 
 
@@ -147,10 +165,14 @@ class KernelModel(ABC):
         """Whether workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
 
     @abstractmethod
-    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
+    def rank_times(
+        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+    ) -> RankTimes | str:
         """Times of every row at some micro-batch sizes, or the reason why there are none."""
 
-    def cut(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> Cut | None:
+    def cut(
+        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+    ) -> Cut | None:
         """How the work of every row is cut at some micro-batch sizes (batches x rows); None where that is not modelled."""
         return None
 
@@ -170,16 +192,26 @@ class FittedKernels(KernelModel):
     traces_cpu = False
 
     def __init__(
-        self, constants: KernelConstants | None = None, host_factor: float = 1.0, products: ProductModel | None = None,
+        self,
+        constants: KernelConstants | None = None,
+        host_factor: float = 1.0,
+        products: ProductModel | None = None,
         cards: CardConstants | None = None,
-    ) -> None:  # fmt: skip
-        self._constants, self.host_factor, self._products, self._cards = constants, host_factor, products, cards
+    ) -> None:
+        self._constants, self.host_factor, self._products, self._cards = (
+            constants,
+            host_factor,
+            products,
+            cards,
+        )
 
     @property
     def constants(self) -> KernelConstants:
         return self._constants or fitted_constants()
 
-    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
+    def rank_times(
+        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+    ) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, rates, operators = *self._rates(table, device, key), table.operators
@@ -189,21 +221,36 @@ class FittedKernels(KernelModel):
         products = table.product_times(at, rates, self._products) if operators.half.any() else None
         times = table.times(at, rates, c, key.channels_last, key.compiled, products)
         factor = self.host_factor * software_host_factor(key.software, c)
-        host_ms = fitted_host_us(operators, c, table.fused if key.compiled else None) * 1e-3 * factor
+        host_ms = (
+            fitted_host_us(operators, c, table.fused if key.compiled else None) * 1e-3 * factor
+        )
         times = KernelTimes(*np.broadcast_arrays(*times))
-        return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
+        return RankTimes(
+            times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape)
+        )
 
-    def _rates(self, table: KernelTable, device: Device, key: KernelKey) -> tuple[KernelConstants, Rates | str]:
+    def _rates(
+        self, table: KernelTable, device: Device, key: KernelKey
+    ) -> tuple[KernelConstants, Rates | str]:
         cards = measured_cards() if self._cards is None else self._cards
-        c, half = cards.of(with_inductor(self.constants, key.software.has_old_inductor), device), table.operators.half
-        attention = implementation_on(device, key.software.fused_attention) if table.has_attention else None
+        c, half = (
+            cards.of(with_inductor(self.constants, key.software.has_old_inductor), device),
+            table.operators.half,
+        )
+        attention = (
+            implementation_on(device, key.software.fused_attention) if table.has_attention else None
+        )
         needs = bool((~half).any()), bool(half.any())
         return c, sustained_rates(device, key.precision, *needs, c, self._products, attention)
 
-    def cut(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> Cut | None:
+    def cut(
+        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+    ) -> Cut | None:
         c, rates = self._rates(table, device, key)
         return (
-            None if isinstance(rates, str) else table.cut(batches[:, None], rates, c, key.channels_last, key.compiled)
+            None
+            if isinstance(rates, str)
+            else table.cut(batches[:, None], rates, c, key.channels_last, key.compiled)
         )
 
     def spread(self, shares: Floats, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
@@ -223,15 +270,28 @@ class CalibratedKernels(KernelModel):
     def _interpolator(self) -> Interpolator:
         return Interpolator(self.machine.timings, self.machine.form)
 
-    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
+    def rank_times(
+        self, table: KernelTable, batches: Floats, device: Device, key: KernelKey
+    ) -> RankTimes | str:
         operators, machine = table.operators, self.machine
-        if bool((operators.half & (operators.launches > 0)).any()) and not bool(machine.timings.half.any()):
+        if bool((operators.half & (operators.launches > 0)).any()) and not bool(
+            machine.timings.half.any()
+        ):
             return f"{device.name} has been calibrated in fp32 only."
-        predicted = [machine_times(operators, int(batch), machine, self._interpolator) for batch in batches]
+        predicted = [
+            machine_times(operators, int(batch), machine, self._interpolator) for batch in batches
+        ]
         factor = step_factor(machine)
-        stacked = [np.stack([np.broadcast_to(t[i], (len(operators),)) for t, _ in predicted]) for i in range(4)]
+        stacked = [
+            np.stack([np.broadcast_to(t[i], (len(operators),)) for t, _ in predicted])
+            for i in range(4)
+        ]
         times = KernelTimes(stacked[0] * factor, *stacked[1:])
-        works_us = machine.host_us_per_operator, machine.host_us_per_view, machine.host_us_per_module
+        works_us = (
+            machine.host_us_per_operator,
+            machine.host_us_per_view,
+            machine.host_us_per_module,
+        )
         host_ms = host_us(operators, *works_us) * 1e-3 * factor
         return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
 

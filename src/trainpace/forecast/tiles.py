@@ -46,9 +46,15 @@ def tile_model(share: Floats, units: Flags, c: KernelConstants, family: str = "t
 
 
 def tiled(
-    batch: Floats, m: Floats, n: Floats, k: Floats, rate: Floats, sms: Floats, model: TileModel,
+    batch: Floats,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    rate: Floats,
+    sms: Floats,
+    model: TileModel,
     tiles: tuple[tuple[int, int], ...] = TILES,
-) -> tuple[Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, Floats]:
     """(seconds of arithmetic of `batch` products m x n x k at `rate` FLOP/s, waves) of the best tile. Arrays broadcast."""
     padded_k = np.ceil(k / K_UNIT) * K_UNIT
     long, short = np.maximum(m, n), np.minimum(m, n)
@@ -58,7 +64,9 @@ def tiled(
         # the longer side of the tile lies along the longer side of the output
         blocks = batch * np.ceil(long / big) * np.ceil(short / small)
         splits = np.clip(
-            np.floor(sms / blocks), 1.0, np.minimum(MOST_SPLITS, np.maximum(1.0, padded_k / SHORTEST_SPLIT))
+            np.floor(sms / blocks),
+            1.0,
+            np.minimum(MOST_SPLITS, np.maximum(1.0, padded_k / SHORTEST_SPLIT)),
         )
         waves = blocks * splits / sms
         paid = np.maximum(waves + model.quantisation * (np.ceil(waves) - waves), 1.0)

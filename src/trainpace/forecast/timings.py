@@ -30,7 +30,7 @@ from trainpace.workload import (
     Floats,
     Operators,
     at_batch,
-)  # fmt: skip
+)
 
 UNTIMED_SD = 0.7
 """Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
@@ -63,12 +63,21 @@ class OperatorTimings(Record):
     def __post_init__(self) -> None:
         n = len(self.kind)
         lengths = {array.shape for array in (self.half, self.flops, self.bytes, self.seconds)}
-        if n == 0 or len(self.function) != n or lengths != {(n,)} or self.dims.shape != (n, MOST_SIZES):
-            raise TrainpaceError("the operator timings are empty, or their columns differ in length.")
+        if (
+            n == 0
+            or len(self.function) != n
+            or lengths != {(n,)}
+            or self.dims.shape != (n, MOST_SIZES)
+        ):
+            raise TrainpaceError(
+                "the operator timings are empty, or their columns differ in length."
+            )
         if self.half.dtype.kind != "b" or not all(
             (np.abs(a) < LARGEST).all() for a in (self.flops, self.bytes, self.dims)
         ):
-            raise TrainpaceError("the operator timings should be finite numbers, and `half` yes or no.")
+            raise TrainpaceError(
+                "the operator timings should be finite numbers, and `half` yes or no."
+            )
         if not ((self.seconds > 0).all() and (self.seconds < LARGEST).all()):
             raise TrainpaceError("an operator's time in the timings is not above zero.")
 
@@ -124,7 +133,10 @@ class Predicted(NamedTuple):
 def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarray) -> list[str]:
     """Matrix operators by kind, whose functions are one algorithm; all others by function."""
     names = [k if k in MATRIX_KINDS else f for k, f in zip(kind, function, strict=True)]
-    return [f"{name}/half" if is_half else name for name, is_half in zip(names, half.tolist(), strict=True)]
+    return [
+        f"{name}/half" if is_half else name
+        for name, is_half in zip(names, half.tolist(), strict=True)
+    ]
 
 
 def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
@@ -143,9 +155,14 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
     if kind == "gemm":
         return log(dims[:, GEMM])
     if kind.startswith("attention"):
-        return np.concatenate([log(dims[:, ATTENTION[: ATTENTION.causal]]), 2.0 * dims[:, [ATTENTION.causal]]], axis=1)
+        return np.concatenate(
+            [log(dims[:, ATTENTION[: ATTENTION.causal]]), 2.0 * dims[:, [ATTENTION.causal]]], axis=1
+        )
     # how much more goes in than comes out: a sum, a table that is looked up, a broadcast
-    general = [log(traffic), 0.5 * (log(dims[:, OTHER.elements_in]) - log(dims[:, OTHER.elements_out]))]
+    general = [
+        log(traffic),
+        0.5 * (log(dims[:, OTHER.elements_in]) - log(dims[:, OTHER.elements_out])),
+    ]
     if kind in ("norm", "softmax", "pool"):
         general.append(log(dims[:, OTHER.extent]))
     return np.stack(general, axis=1)
@@ -156,7 +173,9 @@ class Interpolator:
 
     def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
-        self._log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+        self._log_ratio = np.log(
+            timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes)
+        )
         self._class, self._kind = np.array(timings.classes()), np.array(timings.kind)
         self._processes: dict[tuple[str, str], Process | None] = {}
 
@@ -172,7 +191,9 @@ class Interpolator:
             kind = operators.kind[rows[0]]
             process = self._process(name, kind, bool(operators.half[rows[0]]))
             if process is not None:
-                log_ratio[rows], log_sd[rows] = process.at(features(kind, dims[rows], traffic[rows]))
+                log_ratio[rows], log_sd[rows] = process.at(
+                    features(kind, dims[rows], traffic[rows])
+                )
         base = self._form.seconds(operators.kind, flops, traffic)
         seconds = np.where(on_device, base * np.exp(log_ratio), 0.0)
         return Predicted(seconds, np.where(on_device, log_sd, 0.0))
@@ -181,11 +202,15 @@ class Interpolator:
         if (name, kind) not in self._processes:
             near = np.flatnonzero(self._class == name)
             if not len(near):  # another function of the same kind is the next best guess
-                near = np.flatnonzero((self._kind == kind) & (self._timings.half == half))[:MOST_OF_A_KIND]
+                near = np.flatnonzero((self._kind == kind) & (self._timings.half == half))[
+                    :MOST_OF_A_KIND
+                ]
             fits = self._timings.fits
             fit = fits.get(name) or fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
             sizes = features(kind, self._timings.dims[near], self._timings.bytes[near])
-            self._processes[name, kind] = Process(sizes, self._log_ratio[near], fit) if len(near) else None
+            self._processes[name, kind] = (
+                Process(sizes, self._log_ratio[near], fit) if len(near) else None
+            )
         return self._processes[name, kind]
 
 
@@ -195,7 +220,10 @@ def machine_times(
     """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
     predicted, count = interpolator.predict(operators, batch), operators.count
     flops = np.where(operators.is_matrix, at_batch(operators.flops, batch), 0.0)
-    compute, memory = count * flops / model.flop_per_s, count * operators.moved_bytes(batch) / model.bytes_per_s
+    compute, memory = (
+        count * flops / model.flop_per_s,
+        count * operators.moved_bytes(batch) / model.bytes_per_s,
+    )
     latency = count * operators.launches * model.start_us * 1e-6
     return KernelTimes(predicted.seconds * count, compute, memory, latency), predicted.log_sd
 
@@ -235,7 +263,9 @@ class Process:
         x = np.clip(x, self._x.min(axis=0), self._x.max(axis=0))
         cross = self._kernel(x, self._x)
         mean = self._centre + cross @ self._weights
-        variance = self._variance - ((cross @ self._inverse) * cross).sum(axis=1) + self._fit.noise**2
+        variance = (
+            self._variance - ((cross @ self._inverse) * cross).sum(axis=1) + self._fit.noise**2
+        )
         return mean, np.sqrt(np.maximum(variance, 1e-6))
 
     def left_out(self) -> Floats:
@@ -259,9 +289,12 @@ def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, Cl
                 continue
             x = features(str(kinds[rows[0]]), timings.dims[rows], timings.bytes[rows])
             candidates = [
-                ClassFit(length_scale=scale, noise=noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, 0.25)
+                ClassFit(length_scale=scale, noise=noise)
+                for scale in (1.0, 2.0, 4.0)
+                for noise in (0.1, 0.25)
             ]
             fits[name] = min(
-                candidates, key=lambda fit: float(np.abs(Process(x, log_ratio[rows], fit).left_out()).mean())
+                candidates,
+                key=lambda fit: float(np.abs(Process(x, log_ratio[rows], fit).left_out()).mean()),
             )
     return fits

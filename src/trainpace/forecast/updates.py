@@ -21,19 +21,37 @@ from trainpace.workload import GEMM, Operators, OtherSizes, TracedForm, Workload
 ALGORITHMS: dict[str, tuple[tuple[str, int], ...]] = {
     "sgd": (("add_", 2),),
     "sgd_momentum": (("mul_", 1), ("add_", 2), ("add_", 2)),
-    "adam": (("lerp_", 2), ("mul_", 1), ("addcmul_", 3), ("sqrt", 1), ("div_", 1), ("add_", 1), ("addcdiv_", 3)),
+    "adam": (
+        ("lerp_", 2),
+        ("mul_", 1),
+        ("addcmul_", 3),
+        ("sqrt", 1),
+        ("div_", 1),
+        ("add_", 1),
+        ("addcdiv_", 3),
+    ),
 }
 ALGORITHMS["adamw"] = (("mul_", 1), *ALGORITHMS["adam"])
 """What torch.optim calls for each algorithm, and how many numbers each call reads for every parameter; it writes one."""
-FUSED_NAMES = {"sgd": "_fused_sgd_", "sgd_momentum": "_fused_sgd_", "adam": "_fused_adam_", "adamw": "_fused_adamw_"}
+FUSED_NAMES = {
+    "sgd": "_fused_sgd_",
+    "sgd_momentum": "_fused_sgd_",
+    "adam": "_fused_adam_",
+    "adamw": "_fused_adamw_",
+}
 
 TENSORS_PER_LAUNCH = 36
 ELEMENTS_PER_LAUNCH = 320 * 65536
 """What one launch for many tensors takes at most (ATen/native/cuda/MultiTensorApply.cuh, with four lists)."""
 GRADIENTS = {
-    "native_layer_norm_backward": 2, "native_group_norm_backward": 2, "native_batch_norm_backward": 2,
-    "_fused_rms_norm_backward": 1, "embedding_dense_backward": 1, "conv_bias_backward": 1, "sum": 1,
-}  # fmt: skip
+    "native_layer_norm_backward": 2,
+    "native_group_norm_backward": 2,
+    "native_batch_norm_backward": 2,
+    "_fused_rms_norm_backward": 1,
+    "embedding_dense_backward": 1,
+    "conv_bias_backward": 1,
+    "sum": 1,
+}
 """Parameters whose gradients a call of the backward pass makes."""
 
 
@@ -58,7 +76,9 @@ def _traced(workload: Workload) -> set[str]:
     return {"fused" if name.startswith("_fused_") else "foreach" for name in rows}
 
 
-def updated(workload: Workload, form: TracedForm, implementation: OptimizerImplementation) -> TracedForm:
+def updated(
+    workload: Workload, form: TracedForm, implementation: OptimizerImplementation
+) -> TracedForm:
     """The form with its update made by `implementation`."""
     operators = form.operators
     phase = np.array(operators.phase) == "optimizer"
@@ -67,9 +87,13 @@ def updated(workload: Workload, form: TracedForm, implementation: OptimizerImple
     if not rows:
         return form
     width = 2.0 if operators.half[rows].any() else 4.0
-    once = min(rows, key=lambda i: operators.count[i])  # every algorithm has a call that it makes once
+    once = min(
+        rows, key=lambda i: operators.count[i]
+    )  # every algorithm has a call that it makes once
     parts: dict[int, Sequence[Part]] = dict.fromkeys(rows, ())
-    result = exchanged(form, parts | {once: _parts(workload.optimizer, implementation, numbers, width, operators)})
+    result = exchanged(
+        form, parts | {once: _parts(workload.optimizer, implementation, numbers, width, operators)}
+    )
     if "_foreach_sqrt" not in operators.function or implementation == "foreach":
         return result
     # roots of all parameters at once are alive in a foreach update alone
@@ -80,33 +104,71 @@ def updated(workload: Workload, form: TracedForm, implementation: OptimizerImple
 
 
 def _parts(
-    optimizer: str, implementation: OptimizerImplementation, numbers: float, width: float, operators: Operators
+    optimizer: str,
+    implementation: OptimizerImplementation,
+    numbers: float,
+    width: float,
+    operators: Operators,
 ) -> Sequence[Part]:
     tensors = tensors_of(operators)
-    launches = max(math.ceil(tensors / TENSORS_PER_LAUNCH), math.ceil(numbers / ELEMENTS_PER_LAUNCH))
+    launches = max(
+        math.ceil(tensors / TENSORS_PER_LAUNCH), math.ceil(numbers / ELEMENTS_PER_LAUNCH)
+    )
     half = width < 4
     if implementation == "fused":
         reads = {"sgd": 2, "sgd_momentum": 3}.get(optimizer, 4)
-        return [_part("optimizer", FUSED_NAMES[optimizer], half, numbers, width, reads, reads / 4, launches)]
+        return [
+            _part(
+                "optimizer",
+                FUSED_NAMES[optimizer],
+                half,
+                numbers,
+                width,
+                reads,
+                reads / 4,
+                launches,
+            )
+        ]
     calls = ALGORITHMS[optimizer]
     if implementation == "foreach":
-        return [_part("optimizer", f"_foreach_{name}", half, numbers, width, n, n / 4, launches) for name, n in calls]
+        return [
+            _part("optimizer", f"_foreach_{name}", half, numbers, width, n, n / 4, launches)
+            for name, n in calls
+        ]
     return [_part("elementwise", name, half, numbers, width, n, 1.0, tensors) for name, n in calls]
 
 
 def _part(
-    kind: str, name: str, half: bool, numbers: float, width: float, reads: int, writes: float, launches: int
+    kind: str,
+    name: str,
+    half: bool,
+    numbers: float,
+    width: float,
+    reads: int,
+    writes: float,
+    launches: int,
 ) -> Part:
     sizes = OtherSizes(int(numbers * reads), int(numbers * writes))
     read, written = fixed(numbers * width * reads), fixed(numbers * width * writes)
-    return Part(kind, name, half, fixed(numbers * reads), read, written, tuple(map(fixed, sizes)), launches=launches)
+    return Part(
+        kind,
+        name,
+        half,
+        fixed(numbers * reads),
+        read,
+        written,
+        tuple(map(fixed, sizes)),
+        launches=launches,
+    )
 
 
 def tensors_of(operators: Operators) -> int:
     """How many parameters a model has, about: the table does not say it, but each has a gradient in the backward pass."""
     backward, dims = np.array(operators.phase) == "backward", operators.dims
     # a weight's gradient sums over what grows with the batch
-    weights = (np.array(operators.kind) == "gemm") & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
+    weights = (
+        (np.array(operators.kind) == "gemm") & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)
+    )
     weights &= dims[:, GEMM.batch, 1] == 0
     weights |= np.array(operators.kind) == "conv_wgrad"
     each = weights + np.array([GRADIENTS.get(name, 0) for name in operators.function])

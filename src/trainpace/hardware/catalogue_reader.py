@@ -22,7 +22,8 @@ from trainpace.intake import toml_of
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
 _PLAIN = re.compile(
-    r'(\w+) = (?:("[^"\\]*"|\[[^\\]*\])|(\d+(?:\.\d+)?)|\{ value = (\d+(?:\.\d+)?), source = "(\w+)" \})'
+    r'(\w+) = (?:("[^"\\]*"|\[[^\\]*\])|(\d+(?:\.\d+)?)|\{ value = (\d+(?:\.\d+)?), source ='
+    r' "(\w+)" \})'
 )
 _VENDOR_WORDS = re.compile(r"^(nvidia|amd|intel|habana|tesla|geforce|instinct|radeon)+")
 _FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
@@ -34,10 +35,15 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
     unknown = data.keys() - {"sources", "figure_sources", "gpu"}
     if unknown:
         raise UnreadableInput(
-            f"{source} has an unknown table [{sorted(unknown)[0]}].", "Known: sources, figure_sources, [[gpu]]."
+            f"{source} has an unknown table [{sorted(unknown)[0]}].",
+            "Known: sources, figure_sources, [[gpu]].",
         )
     entries = data.get("gpu", [])
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+    if (
+        not isinstance(entries, list)
+        or not entries
+        or not all(isinstance(entry, dict) for entry in entries)
+    ):
         raise UnreadableInput(f"{source} has no [[gpu]] entries.")
     sources, figure_sources = data.get("sources", {}), data.get("figure_sources", {})
     if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
@@ -48,7 +54,9 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
         for name in _names(device):
             other = taken.setdefault(normalised(name), device)
             if other is not device:
-                raise UnreadableInput(f"{source}: {name!r} names both {other.name} and {device.name}.")
+                raise UnreadableInput(
+                    f"{source}: {name!r} names both {other.name} and {device.name}."
+                )
     return devices
 
 
@@ -72,14 +80,19 @@ def _entries() -> dict[_Entry, str]:
     entries: dict[_Entry, str] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         sources, *texts = file.read_text("utf-8").split("\n[[gpu]]\n")
-        entries |= {_Entry(file.name, sources, text): normalised(" ".join(_NAMES.findall(text))) for text in texts}
+        entries |= {
+            _Entry(file.name, sources, text): normalised(" ".join(_NAMES.findall(text)))
+            for text in texts
+        }
     return entries
 
 
 @functools.cache
 def _device_of(entry: _Entry) -> Device:
     about = _tables(entry.sources)
-    return _device(_fields(entry.text), about["sources"], about.get("figure_sources", {}), entry.file)
+    return _device(
+        _fields(entry.text), about["sources"], about.get("figure_sources", {}), entry.file
+    )
 
 
 @functools.cache
@@ -107,12 +120,16 @@ def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
     anything else must match. Raises `UnknownName` with the nearest names.
     """
     wanted = normalised(name)
-    likely = (_device_of(entry) for entry, names in _entries().items() if wanted and wanted in names)
+    likely = (
+        _device_of(entry) for entry, names in _entries().items() if wanted and wanted in names
+    )
     for device in itertools.chain(extra, likely):
         if wanted and any(normalised(own) == wanted for own in _names(device)):
             return device
     names = [own for device in (*extra, *catalogue()) for own in _names(device)]
-    raise UnknownName("GPU", name, names, "Add it in a TOML file of your own, named with `hardware`.")
+    raise UnknownName(
+        "GPU", name, names, "Add it in a TOML file of your own, named with `hardware`."
+    )
 
 
 def _names(device: Device) -> tuple[str, ...]:
@@ -133,16 +150,26 @@ def normalised(name: str) -> str:
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
 
 
-def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict[str, Any], source: str) -> Device:
+def _device(
+    entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict[str, Any], source: str
+) -> Device:
     name = entry.get("name")
     if not isinstance(name, str) or not normalised(name):
         raise UnreadableInput(f"{source}: an entry of [[gpu]] has no name.")
     fields = Device.__struct_fields__
     for key in sorted(entry.keys() - set(fields)):
         near = ", ".join(nearest_names(key, fields))
-        raise UnreadableInput(f"{source}: {name} has an unknown key {key!r}.", f"Nearest: {near}." if near else "")
+        raise UnreadableInput(
+            f"{source}: {name} has an unknown key {key!r}.", f"Nearest: {near}." if near else ""
+        )
     figures = {
-        key: _figure(entry[key], figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source)
+        key: _figure(
+            entry[key],
+            figure_sources.get(key, "sheet"),
+            sources,
+            f"{source}: {key} of {name}",
+            source,
+        )
         for key in entry.keys() & _FIGURES
     }
     try:
@@ -159,5 +186,7 @@ def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str
     key = own.get("source", key)
     origin = sources.get(key) if isinstance(key, str) else None
     if not isinstance(origin, dict) or "title" not in origin or "kind" not in origin:
-        raise UnreadableInput(f"{where} cites the source {key!r}, which [sources] does not describe.")
+        raise UnreadableInput(
+            f"{where} cites the source {key!r}, which [sources] does not describe."
+        )
     return {"kind": origin["kind"], **own, "source": origin["title"]}

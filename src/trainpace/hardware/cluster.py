@@ -121,11 +121,19 @@ class HostLinks(Record):
     duplex_excess: float = 0.0
 
     def __post_init__(self) -> None:
-        costs = (self.start_us, self.message_us, self.burst_bytes, self.duplex_excess, *self.host_us_per_mib.values())
+        costs = (
+            self.start_us,
+            self.message_us,
+            self.burst_bytes,
+            self.duplex_excess,
+            *self.host_us_per_mib.values(),
+        )
         if min(costs) < 0:
             raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
         if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
-            raise TrainpaceError("a link's bandwidth must be above 0, and the share of it for payload within 0 to 1.")
+            raise TrainpaceError(
+                "a link's bandwidth must be above 0, and the share of it for payload within 0 to 1."
+            )
 
 
 class Cluster(Record):
@@ -149,9 +157,22 @@ class Cluster(Record):
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
-            raise TrainpaceError(f"a cluster of {self.nodes} nodes with {self.devices_per_node} devices each is empty.")
-        check_fields(self, ("price_usd_per_device_hour",), lambda price: 0 <= price <= 1e6, "from 0 to 1e6 dollars")
-        check_fields(self, ("network_gb_per_s_per_device", "network_latency_us"), lambda value: value > 0, "above 0")
+            raise TrainpaceError(
+                f"a cluster of {self.nodes} nodes with {self.devices_per_node} devices each is"
+                " empty."
+            )
+        check_fields(
+            self,
+            ("price_usd_per_device_hour",),
+            lambda price: 0 <= price <= 1e6,
+            "from 0 to 1e6 dollars",
+        )
+        check_fields(
+            self,
+            ("network_gb_per_s_per_device", "network_latency_us"),
+            lambda value: value > 0,
+            "above 0",
+        )
 
     @property
     def num_devices(self) -> int:

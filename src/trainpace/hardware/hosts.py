@@ -20,20 +20,36 @@ from trainpace.records import Record, from_package
 
 FILE = Path(__file__).parent / "hosts.toml"
 SOLD = {
-    "Kepler": 2014, "Maxwell": 2015, "Pascal": 2016, "Volta": 2017, "Turing": 2018, "Ampere": 2020, "CDNA": 2022, "Ada": 2022,
-    "Hopper": 2022, "Gaudi": 2022, "Blackwell": 2024, "Battlemage": 2024,
-}  # fmt: skip
+    "Kepler": 2014,
+    "Maxwell": 2015,
+    "Pascal": 2016,
+    "Volta": 2017,
+    "Turing": 2018,
+    "Ampere": 2020,
+    "CDNA": 2022,
+    "Ada": 2022,
+    "Hopper": 2022,
+    "Gaudi": 2022,
+    "Blackwell": 2024,
+    "Battlemage": 2024,
+}
 """The year when most cards of a generation began to be sold; the makers' announcements."""
 NEWEST, OLDEST = 1, 2
 """A card's typical hosts were launched up to so many years after it, and before it."""
-MACHINES = {"server": ("server",), "desktop": ("desktop",), "workstation": ("server", "desktop"), "laptop": ("laptop",)}
+MACHINES = {
+    "server": ("server",),
+    "desktop": ("desktop",),
+    "workstation": ("server", "desktop"),
+    "laptop": ("laptop",),
+}
 ANY_GENERATION = "any"
 ROUGH_LOG_SD = 0.15
 """Standard deviation of the logarithm of a rough rating: how far points per GHz differ from a core to its successor."""
 _WORKSTATION = re.compile(r"RTX A\d|RTX \d+ Ada|Quadro|RTX PRO(?!.*Server)")
 _DESKTOP = re.compile(r"[GR]TX \d|Titan|Arc\b")
 _NOISE = re.compile(
-    r"\((r|tm)\)|@.*|\b\d+-cores?\b|\b\d+th gen\b|\b(processors?|cpus?|with|intel|amd|nvidia|xeon|epyc|core)\b"
+    r"\((r|tm)\)|@.*|\b\d+-cores?\b|\b\d+th"
+    r" gen\b|\b(processors?|cpus?|with|intel|amd|nvidia|xeon|epyc|core)\b"
 )
 _FAMILY = re.compile(r"\b(ryzen( threadripper)?( \d)?|threadripper|pro|platinum|gold|silver)\b")
 
@@ -69,7 +85,12 @@ def find_host(name: str) -> HostCPU:
     found = full.get(normalised_host(name)) or number.get(_number(name), [])
     if len(found) != 1:
         names = [cpu.name for cpu in found or host_catalogue()]
-        raise UnknownName("host CPU", name, names, "Name one that is about as fast on one core, or leave the host out.")
+        raise UnknownName(
+            "host CPU",
+            name,
+            names,
+            "Name one that is about as fast on one core, or leave the host out.",
+        )
     return found[0]
 
 
@@ -92,7 +113,10 @@ def typical_hosts() -> TypicalHosts:
     machines = {"superchip": {ANY_GENERATION: _middle(grace)}}
     for machine, kinds in MACHINES.items():
         able = [cpu for cpu in every if cpu.kind in kinds and cpu not in grace]
-        then = {name: [c for c in able if year - OLDEST <= c.year <= year + NEWEST] for name, year in SOLD.items()}
+        then = {
+            name: [c for c in able if year - OLDEST <= c.year <= year + NEWEST]
+            for name, year in SOLD.items()
+        }
         machines[machine] = {ANY_GENERATION: _middle(able)} | {
             name: _middle(cpus) for name, cpus in then.items() if cpus
         }
@@ -103,7 +127,9 @@ def _middle(cpus: Sequence[HostCPU]) -> TypicalHost:
     middle = sorted(cpus, key=lambda cpu: cpu.single_thread.value)[len(cpus) // 2]
     log_sd = statistics.pstdev(math.log(cpu.single_thread.value) for cpu in cpus)
     log_sd = math.hypot(log_sd, ROUGH_LOG_SD if middle.rough else 0.0)
-    return TypicalHost(name=middle.name, points=round(middle.single_thread.value), log_sd=round(log_sd, 3))
+    return TypicalHost(
+        name=middle.name, points=round(middle.single_thread.value), log_sd=round(log_sd, 3)
+    )
 
 
 @functools.cache
@@ -149,9 +175,9 @@ def _read(text: str) -> Iterator[HostCPU]:
 
     for core, about in cores.items():
         like = cores[about.get("like", core)]
-        per_ghz = statistics.median(cpu["points"] / cpu["turbo_ghz"] for cpu in like["measured"]) * about.get(
-            "times", 1.0
-        )
+        per_ghz = statistics.median(
+            cpu["points"] / cpu["turbo_ghz"] for cpu in like["measured"]
+        ) * about.get("times", 1.0)
         for kind in HOST_KINDS:
             for cpu in about.get(kind, ()):
                 points = (
@@ -160,6 +186,13 @@ def _read(text: str) -> Iterator[HostCPU]:
                     else figure(per_ghz * cpu["turbo_ghz"], "clock")
                 )
                 yield HostCPU(
-                    name=cpu["name"], vendor=about["vendor"], core=core, kind=kind, year=cpu["year"], single_thread=points,
-                    turbo_ghz=cpu["turbo_ghz"], rough="like" in about, aliases=tuple(cpu.get("aliases", ())),
-                )  # fmt: skip
+                    name=cpu["name"],
+                    vendor=about["vendor"],
+                    core=core,
+                    kind=kind,
+                    year=cpu["year"],
+                    single_thread=points,
+                    turbo_ghz=cpu["turbo_ghz"],
+                    rough="like" in about,
+                    aliases=tuple(cpu.get("aliases", ())),
+                )

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
         assumptions,
         stated_conditions,
     )
-    from trainpace.job.training import Training, job_ranges, power_w, state_bytes, training_of, with_job
+    from trainpace.job.training import (
+        Training,
+        job_ranges,
+        power_w,
+        state_bytes,
+        training_of,
+        with_job,
+    )
 
 __getattr__, __all__ = exports(__name__, __file__)

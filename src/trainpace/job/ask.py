@@ -49,8 +49,8 @@ def step_time_for_deadline(training: Training, deadline_s: float) -> float:
     fastest = training.time(1e-15)
     if fastest.total_s > deadline_s:
         raise Contradiction(
-            f"a deadline of {format_duration(deadline_s)} cannot be met: start-up, evaluation, checkpoints and restarts"
-            f" alone take {format_duration(fastest.total_s)}.",
+            f"a deadline of {format_duration(deadline_s)} cannot be met: start-up, evaluation,"
+            f" checkpoints and restarts alone take {format_duration(fastest.total_s)}.",
             "Allow more time, or evaluate and checkpoint less often.",
         )
     # no step can take longer than an even share of the deadline
@@ -64,7 +64,11 @@ def step_time_for_deadline(training: Training, deadline_s: float) -> float:
 
 
 def epochs_for_deadline(
-    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
 ) -> int:
     """The most whole epochs that fit into the deadline."""
     _check_deadline(deadline_s)
@@ -75,14 +79,19 @@ def epochs_for_deadline(
 
     if time_s(1) > deadline_s:
         raise Contradiction(
-            f"not even one epoch fits: it takes {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
+            f"not even one epoch fits: it takes {format_duration(time_s(1))}, and"
+            f" {format_duration(deadline_s)} is given.",
             "Allow more time, use a faster step, or count in `max_steps`.",
         )
     return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
 
 
 def samples_for_deadline(
-    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
 ) -> int:
     """The most samples an epoch may have for all epochs to end within the deadline. `schedule` needs its epochs alone."""
     _check_deadline(deadline_s)
@@ -94,15 +103,19 @@ def samples_for_deadline(
 
     if time_s(1) > deadline_s:
         raise Contradiction(
-            f"not even one step an epoch fits: {schedule.epochs:g} epochs of one step take {format_duration(time_s(1))}, and"
-            f" {format_duration(deadline_s)} is given.",
+            f"not even one step an epoch fits: {schedule.epochs:g} epochs of one step take"
+            f" {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
             "Allow more time, use a faster step or fewer epochs.",
         )
     return batch * _last_true(lambda n: time_s(n) <= deadline_s, MAX_COUNT // batch)
 
 
 def micro_batch_for_deadline(
-    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
 ) -> int:
     """The smallest micro-batch that meets the deadline, if a step takes as long whatever its batch size.
 
@@ -116,23 +129,29 @@ def micro_batch_for_deadline(
 
     samples = schedule.samples_per_epoch
     if samples is None:
-        raise TrainpaceError("the batch size follows from the samples of an epoch.", "Add `samples` or `tokens`.")
+        raise TrainpaceError(
+            "the batch size follows from the samples of an epoch.", "Add `samples` or `tokens`."
+        )
     each = execution.accumulation * execution.data_parallel_size
     drops = schedule.drop_last or schedule.partial_accumulation == "drop"
     most = max(1, samples // each if drops else -(-samples // each))
     if time_s(most) > deadline_s:
         raise Contradiction(
-            f"no batch size meets {format_duration(deadline_s)}: even with one step an epoch it takes"
-            f" {format_duration(time_s(most))} at {format_duration(step_time_s)} a step.",
+            f"no batch size meets {format_duration(deadline_s)}: even with one step an epoch it"
+            f" takes {format_duration(time_s(most))} at {format_duration(step_time_s)} a step.",
             "Use a faster step or fewer epochs.",
         )
     return 1 if time_s(1) <= deadline_s else 1 + _last_true(lambda n: time_s(n) > deadline_s, most)
 
 
 def data_parallel_for_deadline(
-    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float,
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
     keep_global_batch: bool,
-) -> DataParallelChoice:  # fmt: skip
+) -> DataParallelChoice:
     """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
 
     That is an upper bound on what more ranks give: communication is not in it. With `keep_global_batch` more ranks
@@ -145,20 +164,28 @@ def data_parallel_for_deadline(
         wider = _on_one_node(execution, ranks, accumulation)
         step_s = step_time_s * (accumulation / execution.accumulation)
         return DataParallelChoice(
-            data_parallel_size=ranks, accumulation=accumulation, global_batch=wider.global_batch, step_time_s=step_s,
+            data_parallel_size=ranks,
+            accumulation=accumulation,
+            global_batch=wider.global_batch,
+            step_time_s=step_s,
             time=training_of(schedule, wider, conditions).time(step_s),
-        )  # fmt: skip
+        )
 
     if keep_global_batch:
         product = execution.accumulation * execution.data_parallel_size
-        choices = [choice(ranks, product // ranks) for ranks in range(1, product + 1) if product % ranks == 0]
+        choices = [
+            choice(ranks, product // ranks)
+            for ranks in range(1, product + 1)
+            if product % ranks == 0
+        ]
         meeting = next((c for c in choices if c.time.total_s <= deadline_s), None)
         if meeting is not None:
             return meeting
         fastest = min(c.time.total_s for c in choices)
         raise Contradiction(
-            f"at a constant global batch of {execution.global_batch} and micro-batch {execution.micro_batch} the most ranks are"
-            f" {product}, which take {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
+            f"at a constant global batch of {execution.global_batch} and micro-batch"
+            f" {execution.micro_batch} the most ranks are {product}, which take"
+            f" {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
             "Let the global batch grow, use a smaller micro-batch, or a faster step.",
         )
     most = MAX_RANKS
@@ -167,9 +194,12 @@ def data_parallel_for_deadline(
         most = max(1, min(MAX_RANKS, samples // (execution.micro_batch * execution.accumulation)))
     if choice(most).time.total_s > deadline_s:
         raise Contradiction(
-            f"no number of GPUs meets {format_duration(deadline_s)}: with the batch growing to {choice(most).global_batch}"
-            f" samples it still takes {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a step.",
-            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer than `max_steps`.",
+            f"no number of GPUs meets {format_duration(deadline_s)}: with the batch growing to"
+            f" {choice(most).global_batch} samples it still takes"
+            f" {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a"
+            " step.",
+            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer"
+            " than `max_steps`.",
         )
     if choice(1).time.total_s <= deadline_s:
         return choice(1)
@@ -255,9 +285,14 @@ def answer(question: Question) -> Answer:
     if question.halving is None:
         return found
     if found.schedule.epochs is None or found.time is None:
-        raise TrainpaceError("rounds of a search are counted in epochs and time.", "Add `epochs` and a step time.")
+        raise TrainpaceError(
+            "rounds of a search are counted in epochs and time.", "Add `epochs` and a step time."
+        )
     return replace(
-        found, halving=successive_halving(question.conditions.repeats, found.schedule.epochs, question.halving)
+        found,
+        halving=successive_halving(
+            question.conditions.repeats, found.schedule.epochs, question.halving
+        ),
     )
 
 
@@ -276,7 +311,10 @@ def _answer(question: Question) -> Answer:
     if unbatched and by_epochs and limit_s is not None and q.step_time_s is not None:
         micro = micro_batch_for_deadline(schedule, shape, q.conditions, q.step_time_s, limit_s)
         execution, solved = replace(shape, micro_batch=micro), ["micro_batch", "global_batch"]
-        notes.append("assumes that a step takes as long with any batch size; a busy GPU takes longer for a larger one")
+        notes.append(
+            "assumes that a step takes as long with any batch size; a busy GPU takes longer for a"
+            " larger one"
+        )
     else:
         execution, solved = _execution(q, shape)
     epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
@@ -292,11 +330,13 @@ def _answer(question: Question) -> Answer:
     if q.solve_gpus:
         if limit_s is None or step_time_s is None:
             raise TrainpaceError(
-                "the number of GPUs follows from a deadline and a step time.", "Add `deadline` and `step_time`."
+                "the number of GPUs follows from a deadline and a step time.",
+                "Add `deadline` and `step_time`.",
             )
         if q.budget_usd is not None:
             raise Contradiction(
-                "a budget buys GPU-hours, whatever the number of GPUs.", "Give `deadline` to solve for GPUs."
+                "a budget buys GPU-hours, whatever the number of GPUs.",
+                "Give `deadline` to solve for GPUs.",
             )
         before = execution.global_batch
         choice = data_parallel_for_deadline(
@@ -306,7 +346,9 @@ def _answer(question: Question) -> Answer:
         step_time_s = choice.step_time_s
         epoch = epoch_steps(schedule, execution)
         solved.append("data_parallel_size")
-        notes.append("assumes that a step takes as long on many GPUs as on few: communication is not counted")
+        notes.append(
+            "assumes that a step takes as long on many GPUs as on few: communication is not counted"
+        )
         if execution.global_batch != before:
             notes.append(f"the global batch changes from {before} to {execution.global_batch}")
             q = replace(q, base_global_batch=q.base_global_batch or before)
@@ -314,7 +356,8 @@ def _answer(question: Question) -> Answer:
         if limit_s is None or step_time_s is None:
             raise TrainpaceError(
                 "the length of the run is not known.",
-                "Add `epochs` or `max_steps`; or `step_time` with a `deadline` or `budget`, to learn how many epochs fit.",
+                "Add `epochs` or `max_steps`; or `step_time` with a `deadline` or `budget`, to"
+                " learn how many epochs fit.",
             )
         epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
         schedule = replace(schedule, epochs=float(epochs))
@@ -328,11 +371,24 @@ def _answer(question: Question) -> Answer:
     if q.base_global_batch not in (None, execution.global_batch):
         advice = learning_rate_advice(q.base_global_batch, execution.global_batch, q.learning_rate)
     return Answer(
-        schedule=schedule, conditions=q.conditions, execution=execution, epoch=epoch, step_time_s=step_time_s,
-        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s, time=time,
-        limit_s=limit_s, meets_limit=_meets(time, limit_s), cost_usd=None if time is None else time.usd, solved=tuple(solved),
-        gpus_choice=choice, learning_rate=advice, speedups=q.speedups, notes=tuple(notes),
-    )  # fmt: skip
+        schedule=schedule,
+        conditions=q.conditions,
+        execution=execution,
+        epoch=epoch,
+        step_time_s=step_time_s,
+        throughput_samples_per_s=(
+            None if step_time_s is None else execution.global_batch / step_time_s
+        ),
+        time=time,
+        limit_s=limit_s,
+        meets_limit=_meets(time, limit_s),
+        cost_usd=None if time is None else time.usd,
+        solved=tuple(solved),
+        gpus_choice=choice,
+        learning_rate=advice,
+        speedups=q.speedups,
+        notes=tuple(notes),
+    )
 
 
 def _answer_from_epoch_time(q: Question) -> Answer:
@@ -341,33 +397,54 @@ def _answer_from_epoch_time(q: Question) -> Answer:
         raise TrainpaceError("the number of epochs is not known.", "Add `epochs`.")
     if q.step_time_s is not None or q.throughput_samples_per_s is not None:
         raise Contradiction(
-            "an epoch time together with a step time or throughput needs `samples`.", "Give one of them."
+            "an epoch time together with a step time or throughput needs `samples`.",
+            "Give one of them.",
         )
     assert q.epoch_time_s is not None
-    if q.conditions.evaluate_every_steps or q.conditions.checkpoint_every_steps or q.schedule.max_steps:
+    if (
+        q.conditions.evaluate_every_steps
+        or q.conditions.checkpoint_every_steps
+        or q.schedule.max_steps
+    ):
         raise TrainpaceError(
-            "counting in steps needs to know the steps of an epoch.", "Add `samples` and a batch size."
+            "counting in steps needs to know the steps of an epoch.",
+            "Add `samples` and a batch size.",
         )
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
     # the whole run counts as one step here
     run = Training(
-        steps=1, epochs=q.schedule.epochs, samples_per_step=1, nodes=q.nnodes or 1, devices=world_size, compiles=False,
+        steps=1,
+        epochs=q.schedule.epochs,
+        samples_per_step=1,
+        nodes=q.nnodes or 1,
+        devices=world_size,
+        compiles=False,
         conditions=q.conditions,
-    )  # fmt: skip
+    )
     time = replace(run.time(q.epoch_time_s * q.schedule.epochs), steps=0)
     limit_s = _limit_s(q, world_size)
     return Answer(
-        schedule=q.schedule, conditions=q.conditions, time=time, limit_s=limit_s, meets_limit=_meets(time, limit_s),
-        cost_usd=time.usd, solved=("time",), speedups=q.speedups,
-    )  # fmt: skip
+        schedule=q.schedule,
+        conditions=q.conditions,
+        time=time,
+        limit_s=limit_s,
+        meets_limit=_meets(time, limit_s),
+        cost_usd=time.usd,
+        solved=("time",),
+        speedups=q.speedups,
+    )
 
 
 def _shape(q: Question) -> Execution:
     """The execution without a micro-batch of its own."""
     return Execution(
-        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp,
+        nnodes=q.nnodes or 1,
+        nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp,
+        tp=q.tp,
+        pp=q.pp,
+        cp=q.cp,
         accumulation=q.accumulation or 1,
-    )  # fmt: skip
+    )
 
 
 def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
@@ -378,14 +455,15 @@ def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
     if micro is None:
         if total is None:
             raise TrainpaceError(
-                "the batch size is not known.", "Add `micro_batch` (samples per GPU), or `global_batch`."
+                "the batch size is not known.",
+                "Add `micro_batch` (samples per GPU), or `global_batch`.",
             )
         accumulation, solved = accumulation or 1, ["micro_batch"]
         micro, rest = divmod(total, accumulation * dp)
         if rest:
             raise Contradiction(
-                f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
-                f" = {accumulation * dp} equal micro-batches.",
+                f"global batch {total} cannot be split into accumulation {accumulation} x"
+                f" data-parallel size {dp} = {accumulation * dp} equal micro-batches.",
                 f"Use a global batch that is a multiple of {accumulation * dp}.",
             )
     elif total is not None and accumulation is None:
@@ -393,8 +471,8 @@ def _execution(q: Question, shape: Execution) -> tuple[Execution, list[str]]:
     execution = replace(shape, micro_batch=micro, accumulation=accumulation or 1)
     if total is not None and execution.global_batch != total:
         raise Contradiction(
-            f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
-            f" = {execution.global_batch}.",
+            f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x"
+            f" data-parallel size {dp} = {execution.global_batch}.",
             "Leave one of them out and it is computed.",
         )
     return execution, solved
@@ -410,8 +488,12 @@ def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> f
     if q.epoch_time_s is not None and epoch is not None:
         forms["epoch time"] = q.epoch_time_s / epoch.steps
     if forms and max(forms.values()) > 1.01 * min(forms.values()):
-        times = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
-        raise Contradiction(f"the step time is given in ways that disagree: {times}.", "Give one of them.")
+        times = ", ".join(
+            f"{name} gives {format_duration(value)} a step" for name, value in forms.items()
+        )
+        raise Contradiction(
+            f"the step time is given in ways that disagree: {times}.", "Give one of them."
+        )
     return next(iter(forms.values()), None)
 
 
@@ -421,7 +503,9 @@ def _limit_s(q: Question, world_size: int) -> float | None:
     if q.budget_usd is not None:
         price = q.conditions.price_usd_per_device_hour
         if price is None:
-            raise TrainpaceError("a budget needs a price.", "Add `price`, in dollars per GPU and hour.")
+            raise TrainpaceError(
+                "a budget needs a price.", "Add `price`, in dollars per GPU and hour."
+            )
         limits.append(3600.0 * q.budget_usd / (price * world_size))
     return min(limits) if limits else None
 
@@ -433,8 +517,21 @@ def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
 
 def _check_positive(q: Question) -> None:
     names = (
-        "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
-        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "learning_rate", "base_global_batch",
-    )  # fmt: skip
+        "micro_batch",
+        "accumulation",
+        "global_batch",
+        "nnodes",
+        "nproc_per_node",
+        "tp",
+        "pp",
+        "cp",
+        "step_time_s",
+        "throughput_samples_per_s",
+        "epoch_time_s",
+        "deadline_s",
+        "budget_usd",
+        "learning_rate",
+        "base_global_batch",
+    )
     for record, fields in ((q, names), (q.conditions, ("price_usd_per_device_hour",))):
         check_fields(record, fields, lambda value: 0 < value <= 1e18, "above 0 and at most 1e18")

@@ -83,43 +83,71 @@ class JobConditions(Record):
     stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self, _COUNTS, lambda count: 1 <= count <= MAX_COUNT, "a whole number from 1 to 1e18")
+        check_fields(
+            self, _COUNTS, lambda count: 1 <= count <= MAX_COUNT, "a whole number from 1 to 1e18"
+        )
         check_fields(self, _FROM_0, lambda value: 0 <= value < math.inf, "0 or more")
         check_fields(self, _ABOVE_0, lambda value: 0 < value < math.inf, "above 0")
         if self.evaluation_s > 0 and self.evaluate_every_steps is None:
             raise TrainpaceError(
-                "evaluation_s is given, but not evaluate_every_steps.", "Say after how many steps it happens."
+                "evaluation_s is given, but not evaluate_every_steps.",
+                "Say after how many steps it happens.",
             )
         if self.evaluate_every_steps is not None and self.evaluation_samples:
             raise Contradiction(
-                "both evaluate_every_steps and evaluation_samples say when the model is evaluated.", "Give one of them."
+                "both evaluate_every_steps and evaluation_samples say when the model is evaluated.",
+                "Give one of them.",
             )
         every = self.checkpoint_every_steps, self.checkpoint_every_s
         if every == (None, None) and self.checkpoint_s and not self.checkpoints:
             raise TrainpaceError(
-                "checkpoint_s is given, but not checkpoint_every_steps.", "Say after how many steps it happens."
+                "checkpoint_s is given, but not checkpoint_every_steps.",
+                "Say after how many steps it happens.",
             )
         if None not in every:
-            raise Contradiction("checkpoints come every so many steps or every so many seconds.", "Give one of them.")
+            raise Contradiction(
+                "checkpoints come every so many steps or every so many seconds.",
+                "Give one of them.",
+            )
 
 
 _COUNTS = ("evaluate_every_steps", "checkpoint_every_steps", "repeats")
 _FROM_0 = (
-    "startup_s", "compiling_s", "preparing_s", "evaluation_s", "evaluation_samples", "checkpoint_s", "restart_s",
-    "step_variation", "sample_bytes", "samples_per_cpu_s", "data_gb", "price_usd_per_device_hour",
-    "electricity_usd_per_kwh", "egress_usd",
-)  # fmt: skip
+    "startup_s",
+    "compiling_s",
+    "preparing_s",
+    "evaluation_s",
+    "evaluation_samples",
+    "checkpoint_s",
+    "restart_s",
+    "step_variation",
+    "sample_bytes",
+    "samples_per_cpu_s",
+    "data_gb",
+    "price_usd_per_device_hour",
+    "electricity_usd_per_kwh",
+    "egress_usd",
+)
 _ABOVE_0 = (
-    "checkpoint_every_s", "storage_gb_per_s", "device_mtbf_h", "mean_time_between_failures_s", "preemption_mean_h",
+    "checkpoint_every_s",
+    "storage_gb_per_s",
+    "device_mtbf_h",
+    "mean_time_between_failures_s",
+    "preemption_mean_h",
     "download_gb_per_s",
-)  # fmt: skip
+)
 
 ASSUMED = JobConditions()
 """What is assumed where nobody said otherwise."""
 ONLY_STEPS = JobConditions(
-    startup_s=0.0, compiling_s=0.0, checkpoints=False, checkpoint_s=0.0, device_mtbf_h=None, restart_s=0.0,
+    startup_s=0.0,
+    compiling_s=0.0,
+    checkpoints=False,
+    checkpoint_s=0.0,
+    device_mtbf_h=None,
+    restart_s=0.0,
     stated=("startup_s", "compiling_s", "restart_s"),
-)  # fmt: skip
+)
 """A job of steps alone."""
 
 
@@ -141,14 +169,19 @@ def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str,
     if compiles and assumed("compiling_s"):
         lines.append(f"compiling takes {format_duration(COMPILING_S)}")
     if c.device_mtbf_h and c.mean_time_between_failures_s is None and assumed("device_mtbf_h"):
-        restart = f" and is replaced in {format_duration(RESTART_S)}" if assumed("restart_s") else ""
+        restart = (
+            f" and is replaced in {format_duration(RESTART_S)}" if assumed("restart_s") else ""
+        )
         lines.append(f"a GPU fails every {format_number(DEVICE_MTBF_H)} h{restart}")
     if c.spot and assumed("preemption_mean_h"):
         lines.append(f"a spot server is taken away every {format_number(PREEMPTION_MEAN_H)} h")
     if c.checkpoint_s is None and assumed("storage_gb_per_s"):
         lines.append(f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s")
     if c.samples_per_cpu_s:
-        lines.append(f"a core prepares samples up to {format_number(CORE_SPREAD)} times as fast or as slow as stated")
+        lines.append(
+            f"a core prepares samples up to {format_number(CORE_SPREAD)} times as fast or as slow"
+            " as stated"
+        )
     return tuple(lines)
 
 

@@ -42,11 +42,15 @@ def failure_rate(interruptions: Sequence[Interruption]) -> FailureRate:
     """The rate of several kinds of failure. A restart is drawn by which kind came, so that e^(R/M) becomes 1 / E[e^(-R/M)]."""
     for mean_s, restart_s in interruptions:
         if not (np.all(np.asarray(mean_s) > 0) and np.isfinite(restart_s) and restart_s >= 0):
-            raise TrainpaceError(f"an interruption every {mean_s} s with a restart of {restart_s} s cannot be.")
+            raise TrainpaceError(
+                f"an interruption every {mean_s} s with a restart of {restart_s} s cannot be."
+            )
     if not interruptions:
         return FailureRate(np.float64(0.0), np.float64(1.0))
     rate = sum(1.0 / np.asarray(mean_s) for mean_s, _ in interruptions)
-    restarted = sum(np.exp(-restart_s * rate) / mean_s / rate for mean_s, restart_s in interruptions)
+    restarted = sum(
+        np.exp(-restart_s * rate) / mean_s / rate for mean_s, restart_s in interruptions
+    )
     return FailureRate(rate, restarted)
 
 
@@ -54,15 +58,23 @@ def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
     """Mean seconds until `length_s` of work, its checkpoint included, have been done without an interruption."""
     rate, restarted = failures
     # e^(rate length) / restarted, together: each alone may be far from what a float holds
-    hopeless = length_s * rate - np.log(np.maximum(restarted, np.exp(-MOST_EXPONENT - 1))) > MOST_EXPONENT
+    hopeless = (
+        length_s * rate - np.log(np.maximum(restarted, np.exp(-MOST_EXPONENT - 1))) > MOST_EXPONENT
+    )
     fails = (rate > 0) & ~hopeless
     some_rate = np.where(fails, rate, 1.0)
-    with_failures = np.expm1(np.where(fails, length_s, 0.0) * some_rate) / some_rate / np.where(fails, restarted, 1.0)
+    with_failures = (
+        np.expm1(np.where(fails, length_s, 0.0) * some_rate)
+        / some_rate
+        / np.where(fails, restarted, 1.0)
+    )
     endless = np.where(length_s > 0, np.inf, 0.0)
     return np.where(fails, with_failures, np.where(hopeless, endless, length_s))
 
 
-def expected_s(work_s: Numbers, segments: Numbers, checkpoint_s: Numbers, failures: FailureRate) -> Floats:
+def expected_s(
+    work_s: Numbers, segments: Numbers, checkpoint_s: Numbers, failures: FailureRate
+) -> Floats:
     """Mean seconds for `work_s`, cut into equal segments that each end with a checkpoint."""
     return np.asarray(segments * segment_s(work_s / segments + checkpoint_s, failures))
 
@@ -92,7 +104,11 @@ def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate)
 
     The cost is convex in the number of segments, so that no other whole number is better.
     """
-    fewer = np.maximum(1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures)))
+    fewer = np.maximum(
+        1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures))
+    )
     with np.errstate(invalid="ignore"):
-        cost_s, cost_of_more_s = (expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1))
+        cost_s, cost_of_more_s = (
+            expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1)
+        )
         return np.where(cost_of_more_s < cost_s, fewer + 1, fewer)

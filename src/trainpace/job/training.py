@@ -60,17 +60,26 @@ class Training(NamedTuple):
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
         """The training at `step_s` a step, of which forward passes take `forward_s` (None: all of it, so that evaluations
         are no cheaper than steps)."""
-        (time,) = self.times(np.array([step_s]), None if forward_s is None else np.array([forward_s]))
+        (time,) = self.times(
+            np.array([step_s]), None if forward_s is None else np.array([forward_s])
+        )
         return _priced(time, self.conditions, self.devices)
 
-    def times(self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0) -> list[JobTime]:
+    def times(
+        self, step_s: Floats, forward_s: Floats | None = None, core_speed: Numbers = 1.0
+    ) -> list[JobTime]:
         """The training at every one of some step times, row by row, without dollars. `core_speed`: how many times as fast as
         stated cores prepare samples."""
         parts = self.parts(step_s, forward_s, core_speed)
         watts = [None] if self.power_w is None else self.power_w
         columns = {
             name: np.broadcast_to(np.asarray(values), step_s.shape).ravel().tolist()
-            for name, values in {**parts, "steps": self.steps, "watts": watts, "compiles": self.compiles}.items()
+            for name, values in {
+                **parts,
+                "steps": self.steps,
+                "watts": watts,
+                "compiles": self.compiles,
+            }.items()
         }
         assumed = [assumptions(self.conditions, compiles) for compiles in (False, True)]
         times = []
@@ -78,8 +87,11 @@ class Training(NamedTuple):
             fields = dict(zip(columns, row, strict=True))
             power, checkpoints = fields.pop("watts"), int(fields.pop("checkpoints"))
             time = JobTime(
-                repeats=self.conditions.repeats, checkpoints=checkpoints, assumed=assumed[fields.pop("compiles")], **fields
-            )  # fmt: skip
+                repeats=self.conditions.repeats,
+                checkpoints=checkpoints,
+                assumed=assumed[fields.pop("compiles")],
+                **fields,
+            )
             times.append(time if power is None else replace(time, kwh=power * time.total_s / 3.6e6))
         return times
 
@@ -91,7 +103,9 @@ class Training(NamedTuple):
         parts = counted.parts(np.where(able, step_s, 1.0), forward)
         return np.where(able, sum_of_parts(parts), np.inf)
 
-    def parts(self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0) -> dict[str, Floats]:
+    def parts(
+        self, step_s: Floats, forward_s: Floats | None, core_speed: Numbers = 1.0
+    ) -> dict[str, Floats]:
         """JOB_PARTS, the number of checkpoints and the work between them."""
         if not (np.isfinite(step_s) & (step_s > 0)).all():
             raise TrainpaceError(f"the step time is {float(np.min(step_s))} s; it must be above 0.")
@@ -103,45 +117,69 @@ class Training(NamedTuple):
         evaluation = np.floor_divide(steps, c.evaluate_every_steps or np.inf) * c.evaluation_s
         if c.evaluation_samples:
             forward = step_s if forward_s is None else forward_s
-            evaluation = evaluation + self.epochs * c.evaluation_samples / self.samples_per_step * forward
+            evaluation = (
+                evaluation + self.epochs * c.evaluation_samples / self.samples_per_step * forward
+            )
         work = stepping + data_wait + stragglers + evaluation
         segments, each, write, expected = self._cut(steps, work)
         written = segments * write
         n = c.repeats
         return {
-            "stepping_s": n * stepping, "startup_s": np.full_like(work, n * c.startup_s),
-            "compiling_s": n * c.compiling_s * np.asarray(self.compiles), "data_wait_s": n * data_wait,
-            "stragglers_s": n * stragglers, "evaluation_s": n * evaluation, "checkpoint_s": n * written,
+            "stepping_s": n * stepping,
+            "startup_s": np.full_like(work, n * c.startup_s),
+            "compiling_s": n * c.compiling_s * np.asarray(self.compiles),
+            "data_wait_s": n * data_wait,
+            "stragglers_s": n * stragglers,
+            "evaluation_s": n * evaluation,
+            "checkpoint_s": n * written,
             "failures_s": n * np.maximum(0.0, expected - work - written),
-            "preparing_s": np.full_like(work, c.preparing_s), "transfer_s": np.full_like(work, c.data_gb / c.download_gb_per_s),
-            "checkpoints": n * segments, "checkpoint_interval_s": each,
-        }  # fmt: skip
+            "preparing_s": np.full_like(work, c.preparing_s),
+            "transfer_s": np.full_like(work, c.data_gb / c.download_gb_per_s),
+            "checkpoints": n * segments,
+            "checkpoint_interval_s": each,
+        }
 
     def _loading_s(self, core_speed: Numbers) -> Numbers:
         """Seconds in which the samples of a step are read and prepared."""
         c = self.conditions
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
         if c.samples_per_cpu_s and self.vcpus is not None:
-            rate = c.samples_per_cpu_s * np.asarray(core_speed) * np.asarray(self.vcpus) * self.nodes
-            prepared = np.where(rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0)
+            rate = (
+                c.samples_per_cpu_s * np.asarray(core_speed) * np.asarray(self.vcpus) * self.nodes
+            )
+            prepared = np.where(
+                rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0
+            )
             loading = np.maximum(loading, prepared)
         return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
         """(checkpoints of a run, work between two of them, seconds of one, mean seconds with all failures)."""
         c, failures = self.conditions, self._failures()
-        write = self.state_bytes / (c.storage_gb_per_s * 1e9) if c.checkpoint_s is None else c.checkpoint_s
-        if c.checkpoint_every_steps is not None:  # steps after the last checkpoint are not kept by one
+        write = (
+            self.state_bytes / (c.storage_gb_per_s * 1e9)
+            if c.checkpoint_s is None
+            else c.checkpoint_s
+        )
+        if (
+            c.checkpoint_every_steps is not None
+        ):  # steps after the last checkpoint are not kept by one
             segments = np.floor_divide(steps, c.checkpoint_every_steps)
             saved = segments * c.checkpoint_every_steps / steps
             each = work * saved / np.maximum(1.0, segments)
             rest = work * (1.0 - saved)
-            expected = _each(segments, segment_s(each + write, failures)) + segment_s(rest, failures)
-        elif c.checkpoint_every_s is not None:  # the last segment is shorter, and ends with the trained model
+            expected = _each(segments, segment_s(each + write, failures)) + segment_s(
+                rest, failures
+            )
+        elif (
+            c.checkpoint_every_s is not None
+        ):  # the last segment is shorter, and ends with the trained model
             segments = np.maximum(1.0, np.ceil(work / c.checkpoint_every_s))
             each = np.minimum(work, c.checkpoint_every_s)
             last = work - (segments - 1) * each
-            expected = _each(segments - 1, segment_s(each + write, failures)) + segment_s(last + write, failures)
+            expected = _each(segments - 1, segment_s(each + write, failures)) + segment_s(
+                last + write, failures
+            )
         elif c.checkpoints:
             write = np.maximum(write, LEAST_CHECKPOINT_S)
             segments = best_segments(work, write, failures)
@@ -149,7 +187,12 @@ class Training(NamedTuple):
         else:
             segments, each, expected = np.zeros_like(work), work, segment_s(work, failures)
         fails = np.asarray(failures.per_s) > 0
-        return np.broadcast_to(segments, work.shape), each, write, np.where(fails, expected, work + segments * write)
+        return (
+            np.broadcast_to(segments, work.shape),
+            each,
+            write,
+            np.where(fails, expected, work + segments * write),
+        )
 
     def _failures(self) -> FailureRate:
         """What stops the job: any of its devices failing, any of its spot instances being taken away."""
@@ -169,17 +212,28 @@ def _each(count: Floats, seconds: Floats) -> Floats:
 
 
 def training_of(
-    schedule: Schedule, execution: Execution, conditions: JobConditions = ASSUMED, state_bytes: float = 0.0,
-    vcpus: int | None = None, power_w: float | None = None,
-) -> Training:  # fmt: skip
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions = ASSUMED,
+    state_bytes: float = 0.0,
+    vcpus: int | None = None,
+    power_w: float | None = None,
+) -> Training:
     """The training of a schedule under one execution. A partial last batch is counted as a whole step."""
     steps, batch = total_steps(schedule, execution), execution.global_batch
     epochs = epochs_of(schedule, steps, batch) if conditions.evaluation_samples else 0.0
     return Training(
-        steps=steps, epochs=epochs, samples_per_step=batch, nodes=execution.nnodes,
-        devices=execution.world_size, compiles=execution.compile, conditions=conditions, state_bytes=state_bytes,
-        vcpus=vcpus, power_w=power_w,
-    )  # fmt: skip
+        steps=steps,
+        epochs=epochs,
+        samples_per_step=batch,
+        nodes=execution.nnodes,
+        devices=execution.world_size,
+        compiles=execution.compile,
+        conditions=conditions,
+        state_bytes=state_bytes,
+        vcpus=vcpus,
+        power_w=power_w,
+    )
 
 
 def epochs_of(schedule: Schedule, steps: Numbers, global_batch: Numbers) -> Numbers:
@@ -211,12 +265,20 @@ def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list
     ranges: dict[int, JobRange] = {}
     for conditions, members in groups.items():
         some = [forecasts[i] for i in members]
-        times = iter(_together([training for training, _, _ in some], conditions).times(*_ends(some), _CORE_SPEEDS))
+        times = iter(
+            _together([training for training, _, _ in some], conditions).times(
+                *_ends(some), _CORE_SPEEDS
+            )
+        )
         for i, (training, _, interval) in zip(members, some, strict=True):
-            middle, *ends = (_priced(next(times), training.conditions, training.devices) for _ in range(3))
+            middle, *ends = (
+                _priced(next(times), training.conditions, training.devices) for _ in range(3)
+            )
             usd = [end.usd for end in ends if end.usd is not None]
             ranges[i] = JobRange(
-                middle, _between([end.total_s for end in ends], interval), _between(usd, interval) if usd else None
+                middle,
+                _between([end.total_s for end in ends], interval),
+                _between(usd, interval) if usd else None,
             )
     return [ranges[i] for i in range(len(forecasts))]
 
@@ -231,9 +293,11 @@ def _together(trainings: Sequence[Training], conditions: JobConditions) -> Train
     numbers = (name for name in Training._fields if name not in ("conditions", "vcpus", "power_w"))
     columns = {name: np.array([[getattr(t, name)] for t in trainings]) for name in numbers}
     return Training(
-        **columns, conditions=conditions, vcpus=np.array([[t.vcpus or 0] for t in trainings]),
+        **columns,
+        conditions=conditions,
+        vcpus=np.array([[t.vcpus or 0] for t in trainings]),
         power_w=np.array([[t.power_w] for t in trainings], dtype=object),
-    )  # fmt: skip
+    )
 
 
 def _ends(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> tuple[Floats, Floats]:
@@ -259,9 +323,12 @@ def _priced(time: JobTime, conditions: JobConditions, devices: int) -> JobTime:
 
 
 def with_job(
-    forecast: Forecast, workload: Workload, schedule: Schedule | None, conditions: JobConditions = ASSUMED,
+    forecast: Forecast,
+    workload: Workload,
+    schedule: Schedule | None,
+    conditions: JobConditions = ASSUMED,
     vcpus: int | None = None,
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """The forecast of a step with the whole training that it makes; as it is, where there is no step or no schedule. `vcpus`:
     processors of a node that prepare samples, None: not known."""
     if schedule is None or forecast.step is None or forecast.step_time_interval_ms is None:
@@ -270,16 +337,23 @@ def with_job(
     training = training_of(schedule, e, conditions, state_bytes(workload, e), vcpus)
     (job,) = job_ranges([(training, forecast.step, forecast.step_time_interval_ms)])
     return replace(
-        forecast, training_time=job.time, training_time_interval_s=job.seconds, cost_usd=job.time.usd,
+        forecast,
+        training_time=job.time,
+        training_time_interval_s=job.seconds,
+        cost_usd=job.time.usd,
         cost_interval_usd=job.usd,
-    )  # fmt: skip
+    )
 
 
 def state_bytes(workload: Workload, execution: Execution) -> float:
     """What a checkpoint holds: parameters and the optimizer's states."""
     memory = workload.form(execution.precision).memory
     count = memory.parameter_bytes + memory.optimizer_bytes + memory.paged_bytes
-    if form_of(execution.precision) == "half" and execution.zero_stage and not execution.pure_16_bit:
+    if (
+        form_of(execution.precision) == "half"
+        and execution.zero_stage
+        and not execution.pure_16_bit
+    ):
         count *= 2  # fp32 masters and moments: 12 bytes a parameter with Adam
     return count
 
@@ -292,7 +366,9 @@ def slowest_of(nodes: Numbers, variation: float) -> Numbers:
     if variation == 0.0:
         return 0.0
     counts, place = np.unique(nodes, return_inverse=True)
-    shares = [NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts.tolist()]
+    shares = [
+        NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts.tolist()
+    ]
     return variation * np.array(shares)[place].reshape(np.shape(nodes))
 
 

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
         scores,
     )
     from trainpace.journal.database import VERSION, JournalUnusable
-    from trainpace.journal.entry import Entry, Kind, Outcome, Sweep, entry_of, new_id, now_utc, printable, probe_of
+    from trainpace.journal.entry import (
+        Entry,
+        Kind,
+        Outcome,
+        Sweep,
+        entry_of,
+        new_id,
+        now_utc,
+        printable,
+        probe_of,
+    )
     from trainpace.journal.exchange import Given, export
     from trainpace.journal.identity import anonymous, anonymous_entry, signed, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
@@ -45,7 +55,12 @@ if TYPE_CHECKING:
     )
     from trainpace.journal.query import MOST_COUNTED, ORDERS, Page, Query, names_of, page
     from trainpace.journal.receiving import ODD, Lesson, Lessons, Odd, Received, receive
-    from trainpace.journal.recorder import Circumstances, RecordedSweep, program_command, record_sweep
+    from trainpace.journal.recorder import (
+        Circumstances,
+        RecordedSweep,
+        program_command,
+        record_sweep,
+    )
     from trainpace.journal.shared import (
         OWN_MODEL,
         SHARED_LIBRARIES,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 """Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
-_CONDITIONS = "model device num_devices sequence_length image_size mode loss seed commit workload_key".split()
+_CONDITIONS = (
+    "model device num_devices sequence_length image_size mode loss seed commit workload_key".split()
+)
 _MEMORY = ("peak_memory_gib", "reserved_memory_gib")
 
 
@@ -72,15 +74,21 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
     intervals = {} if single else _repeat_intervals(a) | _repeat_intervals(b)
     ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair, intervals)) is not None)
-    best = [max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)]
+    best = [
+        max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)
+    ]
     return Comparison(
-        a=tuple(entry.id for entry in a), b=tuple(entry.id for entry in b),
+        a=tuple(entry.id for entry in a),
+        b=tuple(entry.id for entry in b),
         conditions=_conditions(a[0], b[0], single) if a and b else (),
         parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms") if single else (),
-        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib") if single else (), ratios=ratios,
-        samples_per_second=Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None,
+        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib") if single else (),
+        ratios=ratios,
+        samples_per_second=(
+            Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None
+        ),
         median_ratio=statistics.median(ratio.ratio for ratio in ratios) if ratios else None,
-    )  # fmt: skip
+    )
 
 
 def ratio_of(a: Entry, b: Entry, intervals: Mapping[str, Interval] | None = None) -> Ratio | None:
@@ -92,7 +100,11 @@ def ratio_of(a: Entry, b: Entry, intervals: Mapping[str, Interval] | None = None
 
 
 def ratio_between(
-    a_ms: float, a_interval: Interval | None, b_ms: float, b_interval: Interval | None, batch: int = 0
+    a_ms: float,
+    a_interval: Interval | None,
+    b_ms: float,
+    b_interval: Interval | None,
+    batch: int = 0,
 ) -> Ratio:
     """B divided by A. The intervals are taken as independent: their half-widths, as logarithms, add up as squares."""
     ratio = b_ms / a_ms
@@ -102,9 +114,14 @@ def ratio_between(
         up = math.hypot(_log(b_interval.high, b_ms), _log(a_ms, a_interval.low))
         low, high = ratio * math.exp(-down), ratio * math.exp(up)
     return Ratio(
-        batch=batch, a_ms=a_ms, b_ms=b_ms, ratio=ratio, low=low, high=high,
+        batch=batch,
+        a_ms=a_ms,
+        b_ms=b_ms,
+        ratio=ratio,
+        low=low,
+        high=high,
         beyond_noise=None if low is None or high is None else not low <= 1 <= high,
-    )  # fmt: skip
+    )
 
 
 def _log(larger: float, smaller: float) -> float:
@@ -112,7 +129,9 @@ def _log(larger: float, smaller: float) -> float:
 
 
 def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
-    left, right = ({batch: _middle(some) for batch, some in _by_batch(side).items()} for side in (a, b))
+    left, right = (
+        {batch: _middle(some) for batch, some in _by_batch(side).items()} for side in (a, b)
+    )
     return [(left[batch], right[batch]) for batch in sorted(left.keys() & right.keys())]
 
 
@@ -131,22 +150,32 @@ def _middle(entries: Sequence[Entry]) -> Entry:
 def _repeat_intervals(side: Sequence[Entry]) -> dict[str, Interval]:
     """By the middle run of each batch size, where its repeats say that one more would fall."""
     groups = _by_batch(side)
-    medians = {batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()}
+    medians = {
+        batch: [e.step_time_ms for e in some if e.step_time_ms] for batch, some in groups.items()
+    }
     noise = noise_of(medians)
     if noise is None:
         return {}
-    return {_middle(some).id: repeat_interval(medians[batch], noise) for batch, some in groups.items()}
+    return {
+        _middle(some).id: repeat_interval(medians[batch], noise) for batch, some in groups.items()
+    }
 
 
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     """Differences between the runs, their executions (for sweeps without the batch) and their environments."""
 
     def facts(entry: Entry) -> dict[str, str]:
-        own = {name: getattr(entry, name) for name in (*_CONDITIONS, *(["outcome"] if single else []))}
+        own = {
+            name: getattr(entry, name) for name in (*_CONDITIONS, *(["outcome"] if single else []))
+        }
         execution = asdict(entry.execution)
         if not single:
             del execution["micro_batch"]
-        stated = own | execution | {f"environment: {key}": value for key, value in entry.environment.items()}
+        stated = (
+            own
+            | execution
+            | {f"environment: {key}": value for key, value in entry.environment.items()}
+        )
         return {name: "" if value is None else str(value) for name, value in stated.items()}
 
     left, right = facts(a), facts(b)
@@ -157,7 +186,9 @@ def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     )
 
 
-def _side_by_side(a: object, b: object, names: Iterable[str], suffix: str) -> tuple[Difference, ...]:
+def _side_by_side(
+    a: object, b: object, names: Iterable[str], suffix: str
+) -> tuple[Difference, ...]:
     """The numbers of these names that both sides state, unless both are 0; their names without the suffix."""
     return tuple(
         Difference(name=name.removesuffix(suffix), a=left, b=right)
@@ -194,36 +225,58 @@ def pace_of_recording(recording: Recording, run: str) -> Pace:
         raise UnreadableInput(f"{run} holds no training steps: {recording.seen}")
     slowest = max(recording.ranks, key=lambda r: r.median_ms)
     interval = Interval(
-        low=slowest.median_ms_low, high=slowest.median_ms_high, coverage=0.9, basis="medians of blocks of steps"
+        low=slowest.median_ms_low,
+        high=slowest.median_ms_high,
+        coverage=0.9,
+        basis="medians of blocks of steps",
     )
     samples = sum(r.samples_per_step for r in recording.ranks)
-    return Pace(run=run, step_ms=slowest.median_ms, interval_ms=interval, samples=samples, ranks=slowest.world_size)
+    return Pace(
+        run=run,
+        step_ms=slowest.median_ms,
+        interval_ms=interval,
+        samples=samples,
+        ranks=slowest.world_size,
+    )
 
 
 def pace_of_entry(entry: Entry) -> Pace:
     """The pace of a run in the journal. Raises TrainpaceError for a run without a step time."""
     if not entry.step_time_ms:
-        raise TrainpaceError(f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome}).")
+        raise TrainpaceError(
+            f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome})."
+        )
     return Pace(
-        run=f"run {entry.id[:8]}", step_ms=entry.step_time_ms, interval_ms=entry.interval_ms,
-        samples=entry.execution.global_batch, ranks=entry.execution.world_size,
-    )  # fmt: skip
+        run=f"run {entry.id[:8]}",
+        step_ms=entry.step_time_ms,
+        interval_ms=entry.interval_ms,
+        samples=entry.execution.global_batch,
+        ranks=entry.execution.world_size,
+    )
 
 
 def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
     """Compare two paces. Raises Contradiction where their samples per step or numbers of ranks differ."""
     if baseline.samples and now.samples and abs(baseline.samples - now.samples) > 0.5:
         raise Contradiction(
-            f"a step takes {now.samples:g} samples, and {baseline.samples:g} in {baseline.run}: their times do not compare.",
+            f"a step takes {now.samples:g} samples, and {baseline.samples:g} in {baseline.run}:"
+            " their times do not compare.",
             "Record a baseline with this batch.",
         )
     if baseline.ranks != now.ranks:
         raise Contradiction(
-            f"it trained on {now.ranks} ranks, and {baseline.run} on {baseline.ranks}.", "Record a baseline of its own."
+            f"it trained on {now.ranks} ranks, and {baseline.run} on {baseline.ranks}.",
+            "Record a baseline of its own.",
         )
     ratio = ratio_between(baseline.step_ms, baseline.interval_ms, now.step_ms, now.interval_ms)
     least = ratio.ratio if ratio.low is None else ratio.low
-    return Guarded(baseline=baseline, now=now, ratio=ratio, tolerance=tolerance, regressed=least > 1 + tolerance)
+    return Guarded(
+        baseline=baseline,
+        now=now,
+        ratio=ratio,
+        tolerance=tolerance,
+        regressed=least > 1 + tolerance,
+    )
 
 
 LATELY = 20
@@ -275,13 +328,16 @@ def scores(entries: Iterable[Entry]) -> Scores:
     """Scores of the entries that have both a forecast and a measured time, but for imported ones: their forecasts were made
     when they came."""
     scored = sorted(
-        (e for e in entries if error_pct(e) is not None and e.kind != "import"), key=lambda e: (e.created_at, e.id)
+        (e for e in entries if error_pct(e) is not None and e.kind != "import"),
+        key=lambda e: (e.created_at, e.id),
     )
     return Scores(
-        overall=score("all", scored), lately=score(f"last {LATELY}", scored[-LATELY:]),
-        by_device=_by(scored, lambda entry: entry.device), by_model=_by(scored, lambda entry: entry.model),
+        overall=score("all", scored),
+        lately=score(f"last {LATELY}", scored[-LATELY:]),
+        by_device=_by(scored, lambda entry: entry.device),
+        by_model=_by(scored, lambda entry: entry.model),
         over_time=_over_time(scored),
-    )  # fmt: skip
+    )
 
 
 def score(name: str, entries: Sequence[Entry]) -> Score:
@@ -289,14 +345,20 @@ def score(name: str, entries: Sequence[Entry]) -> Score:
     inside = [
         entry.forecast_low_ms <= entry.step_time_ms <= entry.forecast_high_ms
         for entry in entries
-        if entry.forecast_low_ms is not None and entry.forecast_high_ms is not None and entry.step_time_ms
+        if entry.forecast_low_ms is not None
+        and entry.forecast_high_ms is not None
+        and entry.step_time_ms
     ]
     sizes = [abs(error) for error in errors]
     return Score(
-        name=name, n=len(errors), mean_pct=statistics.fmean(sizes) if sizes else None,
-        median_pct=statistics.median(sizes) if sizes else None, bias_pct=statistics.median(errors) if errors else None,
-        n_with_interval=len(inside), coverage_pct=100 * sum(inside) / len(inside) if inside else None,
-    )  # fmt: skip
+        name=name,
+        n=len(errors),
+        mean_pct=statistics.fmean(sizes) if sizes else None,
+        median_pct=statistics.median(sizes) if sizes else None,
+        bias_pct=statistics.median(errors) if errors else None,
+        n_with_interval=len(inside),
+        coverage_pct=100 * sum(inside) / len(inside) if inside else None,
+    )
 
 
 def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:
@@ -307,6 +369,10 @@ def _over_time(entries: Sequence[Entry]) -> tuple[Point, ...]:
     sizes = [abs(error_pct(entry) or 0.0) for entry in entries]
     means = (total / i for i, total in enumerate(accumulate(sizes), 1))
     return tuple(
-        Point(created_at=entry.created_at, lately_pct=statistics.fmean(sizes[max(0, i - LATELY) : i]), all_pct=mean)
+        Point(
+            created_at=entry.created_at,
+            lately_pct=statistics.fmean(sizes[max(0, i - LATELY) : i]),
+            all_pct=mean,
+        )
         for i, (entry, mean) in enumerate(zip(entries, means, strict=True), 1)
     )

@@ -73,7 +73,8 @@ runs = sa.Table(
     # PostgreSQL takes no long text into an index, and keeps the records apart from the rows by itself.
     Index(
         "runs_list",
-        *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms forecast_ms sweep words".split(),
+        *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms"
+        " forecast_ms sweep words".split(),
     ).ddl_if(dialect="sqlite"),
     Index("runs_newest", "created_at", "id").ddl_if(dialect="postgresql"),
     Index("runs_step", "step_time_ms", "id"),
@@ -101,8 +102,18 @@ def row_of(record: Entry | Sweep) -> dict[str, Any]:
     table = sweeps if isinstance(record, Sweep) else runs
     row = {name: getattr(record, name) for name in table.c.keys() if hasattr(record, name)}  # noqa: SIM118
     if isinstance(record, Entry):
-        words = (record.model, record.device, record.notes, record.reason, record.command, record.source)
-        row |= {name: getattr(record.execution, name) for name in ("precision", "optimizer", "micro_batch")}
+        words = (
+            record.model,
+            record.device,
+            record.notes,
+            record.reason,
+            record.command,
+            record.source,
+        )
+        row |= {
+            name: getattr(record.execution, name)
+            for name in ("precision", "optimizer", "micro_batch")
+        }
         row["words"] = "\n".join(word for word in words if word).casefold()
     return row | {"record": to_json(record)}
 
@@ -130,7 +141,8 @@ def _has_tables(connection: Connection) -> bool:
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
             raise UnreadableInput(
-                "this database has tables that are not a journal's.", "Give the journal a file or database of its own."
+                "this database has tables that are not a journal's.",
+                "Give the journal a file or database of its own.",
             )
         return False
     version = connection.execute(select(journal_meta.c.version)).scalar_one_or_none()
@@ -163,7 +175,8 @@ def url_of(where: str) -> URL:
         url = make_url(where)
     except (ArgumentError, ValueError):
         raise TrainpaceError(
-            "the journal's URL is not understood.", "Write postgresql://user@host/database, or a path."
+            "the journal's URL is not understood.",
+            "Write postgresql://user@host/database, or a path.",
         ) from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
@@ -171,14 +184,19 @@ def url_of(where: str) -> URL:
         raise TrainpaceError("a journal in memory would be lost; name a file.")
     if url.drivername not in ("postgresql+psycopg", "sqlite"):
         raise TrainpaceError(
-            f"a journal cannot be kept in {url.drivername}.", "Use a path (SQLite), or postgresql://host/database."
+            f"a journal cannot be kept in {url.drivername}.",
+            "Use a path (SQLite), or postgresql://host/database.",
         )
     return url
 
 
 def shown(url: URL) -> str:
     """A path, or a URL without its password."""
-    return str(url.database) if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+    return (
+        str(url.database)
+        if url.drivername == "sqlite"
+        else url.render_as_string(hide_password=True)
+    )
 
 
 def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
@@ -197,10 +215,13 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
         return engine
     try:
         options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
-        return create_engine(url, connect_args={"connect_timeout": 10, "application_name": "trainpace", **options})
+        return create_engine(
+            url, connect_args={"connect_timeout": 10, "application_name": "trainpace", **options}
+        )
     except ModuleNotFoundError:
         raise TrainpaceError(
-            "a journal on PostgreSQL needs psycopg.", "pip install 'trainpace[postgresql]', or give a path."
+            "a journal on PostgreSQL needs psycopg.",
+            "pip install 'trainpace[postgresql]', or give a path.",
         ) from None
 
 
@@ -249,12 +270,15 @@ def plainly(url: URL) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError:
-        raise JournalUnusable(f"the journal at {shown(url)} cannot be used: its text is damaged.") from None
+        raise JournalUnusable(
+            f"the journal at {shown(url)} cannot be used: its text is damaged."
+        ) from None
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise JournalUnusable(
-            f"the journal at {shown(url)} cannot be used: {(lines or [type(cause).__name__])[0].rstrip('.')}.",
+            f"the journal at {shown(url)} cannot be used:"
+            f" {(lines or [type(cause).__name__])[0].rstrip('.')}.",
             "Look at --journal and $TRAINPACE_JOURNAL.",
         ) from None
 
@@ -273,7 +297,9 @@ def _prepare_file(path: Path, create: bool) -> None:
         if stat.S_ISDIR(kind):
             raise UnreadableInput(f"{path} is a folder, not a journal.")
         head = first_bytes(path, 16)
-        if head and head != b"SQLite format 3\x00":  # SQLite itself would only say so after a wait for locks
+        if (
+            head and head != b"SQLite format 3\x00"
+        ):  # SQLite itself would only say so after a wait for locks
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
     make_folder(path.parent)
 
@@ -283,9 +309,15 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
-        if not tables or "journal_meta" in tables:  # the mode is kept in the file, and somebody else's is not touched
+        if (
+            not tables or "journal_meta" in tables
+        ):  # the mode is kept in the file, and somebody else's is not touched
             # SQLite ignores its timeout where several processes open a new file at the same moment
-            _retried(lambda: cursor.execute("PRAGMA journal_mode=WAL"), sqlite3.OperationalError, lambda _: True)
+            _retried(
+                lambda: cursor.execute("PRAGMA journal_mode=WAL"),
+                sqlite3.OperationalError,
+                lambda _: True,
+            )
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()
@@ -293,7 +325,11 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 def _only_reads(connection: Any, record: object) -> None:
     # long lists are read through the page cache of the system, without a copy: a third less time
-    for pragma in ("PRAGMA query_only=ON", f"PRAGMA mmap_size={MAPPED_BYTES}", "PRAGMA cache_size=-8000"):
+    for pragma in (
+        "PRAGMA query_only=ON",
+        f"PRAGMA mmap_size={MAPPED_BYTES}",
+        "PRAGMA cache_size=-8000",
+    ):
         connection.execute(pragma).close()
 
 
@@ -305,4 +341,6 @@ def _begin_sqlite(connection: Connection) -> None:
 def _in_the_way(error: OperationalError) -> bool:
     """Whether another process holds the lock, or PostgreSQL chose this transaction to end a deadlock."""
     state = getattr(error.orig, "sqlstate", None)
-    return state in ("40001", "40P01", "55P03") or any(word in str(error.orig) for word in ("is locked", "busy"))
+    return state in ("40001", "40P01", "55P03") or any(
+        word in str(error.orig) for word in ("is locked", "busy")
+    )

@@ -75,11 +75,15 @@ class Entry(Record):
     def __post_init__(self) -> None:
         _check_head(self.id, self.created_at)
         if self.kind not in KINDS or self.outcome not in OUTCOMES:
-            raise TrainpaceError(f"a run of kind {self.kind!r} with outcome {self.outcome!r} is not known.")
+            raise TrainpaceError(
+                f"a run of kind {self.kind!r} with outcome {self.outcome!r} is not known."
+            )
         if (self.outcome == "ok") != (self.step_time_ms is not None):
             raise TrainpaceError("a run has a step time if its outcome is ok, and only then.")
         if not 0 < self.forecast_factor < _LARGEST:
-            raise TrainpaceError(f"a forecast is not corrected by a factor of {self.forecast_factor}.")
+            raise TrainpaceError(
+                f"a forecast is not corrected by a factor of {self.forecast_factor}."
+            )
         _check_plain(self)
 
     @property
@@ -103,7 +107,9 @@ class Sweep(Record):
     def __post_init__(self) -> None:
         _check_head(self.id, self.created_at)
         if self.finished_at is not None and not _TIME.fullmatch(self.finished_at):
-            raise TrainpaceError(f"{self.finished_at!r} is not a time such as 2026-11-21T07:45:36.000000Z.")
+            raise TrainpaceError(
+                f"{self.finished_at!r} is not a time such as 2026-11-21T07:45:36.000000Z."
+            )
         _check_plain(self)
 
 
@@ -114,7 +120,9 @@ def new_id() -> str:
 
 def content_id(content: str | bytes) -> str:
     """The id of imported content: equal content has an equal id, so importing it twice adds nothing."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
+        :32
+    ]
 
 
 def now_utc() -> str:
@@ -124,10 +132,17 @@ def now_utc() -> str:
 def utc_text(moment: datetime.datetime) -> str:
     """A time in the form of `created_at`; UTC where it states no time zone."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    return aware.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z").rjust(27, "0")
+    return (
+        aware.astimezone(datetime.UTC)
+        .isoformat(timespec="microseconds")
+        .replace("+00:00", "Z")
+        .rjust(27, "0")
+    )
 
 
-def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any) -> Entry:
+def entry_of(
+    probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any
+) -> Entry:
     """The entry of a measurement or a failed probe; `rest` sets or overrides other fields of `Entry`.
 
     Without `keep_identity`, paths, user names and host names are removed (see `identity.anonymous`).
@@ -156,20 +171,29 @@ def probe_of(entry: Entry) -> Measurement | FailedProbe:
         return FailedProbe(**_shared(entry, FailedProbe), failure=entry.outcome)
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
         raise TrainpaceError(
-            f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval are missing."
+            f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval"
+            " are missing."
         )
     losses = tuple(math.nan if loss is None else loss for loss in entry.losses)
-    return Measurement(**_shared(entry, Measurement) | {"median_ms": entry.step_time_ms, "losses": losses})
+    return Measurement(
+        **_shared(entry, Measurement) | {"median_ms": entry.step_time_ms, "losses": losses}
+    )
 
 
 def _shared(record: Record, kind: type[Record]) -> dict[str, Any]:
     """The fields of a record that another kind of record has under the same names."""
-    return {name: getattr(record, name) for name in record.__struct_fields__ if name in kind.__struct_fields__}
+    return {
+        name: getattr(record, name)
+        for name in record.__struct_fields__
+        if name in kind.__struct_fields__
+    }
 
 
 def printable(text: str) -> str:
     """Text without control characters (as a crashed process may print) and lone surrogates, which no database stores."""
-    clean = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
+    clean = "".join(
+        c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text
+    )
     return clean.encode("utf-8", "replace").decode()
 
 
@@ -182,14 +206,18 @@ def _check_head(id_: str, created_at: str) -> None:
     if not _ID.fullmatch(id_):
         raise TrainpaceError(f"{id_[:40]!r} is not an id of 32 hexadecimal digits.")
     if not _TIME.fullmatch(created_at):
-        raise TrainpaceError(f"{created_at[:40]!r} is not a time such as 2026-11-21T07:45:36.000000Z.")
+        raise TrainpaceError(
+            f"{created_at[:40]!r} is not a time such as 2026-11-21T07:45:36.000000Z."
+        )
 
 
 def _check_plain(record: Record) -> None:
     """Raises TrainpaceError for values that a database or JSON would change."""
     for name in record.__struct_fields__:
         for value in _leaves(msgspec.to_builtins(getattr(record, name))):
-            if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
+            if isinstance(value, float) and not (
+                math.isfinite(value) and (value >= 0 or name == "losses")
+            ):
                 raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
             if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
                 raise TrainpaceError(f"{name} of a run is beyond 2**53.")

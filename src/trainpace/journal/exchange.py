@@ -25,22 +25,33 @@ from trainpace.validation import read_table
 ROWS_AT_ONCE = 10_000
 
 _TEXTS = (
-    "id created_at kind outcome model_spec model gpu precision memory_format compile optimizer parallelism mode notes file"
+    "id created_at kind outcome model_spec model gpu precision memory_format compile optimizer"
+    " parallelism mode notes file"
 ).split()
 _COUNTS = "num_gpus num_nodes batch_per_gpu global_batch grad_accum seq_len img_size".split()
 _NUMBERS = (
-    "step_time_ms step_time_ms_low step_time_ms_high samples_per_sec peak_mem_gib reserved_mem_gib forecast_ms forecast_low_ms"
-    " forecast_high_ms"
+    "step_time_ms step_time_ms_low step_time_ms_high samples_per_sec peak_mem_gib reserved_mem_gib"
+    " forecast_ms forecast_low_ms forecast_high_ms"
 ).split()
 COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 UNKNOWN = "unknown"
 """A condition that the source does not state. It is not guessed, because forecasts would use the guess."""
 PRECISION_NAMES: dict[str, Precision] = {
-    **{name: name for name in PRECISIONS}, "32": "fp32", "32-true": "fp32", "float32": "fp32", "no": "fp32",
-    "16": "amp_fp16", "16-mixed": "amp_fp16", "amp": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16",
-    "float16": "fp16", "bf16-true": "bf16", "bfloat16": "bf16",
-}  # fmt: skip
+    **{name: name for name in PRECISIONS},
+    "32": "fp32",
+    "32-true": "fp32",
+    "float32": "fp32",
+    "no": "fp32",
+    "16": "amp_fp16",
+    "16-mixed": "amp_fp16",
+    "amp": "amp_fp16",
+    "bf16-mixed": "amp_bf16",
+    "16-true": "fp16",
+    "float16": "fp16",
+    "bf16-true": "bf16",
+    "bfloat16": "bf16",
+}
 """Precisions by the names that timm, Lightning and torch give them."""
 
 
@@ -49,7 +60,9 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
     writers = {".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet}
     write = writers.get(path.suffix.lower())
     if write is None:
-        raise TrainpaceError(f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json.")
+        raise TrainpaceError(
+            f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json."
+        )
     count = 0
 
     def counted() -> Iterator[Entry | Sweep]:
@@ -66,21 +79,40 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:
     """The columns of a record; of a sweep only its head and the record."""
     if isinstance(record, Sweep):
-        return {"id": record.id, "created_at": record.created_at, "kind": "sweep", "record": to_json(record)}
+        return {
+            "id": record.id,
+            "created_at": record.created_at,
+            "kind": "sweep",
+            "record": to_json(record),
+        }
     e, x = record, record.execution
     return {
         **{name: getattr(e, name) for name in COLUMNS if name in e.__struct_fields__},
-        "model_spec": e.model, "gpu": e.device, "precision": x.precision, "optimizer": x.optimizer,
-        "memory_format": "nhwc" if x.channels_last else "nchw", "compile": "compile" if x.compile else "eager",
-        "parallelism": f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
-        + (f",ac={x.activation_checkpointing}" if x.activation_checkpointing != "none" else ""),
-        "file": e.source, "num_gpus": e.num_devices, "num_nodes": x.nnodes, "batch_per_gpu": x.micro_batch,
-        "global_batch": x.global_batch, "grad_accum": x.accumulation, "seq_len": e.sequence_length, "img_size": e.image_size,
+        "model_spec": e.model,
+        "gpu": e.device,
+        "precision": x.precision,
+        "optimizer": x.optimizer,
+        "memory_format": "nhwc" if x.channels_last else "nchw",
+        "compile": "compile" if x.compile else "eager",
+        "parallelism": (
+            f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
+            + (f",ac={x.activation_checkpointing}" if x.activation_checkpointing != "none" else "")
+        ),
+        "file": e.source,
+        "num_gpus": e.num_devices,
+        "num_nodes": x.nnodes,
+        "batch_per_gpu": x.micro_batch,
+        "global_batch": x.global_batch,
+        "grad_accum": x.accumulation,
+        "seq_len": e.sequence_length,
+        "img_size": e.image_size,
         "step_time_ms_low": e.interval_ms.low if e.interval_ms else None,
         "step_time_ms_high": e.interval_ms.high if e.interval_ms else None,
-        "samples_per_sec": e.samples_per_second, "peak_mem_gib": e.peak_memory_gib,
-        "reserved_mem_gib": e.reserved_memory_gib, "record": to_json(e),
-    }  # fmt: skip
+        "samples_per_sec": e.samples_per_second,
+        "peak_mem_gib": e.peak_memory_gib,
+        "reserved_mem_gib": e.reserved_memory_gib,
+        "record": to_json(e),
+    }
 
 
 def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -142,9 +174,13 @@ def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise TrainpaceError("writing Parquet needs pyarrow.", "pip install pyarrow, or export JSON or CSV.") from None
+        raise TrainpaceError(
+            "writing Parquet needs pyarrow.", "pip install pyarrow, or export JSON or CSV."
+        ) from None
     kinds = (
-        dict.fromkeys(_TEXTS, pa.string()) | dict.fromkeys(_COUNTS, pa.int64()) | dict.fromkeys(_NUMBERS, pa.float64())
+        dict.fromkeys(_TEXTS, pa.string())
+        | dict.fromkeys(_COUNTS, pa.int64())
+        | dict.fromkeys(_NUMBERS, pa.float64())
     )
     schema = pa.schema([*kinds.items(), ("record", pa.string())])
     rows = map(columns_of, records)

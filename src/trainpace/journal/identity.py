@@ -21,7 +21,20 @@ from trainpace.journal.entry import Entry, is_text, printable
 MEASURED_BY = "TRAINPACE_MEASURED_BY"
 """The variable with a name for the journal that a team shares: a person's, a group's, a machine's. Nothing is kept without it."""
 LONGEST_NAME = 80
-_NOBODY = {"root", "user", "users", "home", "host", "localhost", "admin", "ubuntu", "debian", "runner", "nobody", "me"}
+_NOBODY = {
+    "root",
+    "user",
+    "users",
+    "home",
+    "host",
+    "localhost",
+    "admin",
+    "ubuntu",
+    "debian",
+    "runner",
+    "nobody",
+    "me",
+}
 """Names that identify nobody; removing them would only spoil sentences."""
 
 ROUNDS = 10
@@ -44,7 +57,9 @@ _AT = re.compile(r"(?<![\w.+\-])[\w.+\-]+@[\w.\-]+")
 _PRIVATE_IP = re.compile(
     r"(?<![\w.])(?:10|127|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3}(?![\w.])|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?=:\d)"
 )
-_DEVICE_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
+_DEVICE_UUID = re.compile(
+    r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE
+)
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
 # a person's name may have spaces, where the folder that it names is followed by another separator
 _SPACED_HOME = re.compile(
@@ -52,11 +67,16 @@ _SPACED_HOME = re.compile(
     r"[^\\/\s\"':=,;]{1,60}(?: [^\\/\s\"':=,;\-][^\\/\s\"':=,;]{0,60}){0,2}(?=[\\/])"
 )
 _HOME_ITSELF = re.compile(
-    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\s\"':=,;]+[\\/]*(?![\w\\/.\-])"
+    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and"
+    r" settings)[\\/]+[^\\/\s\"':=,;]+[\\/]*(?![\w\\/.\-])"
 )
 _STOP = r"\s\"'`<>|;,=()\[\]{}"
-_QUOTED = re.compile(r"(?P<quote>[\"'`])(?P<path>(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/))?[\\/][^\"'`\n]*)(?P=quote)")
-_ABSOLUTE = re.compile(rf"(?<![\w.~])(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/)|\\(?=\\))?[\\/][^{_STOP}:]+")
+_QUOTED = re.compile(
+    r"(?P<quote>[\"'`])(?P<path>(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/))?[\\/][^\"'`\n]*)(?P=quote)"
+)
+_ABSOLUTE = re.compile(
+    rf"(?<![\w.~])(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/)|\\(?=\\))?[\\/][^{_STOP}:]+"
+)
 _RELATIVE = re.compile(rf"(?<![^{_STOP}:])(?:[^{_STOP}:/\\]+[\\/])+[^{_STOP}:/\\]*")
 _FILE_ENDING = re.compile(r"\.[A-Za-z]\w{0,7}$")
 _PUBLIC_SPEC = re.compile(r"(?:timm|torchvision):[\w.\-]+")
@@ -99,9 +119,14 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
         entry,
         model=entry.model if _PUBLIC_SPEC.fullmatch(entry.model) else clean(entry.model),
         loss=None if entry.loss is None else clean(entry.loss),
-        **{name: clean(getattr(entry, name)) for name in ("device", "reason", "command", "notes", "source")},
+        **{
+            name: clean(getattr(entry, name))
+            for name in ("device", "reason", "command", "notes", "source")
+        },
         environment={
-            clean(key): clean(value) for key, value in entry.environment.items() if not _IDENTIFYING_KEYS.search(key)
+            clean(key): clean(value)
+            for key, value in entry.environment.items()
+            if not _IDENTIFYING_KEYS.search(key)
         },
     )
 
@@ -119,19 +144,30 @@ def signed(entry: Entry, keep_identity: bool = False) -> Entry:
 @functools.cache
 def this_machines_names() -> tuple[str, ...]:
     """User and host names of this machine, the longest first."""
-    names = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")}
+    names = {
+        os.environ.get(name, "")
+        for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")
+    }
     with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user without a name
         names.add(getpass.getuser())
     with contextlib.suppress(RuntimeError):
         names.add(Path.home().name)
     names.add(socket.gethostname())
     names |= {name.split(".")[0] for name in names}
-    return tuple(sorted((n for n in names if len(n) > 1 and n.casefold() not in _NOBODY), key=len, reverse=True))
+    return tuple(
+        sorted(
+            (n for n in names if len(n) > 1 and n.casefold() not in _NOBODY), key=len, reverse=True
+        )
+    )
 
 
 @functools.cache
 def _patterns(names: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(rf"(?<![A-Za-z0-9]){re.escape(n)}(?![A-Za-z0-9])", re.IGNORECASE) for n in names if n)
+    return tuple(
+        re.compile(rf"(?<![A-Za-z0-9]){re.escape(n)}(?![A-Za-z0-9])", re.IGNORECASE)
+        for n in names
+        if n
+    )
 
 
 def _short_url(match: re.Match[str]) -> str:

@@ -55,7 +55,11 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
     for index, row in enumerate(rows):
         where = f"{path} record {index + 1}"
         column = str(row.get("record")).lstrip()
-        data = _record_column(column, where) if column[:1] in ("{", "") or path.suffix in (".csv", ".parquet") else row
+        data = (
+            _record_column(column, where)
+            if column[:1] in ("{", "") or path.suffix in (".csv", ".parquet")
+            else row
+        )
         kind = RECORDS.get(str(data.get("record")))
         if kind is None:
             yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is not a run")
@@ -92,7 +96,11 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
     id_of, now = content_ids(), now_utc()
     for index, row in enumerate(rows):
         run = run_of(path, index, row)
-        stated = {name: value for name, value in to_jsonable(run).items() if value and name not in ("index", "file")}
+        stated = {
+            name: value
+            for name, value in to_jsonable(run).items()
+            if value and name not in ("index", "file")
+        }
         yield run_or_reason(_published_entry, run, given, id_of(stated), now)
 
 
@@ -100,23 +108,37 @@ def _published_entry(run: Run, given: Given, id_: str, now: str) -> Entry:
     model = run.model_spec or run.model
     if not model:
         raise TrainpaceError("the run states no model.")
-    execution = execution_of(run if run.precision else replace(run, precision=given.precision or ""))
+    execution = execution_of(
+        run if run.precision else replace(run, precision=given.precision or "")
+    )
     if mode_of(run) == "train" and not run.optimizer:
         execution = replace(execution, optimizer=UNKNOWN)
     milliseconds = measured_ms(run, execution)
     failed = not milliseconds and bool(_OUT_OF_MEMORY.search(run.notes))
     if not milliseconds and not failed:
         raise TrainpaceError("the run states no step time or throughput.")
-    software = {name: getattr(run, name) for name in ("framework", "framework_version", "interconnect")}
+    software = {
+        name: getattr(run, name) for name in ("framework", "framework_version", "interconnect")
+    }
     return imported(
-        given, id_, run.gpu_canonical or run.gpu or given.device, created_at=now,
-        outcome="out_of_memory" if failed else "ok", reason="out of memory, as its source says" if failed else "",
-        model=printable(model), num_devices=execution.world_size, execution=execution,
-        sequence_length=int(run.seq_len) if run.seq_len else None, image_size=int(run.img_size) if run.img_size else None,
-        mode=mode_of(run), step_time_ms=None if failed else milliseconds, peak_memory_gib=run.peak_mem_gib,
+        given,
+        id_,
+        run.gpu_canonical or run.gpu or given.device,
+        created_at=now,
+        outcome="out_of_memory" if failed else "ok",
+        reason="out of memory, as its source says" if failed else "",
+        model=printable(model),
+        num_devices=execution.world_size,
+        execution=execution,
+        sequence_length=int(run.seq_len) if run.seq_len else None,
+        image_size=int(run.img_size) if run.img_size else None,
+        mode=mode_of(run),
+        step_time_ms=None if failed else milliseconds,
+        peak_memory_gib=run.peak_mem_gib,
         environment={name: printable(value) for name, value in software.items() if value},
-        notes=printable(run.notes), source=printable(run.file),
-    )  # fmt: skip
+        notes=printable(run.notes),
+        source=printable(run.file),
+    )
 
 
 class FileName(NamedTuple):
@@ -132,7 +154,12 @@ class FileName(NamedTuple):
 def read_name(name: str) -> FileName:
     """Parse a file name at its hyphens; the last part that is nothing else is the device."""
     precision: Precision | None = None
-    environment, device, channels_last, compiled = {"framework": "timm benchmark.py"}, "", False, False
+    environment, device, channels_last, compiled = (
+        {"framework": "timm benchmark.py"},
+        "",
+        False,
+        False,
+    )
     for part in re.sub(r"\.\w+$", "", name.lower()).split("-"):
         if part in ("benchmark", "train", "infer", "cpu", "nchw", ""):
             continue
@@ -152,7 +179,9 @@ def read_name(name: str) -> FileName:
 
 
 def is_timm(columns: list[str]) -> bool:
-    return "model" in columns and bool({"train_samples_per_sec", "infer_samples_per_sec"} & set(columns))
+    return "model" in columns and bool(
+        {"train_samples_per_sec", "infer_samples_per_sec"} & set(columns)
+    )
 
 
 def read_timm(path: Path, given: Given) -> Iterator[Item]:
@@ -163,15 +192,26 @@ def read_timm(path: Path, given: Given) -> Iterator[Item]:
     """
     columns, rows = columns_and_rows(path)
     if not is_timm(columns):
-        raise UnreadableInput(f"{path} has not the columns of timm's benchmark (model, train_samples_per_sec, ...).")
+        raise UnreadableInput(
+            f"{path} has not the columns of timm's benchmark (model, train_samples_per_sec, ...)."
+        )
     name, id_of, now = read_name(path.name), content_ids(), now_utc()
     for row in rows:
-        phases = [phase for phase in ("train", "infer") if row.get(f"{phase}_samples_per_sec") not in (None, "")]
+        phases = [
+            phase
+            for phase in ("train", "infer")
+            if row.get(f"{phase}_samples_per_sec") not in (None, "")
+        ]
         if not phases:
-            yield Skipped("the model has no time" + (" (the benchmark failed on it)" if row.get("error") else ""))
+            yield Skipped(
+                "the model has no time"
+                + (" (the benchmark failed on it)" if row.get("error") else "")
+            )
         for phase in phases:
             stated = {key: value for key, value in row.items() if value not in (None, "")}
-            id_ = id_of([name.precision, name.channels_last, name.compile, name.device, phase, stated])
+            id_ = id_of(
+                [name.precision, name.channels_last, name.compile, name.device, phase, stated]
+            )
             yield run_or_reason(_timm_entry, row, phase, name, given, id_, now, path.name)
 
 
@@ -186,16 +226,26 @@ def _timm_entry(
         raise TrainpaceError("the row states no batch size or no throughput above 0.")
     size, parameters = number(row.get(f"{phase}_img_size")), number(row.get("param_count"))
     execution = Execution(
-        micro_batch=int(batch), precision=precision, optimizer="sgd_momentum" if phase == "train" else "none",
-        channels_last=name.channels_last, compile=name.compile,
-    )  # fmt: skip
+        micro_batch=int(batch),
+        precision=precision,
+        optimizer="sgd_momentum" if phase == "train" else "none",
+        channels_last=name.channels_last,
+        compile=name.compile,
+    )
     return imported(
-        given, id_, given.device or name.device, created_at=now, execution=execution,
-        model=f"timm:{printable(str(row.get('model') or ''))}", image_size=int(size) if size else None,
+        given,
+        id_,
+        given.device or name.device,
+        created_at=now,
+        execution=execution,
+        model=f"timm:{printable(str(row.get('model') or ''))}",
+        image_size=int(size) if size else None,
         mode="train" if phase == "train" else "inference",
-        step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate, environment=name.environment,
-        notes=f"{parameters:g} M parameters" if parameters else "", source=printable(source),
-    )  # fmt: skip
+        step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate,
+        environment=name.environment,
+        notes=f"{parameters:g} M parameters" if parameters else "",
+        source=printable(source),
+    )
 
 
 def is_huggingface(data: Any) -> bool:
@@ -210,17 +260,24 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     """
     data = read_json(path)
     if not is_huggingface(data):
-        raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
+        raise UnreadableInput(
+            f"{path} is neither all_results.json nor trainer_state.json of a Trainer."
+        )
     yield run_or_reason(_huggingface_entry, path, data, given, content_ids()(data))
 
 
 def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
     history = data.get("log_history")
-    logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
+    logs = (
+        [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
+    )
     summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
     if summary is None:
         raise TrainpaceError("the training did not end, so that its time is not stated.")
-    per_second, samples = number(summary.get("train_steps_per_second")), number(summary.get("train_samples_per_second"))
+    per_second, samples = (
+        number(summary.get("train_steps_per_second")),
+        number(summary.get("train_samples_per_second")),
+    )
     runtime, steps = number(summary.get("train_runtime")), number(data.get("global_step"))
     if per_second and (per_second >= _ROUNDED_BELOW or not steps):
         milliseconds = 1e3 / per_second
@@ -239,17 +296,26 @@ def _huggingface_entry(path: Path, data: dict[str, Any], given: Given, id_: str)
         notes.append("the batch is samples a step, over all devices and accumulation")
     execution = Execution(
         micro_batch=micro or step_samples,
-        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1, precision=given.precision,
+        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1,
+        precision=given.precision,
         optimizer=UNKNOWN,
-    )  # fmt: skip
+    )
     if execution.accumulation > 1:
-        notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
+        notes.append(
+            f"{execution.accumulation} micro-batches a step, accumulated or on several devices"
+        )
     losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
     return imported(
-        given, id_, given.device, model=_huggingface_model(path.parent / "config.json"), execution=execution,
-        step_time_ms=milliseconds, notes="; ".join(notes), source=path.name,
+        given,
+        id_,
+        given.device,
+        model=_huggingface_model(path.parent / "config.json"),
+        execution=execution,
+        step_time_ms=milliseconds,
+        notes="; ".join(notes),
+        source=path.name,
         losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
-    )  # fmt: skip
+    )
 
 
 def _huggingface_model(config: Path) -> str:
@@ -275,7 +341,9 @@ class Imported(Record):
     lessons: Lessons | None = None
 
 
-def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
+def import_file(
+    journal: Journal, path: Path, format_: str = "auto", given: Given | None = None
+) -> Imported:
     """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is imported."""
     name = format_of(path) if format_ == "auto" else format_
     if name not in (*FORMATS, SHARED):
@@ -296,9 +364,13 @@ def import_file(journal: Journal, path: Path, format_: str = "auto", given: Give
 
     new = journal.add_many(items())
     return Imported(
-        file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()),
+        file=path.name,
+        format=name,
+        new=new,
+        already_there=read - new,
+        skipped=dict(skipped.most_common()),
         lessons=None if shared is None else shared.lessons,
-    )  # fmt: skip
+    )
 
 
 def format_of(path: Path) -> str:
@@ -311,7 +383,9 @@ def format_of(path: Path) -> str:
     if head[:16] == b"SQLite format 3\x00":
         if is_mlflow_db(path):
             return "mlflow"
-        raise UnreadableInput(f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}.")
+        raise UnreadableInput(
+            f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}."
+        )
     if _SHARED_HEAD.match(head):
         return SHARED  # which the door of foreign files reads
     columns, rows = columns_and_rows(path)
@@ -319,7 +393,9 @@ def format_of(path: Path) -> str:
         return "timm"
     if {"record", "runs"} <= set(columns):
         return SHARED
-    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in tuple(RECORDS):
+    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in tuple(
+        RECORDS
+    ):
         return "trainpace"
     if is_huggingface(dict.fromkeys(columns)):
         return "hf"
@@ -332,10 +408,15 @@ def format_of(path: Path) -> str:
 
 def _unknown(path: Path) -> UnreadableInput:
     return UnreadableInput(
-        f"{path} is in no format that is known.", f"Known: {', '.join((*FORMATS, SHARED))}; see --format."
+        f"{path} is in no format that is known.",
+        f"Known: {', '.join((*FORMATS, SHARED))}; see --format.",
     )
 
 
 FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
-    "trainpace": read_own, "runs": read_published, "timm": read_timm, "hf": read_huggingface, "mlflow": read_mlflow,
-}  # fmt: skip
+    "trainpace": read_own,
+    "runs": read_published,
+    "timm": read_timm,
+    "hf": read_huggingface,
+    "mlflow": read_mlflow,
+}

@@ -23,7 +23,7 @@ from trainpace.forecast import (
     observe,
     run_beside,
     student_t_95,
-)  # fmt: skip
+)
 from trainpace.hardware import Cluster, find_device
 from trainpace.journal.identity import anonymous
 from trainpace.medians import noise_of
@@ -57,12 +57,18 @@ class Knowledge:
     """
 
     def __init__(
-        self, journal: Journal, workload: Workload, sequence_length: int | None = None, image_size: int | None = None
+        self,
+        journal: Journal,
+        workload: Workload,
+        sequence_length: int | None = None,
+        image_size: int | None = None,
     ) -> None:
         self._journal, self._workload = journal, workload
         self._model = anonymous(workload.model)
         of_form: dict[str, Precision] = {form_of(precision): precision for precision in PRECISIONS}
-        keys = {workload_key(workload, Execution(precision=of_form[form])) for form in workload.forms}
+        keys = {
+            workload_key(workload, Execution(precision=of_form[form])) for form in workload.forms
+        }
         sizes = sequence_length or workload.sequence_length, image_size or workload.image_side
         runs = of_workload(journal, self._model, keys, *sizes) if workload.mode == "train" else []
         self._ids = frozenset(run.id for run in runs)
@@ -91,7 +97,13 @@ class Knowledge:
     def _for(self, forecaster: Forecaster) -> _Known:
         target = forecaster.target
         cluster = target.cluster
-        key = (cluster.device.name, cluster.host, cluster.network_gb_per_s_per_device, target.kernels, target.software)
+        key = (
+            cluster.device.name,
+            cluster.host,
+            cluster.network_gb_per_s_per_device,
+            target.kernels,
+            target.software,
+        )
         if key not in self._known:
             self._known[key] = self._look_up(forecaster.plain)
         return self._known[key]
@@ -109,7 +121,10 @@ class Knowledge:
             for entry in self._other_models(name)
             if (other := _beside(entry, plain)) is not None
         ]
-        known = (*seen.values(), *(other for other in others if abs(other.log_ratios[0]) <= math.log(LARGEST_RATIO)))
+        known = (
+            *seen.values(),
+            *(other for other in others if abs(other.log_ratios[0]) <= math.log(LARGEST_RATIO)),
+        )
         return _Known(Posterior(known) if known else None, _in_words(seen, others, device))
 
     def _other_models(self, device: str) -> tuple[Entry, ...]:
@@ -139,7 +154,9 @@ def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[
     """The median run of each batch size beside its forecast of today, as sure as the repeats of all its sizes agree."""
     repeats: dict[tuple[str, str], dict[int, list[float]]] = {}
     for (device, variant, batch), some in runs.items():
-        repeats.setdefault((device, variant), {})[batch] = [e.step_time_ms for e in some if e.step_time_ms]
+        repeats.setdefault((device, variant), {})[batch] = [
+            e.step_time_ms for e in some if e.step_time_ms
+        ]
     observed = {}
     for where, some in sorted(runs.items(), key=lambda item: item[0]):
         noise = noise_of(repeats[where[:2]])
@@ -147,13 +164,16 @@ def _observed(runs: Mapping[Where, Sequence[Entry]], plain: Forecaster) -> dict[
         seen = _again(replace(middle_run(some), device=where[0]), plain)
         if seen is not None:
             own_sd = max(seen.noise_sd, repeat_sd / math.sqrt(len(some)))
-            observed[where] = seen._replace(noise_sd=own_sd, repeat_sd=max(seen.repeat_sd, repeat_sd))
+            observed[where] = seen._replace(
+                noise_sd=own_sd, repeat_sd=max(seen.repeat_sd, repeat_sd)
+            )
     return observed
 
 
 def _again(entry: Entry, plain: Forecaster) -> Observed | None:
     """A run beside its forecast of today, on its own card and so many of them; None for one that cannot be forecast here: on
-    another machine's CPU, on nodes whose network nobody knows, in a number format that was not traced."""
+    another machine's CPU, on nodes whose network nobody knows, in a number format that was not traced.
+    """
     target, e = plain.target, entry.execution
     here = target.cluster
     try:
@@ -182,19 +202,33 @@ def _beside(entry: Entry, plain: Forecaster) -> Observed | None:
         device = here if entry.device == here.name else find_device(entry.device)
     except TrainpaceError:
         return None
-    variant = Variant(replace(e, micro_batch=1, accumulation=1), entry.image_size, entry.sequence_length)
+    variant = Variant(
+        replace(e, micro_batch=1, accumulation=1), entry.image_size, entry.sequence_length
+    )
     run = run_beside(
-        plain.target.kernels, device, entry.model, variant, e.global_batch, entry.forecast_shares, forecast_ms
+        plain.target.kernels,
+        device,
+        entry.model,
+        variant,
+        e.global_batch,
+        entry.forecast_shares,
+        forecast_ms,
     )
     return Observed(run, (math.log(entry.step_time_ms / forecast_ms),) * 4)
 
 
-def newest_repeats(newest_first: Iterable[Entry], device: str = "") -> dict[tuple[str, str, int], list[Entry]]:
+def newest_repeats(
+    newest_first: Iterable[Entry], device: str = ""
+) -> dict[tuple[str, str, int], list[Entry]]:
     """By device, execution and batch size the newest run, and its repeats: the others of its sweep. `device`: the name by which
     that device goes, whatever a run calls it."""
     groups: dict[tuple[str, str, int], list[Entry]] = {}
     for entry in newest_first:
-        where = (_catalogued(entry.device, device), _variant(entry.execution), entry.execution.global_batch)
+        where = (
+            _catalogued(entry.device, device),
+            _variant(entry.execution),
+            entry.execution.global_batch,
+        )
         some = groups.setdefault(where, [entry])
         if entry is not some[0] and entry.sweep and entry.sweep == some[0].sweep:
             some.append(entry)
@@ -223,9 +257,13 @@ def of_workload(
     def belongs(entry: Entry) -> bool:
         shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
         other = keys and entry.workload_key and entry.workload_key not in keys
-        return entry.mode == "train" and not other and not any(a and b and a != b for a, b in shapes)
+        return (
+            entry.mode == "train" and not other and not any(a and b and a != b for a, b in shapes)
+        )
 
-    return sorted(filter(belongs, candidates.values()), key=lambda e: (e.created_at, e.id), reverse=True)
+    return sorted(
+        filter(belongs, candidates.values()), key=lambda e: (e.created_at, e.id), reverse=True
+    )
 
 
 def other_models(journal: Journal, device: str, without: Collection[str] = ()) -> tuple[Entry, ...]:
@@ -243,7 +281,9 @@ def other_models(journal: Journal, device: str, without: Collection[str] = ()) -
             _variant(some[0].execution),
         ):
             some.append(entry)
-    return tuple(entry for some in list(sweeps.values())[:MOST_MODELS] for entry in _spread_out(some))
+    return tuple(
+        entry for some in list(sweeps.values())[:MOST_MODELS] for entry in _spread_out(some)
+    )
 
 
 def _spread_out(entries: Sequence[Entry]) -> list[Entry]:
@@ -279,7 +319,13 @@ def workload_key(workload: Workload, execution: Execution) -> str:
     """Equal for workloads that compute the same, whatever their names."""
     operators = workload.form(execution.precision).operators
     text = repr((operators.kind, operators.function, operators.phase)).encode()
-    arrays = (operators.count, operators.flops, operators.read_bytes, operators.written_bytes, operators.dims)
+    arrays = (
+        operators.count,
+        operators.flops,
+        operators.read_bytes,
+        operators.written_bytes,
+        operators.dims,
+    )
     digest = hashlib.sha256(text)
     for array in arrays:
         digest.update(array.astype("float64").tobytes())

@@ -11,7 +11,11 @@ def default_place() -> str:
     named = os.environ.get("TRAINPACE_JOURNAL")
     if named:
         return named
-    return str(Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "journal.db")
+    return str(
+        Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        / "trainpace"
+        / "journal.db"
+    )
 
 
 def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:
@@ -30,7 +34,11 @@ def may_know(place: str | None, devices: Collection[str], models: Collection[str
 
     address = file.absolute().as_uri() + "?mode=ro"
     # the built-in models are torchvision's
-    models = {name for model in models for name in (model, f"torchvision:{model}", model.removeprefix("torchvision:"))}
+    models = {
+        name
+        for model in models
+        for name in (model, f"torchvision:{model}", model.removeprefix("torchvision:"))
+    }
     of_devices, of_models = (",".join("?" * len(names)) for names in (devices, models))
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:

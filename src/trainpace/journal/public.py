@@ -65,7 +65,8 @@ def matching(query: PublicQuery, runs: Sequence[PublicRun] | None = None) -> lis
             all(getattr(run, name) == value for name, value in same.items())
             and (q.micro_batch is None or run.micro_batch == q.micro_batch)
             and parts["source"] in f"{run.source} {run.collection}".casefold()
-            and parts["text"] in " ".join((run.model, run.device, run.source, run.notes, run.software)).casefold()
+            and parts["text"]
+            in " ".join((run.model, run.device, run.source, run.notes, run.software)).casefold()
         )
 
     return [run for run in (public_runs() if runs is None else runs) if fulfils(run)]
@@ -87,7 +88,9 @@ def public_query(query: Query, kind: str = "") -> PublicQuery:
     for name in ("outcome", "sweep", "workload_key", "since", "kind"):
         if getattr(query, name):
             raise TrainpaceError(f"public runs have no `{name}` to be filtered by.")
-    shared = {name: getattr(query, name) for name in PublicQuery.__struct_fields__ if hasattr(query, name)}
+    shared = {
+        name: getattr(query, name) for name in PublicQuery.__struct_fields__ if hasattr(query, name)
+    }
     return PublicQuery(**{**shared, "kind": kind})
 
 
@@ -100,12 +103,16 @@ def public_run(id_: str) -> PublicRun:
     where several match."""
     wanted = id_.strip().lower().removeprefix(PUBLIC)
     found = (
-        [run for run in public_runs() if run.id.startswith(wanted)] if re.fullmatch("[0-9a-f]{1,10}", wanted) else []
+        [run for run in public_runs() if run.id.startswith(wanted)]
+        if re.fullmatch("[0-9a-f]{1,10}", wanted)
+        else []
     )
     if not found:
         raise UnknownName("public run", id_, (), "trainpace journal list --public shows their ids.")
     if len(found) > 1:
-        raise TrainpaceError(f"several public runs start with {wanted}.", "Give more digits of the id.")
+        raise TrainpaceError(
+            f"several public runs start with {wanted}.", "Give more digits of the id."
+        )
     return found[0]
 
 
@@ -117,28 +124,39 @@ def compared(journal: Journal, a: str, b: str) -> Comparison:
     for i, other in ((0, sides[1]), (1, sides[0])):
         if sides[i] is None:
             if other is None:
-                raise TrainpaceError(f"{MINE!r} stands for the own run most like the other side: name that one.")
+                raise TrainpaceError(
+                    f"{MINE!r} stands for the own run most like the other side: name that one."
+                )
             sides[i] = [_mine(journal, other[0])]
     left, right = ([] if side is None else side for side in sides)
     made = compare(left, right)
     stated = [_run_named(a), _run_named(b)]
     public = {entry_of_public(run).id: f"{PUBLIC}{run.id}" for run in stated if run is not None}
     made = replace(
-        made, a=tuple(public.get(id_, id_) for id_ in made.a), b=tuple(public.get(id_, id_) for id_ in made.b)
+        made,
+        a=tuple(public.get(id_, id_) for id_ in made.a),
+        b=tuple(public.get(id_, id_) for id_ in made.b),
     )
     if not public or len(left) != 1 or len(right) != 1:
         return made
-    return _with_global_batch(made, _global_batch(stated[0], left[0]), _global_batch(stated[1], right[0]))
+    return _with_global_batch(
+        made, _global_batch(stated[0], left[0]), _global_batch(stated[1], right[0])
+    )
 
 
 def _global_batch(run: PublicRun | None, entry: Entry) -> int:
     """Samples a step: of a public run as its source states them, which no accumulation or parallelism that is told may give."""
-    return run.global_batch if run is not None and run.global_batch else entry.execution.global_batch
+    return (
+        run.global_batch if run is not None and run.global_batch else entry.execution.global_batch
+    )
 
 
 def _with_global_batch(made: Comparison, a: int, b: int) -> Comparison:
     """The comparison with the samples that a step of either side took, where they differ, and with the throughputs of these."""
-    conditions = (*made.conditions, *([Difference(name="global_batch", a=str(a), b=str(b))] if a != b else []))
+    conditions = (
+        *made.conditions,
+        *([Difference(name="global_batch", a=str(a), b=str(b))] if a != b else []),
+    )
     pace = made.samples_per_second
     if made.ratios:
         (ratio,) = made.ratios
@@ -156,7 +174,8 @@ def _side(journal: Journal, id_: str) -> list[Entry]:
     run = public_run(id_)
     if not run.micro_batch:
         raise TrainpaceError(
-            f"the source of {PUBLIC}{run.id} states no batch, so that its step can be compared with none."
+            f"the source of {PUBLIC}{run.id} states no batch, so that its step can be compared with"
+            " none."
         )
     return [entry_of_public(run)]
 
@@ -171,15 +190,18 @@ def _mine(journal: Journal, other: Entry) -> Entry:
     runs.sort(key=lambda run: (run.created_at, run.id), reverse=True)
     if not runs:
         raise TrainpaceError(
-            f"the journal holds no run of {other.model} to compare with.", "Name one: trainpace journal list."
+            f"the journal holds no run of {other.model} to compare with.",
+            "Name one: trainpace journal list.",
         )
 
     def unlike(run: Entry) -> tuple[int, bool, bool, bool]:
         x, y = run.execution, other.execution
         return (
-            _other_size(run, other), catalogue_name(run.device) != other.device, x.micro_batch != y.micro_batch,
+            _other_size(run, other),
+            catalogue_name(run.device) != other.device,
+            x.micro_batch != y.micro_batch,
             x.precision != y.precision,
-        )  # fmt: skip
+        )
 
     return min(runs, key=unlike)  # the newest of those that are alike
 
@@ -200,31 +222,59 @@ def entry_of_public(run: PublicRun) -> Entry:
     notes = f"{run.source}: {run.url}"
     software = {"framework": run.software} if run.software else {}
     return Entry(
-        id=run.id.ljust(32, "0"), created_at=_time(run.date), kind="import", outcome="ok", model=run.model, device=run.device,
-        execution=_execution(run), num_devices=run.gpus, sequence_length=run.sequence_length, image_size=run.image_size,
-        mode=run.mode, step_time_ms=run.step_time_ms, peak_memory_gib=run.peak_memory_gib, forecast_ms=run.forecast_ms,
-        forecast_low_ms=run.low_ms, forecast_high_ms=run.high_ms, environment=software, notes=notes, source=run.source,
-    )  # fmt: skip
+        id=run.id.ljust(32, "0"),
+        created_at=_time(run.date),
+        kind="import",
+        outcome="ok",
+        model=run.model,
+        device=run.device,
+        execution=_execution(run),
+        num_devices=run.gpus,
+        sequence_length=run.sequence_length,
+        image_size=run.image_size,
+        mode=run.mode,
+        step_time_ms=run.step_time_ms,
+        peak_memory_gib=run.peak_memory_gib,
+        forecast_ms=run.forecast_ms,
+        forecast_low_ms=run.low_ms,
+        forecast_high_ms=run.high_ms,
+        environment=software,
+        notes=notes,
+        source=run.source,
+    )
 
 
 def _execution(run: PublicRun) -> Execution:
-    sizes: dict[str, Any] = {"micro_batch": max(1, run.micro_batch), "accumulation": max(1, run.accumulation)}
+    sizes: dict[str, Any] = {
+        "micro_batch": max(1, run.micro_batch),
+        "accumulation": max(1, run.accumulation),
+    }
     per_node = max(1, run.gpus // max(1, run.nodes))
     try:
-        execution = replace(read_parallelism(run.parallelism or ""), nnodes=max(1, run.nodes), nproc_per_node=per_node)
+        execution = replace(
+            read_parallelism(run.parallelism or ""),
+            nnodes=max(1, run.nodes),
+            nproc_per_node=per_node,
+        )
     except TrainpaceError:
         execution = Execution()
     precision: Any = run.precision if run.precision in PRECISIONS else run.precision or UNKNOWN
     return replace(
-        execution, **sizes, precision=precision, optimizer=run.optimizer or ("none" if run.mode != "train" else UNKNOWN),
-        compile=run.compile in ("compile", "xla"), channels_last=run.memory_format == "nhwc",
-    )  # fmt: skip
+        execution,
+        **sizes,
+        precision=precision,
+        optimizer=run.optimizer or ("none" if run.mode != "train" else UNKNOWN),
+        compile=run.compile in ("compile", "xla"),
+        channels_last=run.memory_format == "nhwc",
+    )
 
 
 def _time(date: str | None) -> str:
     """The first moment of a date that may be a year or a month alone."""
     parts = re.fullmatch(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?.*", date or "")
-    year, month, day = (parts[1], parts[2] or "01", parts[3] or "01") if parts else ("1970", "01", "01")
+    year, month, day = (
+        (parts[1], parts[2] or "01", parts[3] or "01") if parts else ("1970", "01", "01")
+    )
     return f"{year}-{month}-{day}T00:00:00.000000Z"
 
 
@@ -247,7 +297,10 @@ class AccuracyLine(Record):
 
 def accuracy(name: str, runs: Sequence[PublicRun]) -> AccuracyLine:
     """Of the runs that have a forecast."""
-    apart = [[run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit] for in_fit in (False, True)]
+    apart = [
+        [run for run in runs if run.forecast_ms is not None and run.in_fit is in_fit]
+        for in_fit in (False, True)
+    ]
     return AccuracyLine(name=name, not_in_fit=_accuracy(apart[0]), in_fit=_accuracy(apart[1]))
 
 
@@ -268,7 +321,8 @@ def _accuracy(runs: Sequence[PublicRun]) -> Accuracy:
         if run.low_ms is not None and run.high_ms is not None
     ]
     return Accuracy(
-        n=len(errors), mean_pct=statistics.fmean(errors) if errors else None,
+        n=len(errors),
+        mean_pct=statistics.fmean(errors) if errors else None,
         median_pct=statistics.median(errors) if errors else None,
         inside_pct=100 * sum(inside) / len(inside) if inside else None,
-    )  # fmt: skip
+    )

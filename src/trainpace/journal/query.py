@@ -84,18 +84,31 @@ def since_text(text: str) -> str:
     try:
         return utc_text(datetime.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
-        raise TrainpaceError(f"{text!r} is not a date.", "Write 2026-11-21 or 2026-11-21T08:30.") from None
+        raise TrainpaceError(
+            f"{text!r} is not a date.", "Write 2026-11-21 or 2026-11-21T08:30."
+        ) from None
 
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
-    for name in ("model", "device", "precision", "optimizer", "kind", "outcome", "sweep", "workload_key"):
+    for name in (
+        "model",
+        "device",
+        "precision",
+        "optimizer",
+        "kind",
+        "outcome",
+        "sweep",
+        "workload_key",
+    ):
         column, wanted = runs.c[name], getattr(query, name)
         if name == "sweep" and _BEGINNING.fullmatch(wanted):
             filters += [column >= wanted.lower(), column < wanted.lower() + "g"]
         elif wanted:
             is_part = name in ("model", "device") and not query.exact
-            filters.append(column.icontains(wanted, autoescape=True) if is_part else column == wanted)
+            filters.append(
+                column.icontains(wanted, autoescape=True) if is_part else column == wanted
+            )
     if query.micro_batch is not None:
         filters.append(runs.c.micro_batch == query.micro_batch)
     if query.since:
@@ -141,7 +154,9 @@ def page(
     if after:
         here, there = tuple_(*columns), tuple_(*_position(after, names))
         wanted.append(here < there if descending else here > there)
-    chosen = select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
+    chosen = (
+        select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
+    )
     index = "runs_list" if filters or order == "time" else INDEXES[order]
     chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(most + 1)
 
@@ -153,7 +168,9 @@ def page(
 
     keys, records = journal.read(read)
     entries = [
-        from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records
+        from_json(records[key.id], Entry, f"a run in {journal.place}")
+        for key in keys[:size]
+        if key.id in records
     ]
     more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
     return Page(entries, None if len(keys) > most else len(keys), more)
@@ -190,7 +207,11 @@ def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
 
 
 def _text_of(key: tuple[Any, ...]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode())
+        .decode()
+        .rstrip("=")
+    )
 
 
 def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
@@ -199,9 +220,13 @@ def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
     try:
         text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
         values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
-        Query(text="".join(value for value in values if isinstance(value, str)))  # refuses what no database takes
+        Query(
+            text="".join(value for value in values if isinstance(value, str))
+        )  # refuses what no database takes
     except (binascii.Error, ValueError, RecursionError):
         values = ()
     if not values or not all(isinstance(value, str) or abs(value) < LARGEST for value in values):
-        raise TrainpaceError("after is not where a page of this list ended.", "Start again at the first page.")
+        raise TrainpaceError(
+            "after is not where a page of this list ended.", "Start again at the first page."
+        )
     return [literal(value, runs.c[name].type) for value, name in zip(values, names, strict=True)]

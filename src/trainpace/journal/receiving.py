@@ -111,7 +111,9 @@ def is_shared(data: Any) -> bool:
     return isinstance(data, dict) and data.get("record") == KIND
 
 
-def receive(journal: Journal, path: Path, accept_odd: bool = False, workload_of: WorkloadOf | None = None) -> Received:
+def receive(
+    journal: Journal, path: Path, accept_odd: bool = False, workload_of: WorkloadOf | None = None
+) -> Received:
     """Read and check a file. Raises UnreadableInput for one that is not of this kind, or of a newer version.
 
     `workload_of`: gives a model's workload, by default from the package, the cache, or by tracing it.
@@ -151,16 +153,23 @@ def receive(journal: Journal, path: Path, accept_odd: bool = False, workload_of:
 def _items(path: Path) -> list[Any]:
     data = read_json(path)
     if not is_shared(data):
-        raise UnreadableInput(f"{path} is not a file of shared runs.", "trainpace journal share writes one.")
+        raise UnreadableInput(
+            f"{path} is not a file of shared runs.", "trainpace journal share writes one."
+        )
     written = data.get("schema_version")
     if type(written) is not int or not 1 <= written <= SCHEMA_VERSION:
         raise UnreadableInput(
-            f"{path} has schema version {str(written)[:20]}; this trainpace reads 1 to {SCHEMA_VERSION}.",
+            f"{path} has schema version {str(written)[:20]}; this trainpace reads 1 to"
+            f" {SCHEMA_VERSION}.",
             "Update trainpace.",
         )
     runs = data.get("runs")
-    if data.keys() - {"record", "schema_version", "trainpace", "runs"} or not isinstance(runs, list):
-        raise UnreadableInput(f"{path} is not of the form that docs/shared_runs.schema.json describes.")
+    if data.keys() - {"record", "schema_version", "trainpace", "runs"} or not isinstance(
+        runs, list
+    ):
+        raise UnreadableInput(
+            f"{path} is not of the form that docs/shared_runs.schema.json describes."
+        )
     if len(runs) > MOST_RUNS:
         raise UnreadableInput(f"{path} holds more than {MOST_RUNS:,} runs.")
     return runs
@@ -225,21 +234,37 @@ def _entry_of(run: SharedRun, id_: str, tag: str) -> Entry:
     """The run as the journal keeps it. `tag` tells own models of different files apart."""
     interval = None
     if run.low_ms is not None and run.high_ms is not None:
-        interval = Interval(low=run.low_ms, high=run.high_ms, coverage=0.9, basis="as it was shared")
+        interval = Interval(
+            low=run.low_ms, high=run.high_ms, coverage=0.9, basis="as it was shared"
+        )
     of_parts = len(run.forecast_shares) == len(PARTS) and abs(sum(run.forecast_shares) - 1) < 0.01
     environment: dict[str, str] = dict(run.software.items())
     if run.host_cpu:
         environment["cpu"] = run.host_cpu
     return Entry(
-        id=id_, created_at=f"{run.date}T00:00:00.000000Z", kind="import", outcome=run.outcome,
+        id=id_,
+        created_at=f"{run.date}T00:00:00.000000Z",
+        kind="import",
+        outcome=run.outcome,
         reason="" if run.outcome == "ok" else "out of memory, as its source says",
-        model=f"{run.model} of {tag}" if run.is_of_own_model else run.model, device=find_device(run.device).name,
-        execution=run.execution, num_devices=run.execution.world_size, sequence_length=run.sequence_length,
-        image_size=run.image_size, mode=run.mode, step_time_ms=run.step_time_ms, interval_ms=interval, step=run.parts,
-        peak_memory_gib=run.peak_memory_gib, reserved_memory_gib=run.reserved_memory_gib, environment=environment,
-        forecast_ms=run.forecast_ms, forecast_basis="its own version's, as it was shared" if run.forecast_ms else "",
-        forecast_shares=run.forecast_shares if of_parts else (), source=FROM_SHARED,
-    )  # fmt: skip
+        model=f"{run.model} of {tag}" if run.is_of_own_model else run.model,
+        device=find_device(run.device).name,
+        execution=run.execution,
+        num_devices=run.execution.world_size,
+        sequence_length=run.sequence_length,
+        image_size=run.image_size,
+        mode=run.mode,
+        step_time_ms=run.step_time_ms,
+        interval_ms=interval,
+        step=run.parts,
+        peak_memory_gib=run.peak_memory_gib,
+        reserved_memory_gib=run.reserved_memory_gib,
+        environment=environment,
+        forecast_ms=run.forecast_ms,
+        forecast_basis="its own version's, as it was shared" if run.forecast_ms else "",
+        forecast_shares=run.forecast_shares if of_parts else (),
+        source=FROM_SHARED,
+    )
 
 
 class _Forecasts:
@@ -257,7 +282,8 @@ class _Forecasts:
         for gib in (run.peak_memory_gib, run.reserved_memory_gib):
             if gib is not None and device.memory_gib is not None and gib > device.memory_gib.value:
                 return Skipped(
-                    f"more memory than the card has: {gib:.3g} GiB of {device.name}'s {device.memory_gib.value:g}"
+                    f"more memory than the card has: {gib:.3g} GiB of {device.name}'s"
+                    f" {device.memory_gib.value:g}"
                 )
         if run.step_time_ms is None:
             return _Seen(run, entry, False, None)
@@ -272,16 +298,25 @@ class _Forecasts:
                 return Skipped("a step faster than the card's peak rate allows")
             interval = forecast.step_time_interval_ms
             entry = msgspec.structs.replace(
-                entry, forecast_ms=ms, forecast_low_ms=interval and interval.low, forecast_high_ms=interval and interval.high,
-                forecast_basis=interval.basis if interval else "", forecast_shares=self._shares(run, device),
-            )  # fmt: skip
+                entry,
+                forecast_ms=ms,
+                forecast_low_ms=interval and interval.low,
+                forecast_high_ms=interval and interval.high,
+                forecast_basis=interval.basis if interval else "",
+                forecast_shares=self._shares(run, device),
+            )
         if ms is None:
             return _Seen(run, entry, traced, None)
         times = run.step_time_ms / ms
         odd = Odd(
-            model=entry.model, device=device.name, batch=e.micro_batch, precision=e.precision, measured_ms=run.step_time_ms,
-            forecast_ms=ms, times=times,
-        )  # fmt: skip
+            model=entry.model,
+            device=device.name,
+            batch=e.micro_batch,
+            precision=e.precision,
+            measured_ms=run.step_time_ms,
+            forecast_ms=ms,
+            times=times,
+        )
         return _Seen(run, entry, traced, None if 1 / ODD < times < ODD else odd)
 
     def _forecaster(self, run: SharedRun, device: Device) -> Forecaster | None:
@@ -294,15 +329,26 @@ class _Forecasts:
             return None
         optimizer = None if e.optimizer == NO_OPTIMIZER or run.mode != "train" else e.optimizer
         recomputes = e.activation_checkpointing == "full" and e.tp * e.pp * e.cp == 1
-        variant = Variant(optimizer, run.sequence_length, run.image_size, mode=run.mode, checkpointing=recomputes)
+        variant = Variant(
+            optimizer, run.sequence_length, run.image_size, mode=run.mode, checkpointing=recomputes
+        )
         traced = (run.model, form_of(e.precision), variant)
-        key = (*traced, device.name, e.nproc_per_node, e.nnodes, run.host_cpu, run.software.get("torch"))
+        key = (
+            *traced,
+            device.name,
+            e.nproc_per_node,
+            e.nnodes,
+            run.host_cpu,
+            run.software.get("torch"),
+        )
         if key not in self._forecasters:
             workload = self._traced(traced, e.precision)
             if workload is None:
                 return None
             host = find_host(run.host_cpu) if run.host_cpu else None
-            cluster = Cluster(device=device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host=host)
+            cluster = Cluster(
+                device=device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host=host
+            )
             torch = run.software.get("torch")
             software = Software(version=parse_version(torch)) if torch else TODAY
             self._forecasters[key] = Forecaster(workload, Target(cluster, software=software))
@@ -345,10 +391,11 @@ def _lessons(seen: list[_Seen], accepted_odd: bool) -> Lessons:
     odd = [one.odd for one in seen if one.odd is not None]
     ordered = sorted(taken, key=_where)
     return Lessons(
-        by=tuple(_lesson(*where, list(group)) for where, group in groupby(ordered, _where)), odd=tuple(odd),
+        by=tuple(_lesson(*where, list(group)) for where, group in groupby(ordered, _where)),
+        odd=tuple(odd),
         accepted_odd=accepted_odd,
         unchecked=sum(one.entry.outcome == "ok" and not one.traced for one in taken),
-    )  # fmt: skip
+    )
 
 
 def _where(one: _Seen) -> tuple[str, str]:
@@ -362,13 +409,23 @@ def _lesson(model: str, device: str, group: list[_Seen]) -> Lesson:
         if one.entry.forecast_ms and one.entry.step_time_ms
     ]
     return Lesson(
-        model=model, device=device, new=len(group), traced=all(one.traced for one in group),
+        model=model,
+        device=device,
+        new=len(group),
+        traced=all(one.traced for one in group),
         batches=tuple(sorted({one.run.execution.micro_batch for one in group})),
         forecast_off_pct=statistics.median(off) if off else None,
-        corrects=any(one.entry.mode == "train" and one.entry.outcome == "ok" and one.entry.forecast_shares for one in group)
+        corrects=any(
+            one.entry.mode == "train" and one.entry.outcome == "ok" and one.entry.forecast_shares
+            for one in group
+        )
         or any(_is_public(one) for one in group),
-    )  # fmt: skip
+    )
 
 
 def _is_public(one: _Seen) -> bool:
-    return one.entry.mode == "train" and one.entry.outcome == "ok" and not one.entry.model.startswith(OWN_MODEL)
+    return (
+        one.entry.mode == "train"
+        and one.entry.outcome == "ok"
+        and not one.entry.model.startswith(OWN_MODEL)
+    )

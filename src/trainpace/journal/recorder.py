@@ -62,17 +62,28 @@ def record_sweep(
     if sweep is None:
         private = str if c.keep_identity else anonymous
         sweep = Sweep(
-            id=new_id(), created_at=now_utc(), key=key, model=private(conditions.model), device=c.device,
-            batches=plan.batches, command=private(c.command),
-        )  # fmt: skip
+            id=new_id(),
+            created_at=now_utc(),
+            key=key,
+            model=private(conditions.model),
+            device=c.device,
+            batches=plan.batches,
+            command=private(c.command),
+        )
         journal.add(sweep)
     done = [probe_of(entry) for entry in journal.sweep_entries(sweep.id)]
 
     def store(outcome: Outcome) -> None:
         entry = entry_of(
-            outcome, keep_identity=c.keep_identity, sweep=sweep.id, command=c.command, commit=c.commit, notes=c.notes,
-            seed=conditions.seed, device=c.device,
-        )  # fmt: skip
+            outcome,
+            keep_identity=c.keep_identity,
+            sweep=sweep.id,
+            command=c.command,
+            commit=c.commit,
+            notes=c.notes,
+            seed=conditions.seed,
+            device=c.device,
+        )
         entry = signed(entry, c.keep_identity)
         journal.add(entry if forecaster is None else _foreseen(entry, forecaster))
 
@@ -82,11 +93,16 @@ def record_sweep(
 
 
 def sweep_key(
-    conditions: Conditions, plan: SweepPlan, circumstances: Circumstances, forecaster: Forecaster | None
+    conditions: Conditions,
+    plan: SweepPlan,
+    circumstances: Circumstances,
+    forecaster: Forecaster | None,
 ) -> str:
     """Equal for sweeps whose probes belong to one curve: same conditions, machine, software and model code."""
     question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
-    workload = "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))
+    workload = (
+        "" if forecaster is None else workload_key(forecaster.workload, conditions.execution(1))
+    )
     return hashlib.sha256(question + workload.encode()).hexdigest()[:32]
 
 
@@ -99,7 +115,11 @@ def _foreseen(entry: Entry, forecaster: Forecaster) -> Entry:
         return entry
     interval = foreseen.step_time_interval_ms
     return replace(
-        entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
-        forecast_factor=foreseen.step.total_ms / float(plain.step_ms[0]), forecast_basis=interval.basis,
+        entry,
+        forecast_ms=foreseen.step.total_ms,
+        forecast_low_ms=interval.low,
+        forecast_high_ms=interval.high,
+        forecast_factor=foreseen.step.total_ms / float(plain.step_ms[0]),
+        forecast_basis=interval.basis,
         forecast_shares=tuple(table.shares()[0].tolist()),
-    )  # fmt: skip
+    )

@@ -100,7 +100,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         def work(connection: Connection) -> int:
             nonlocal begun
             if begun:  # `remaining` cannot be read twice
-                raise UnreadableInput("another process was in the way; nothing was kept.", "Try again.")
+                raise UnreadableInput(
+                    "another process was in the way; nothing was kept.", "Try again."
+                )
             if len(first) > 1:
                 one_writer(connection)
             new = _insert(connection, first)
@@ -119,26 +121,36 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def _check_there(self) -> None:
         """SQLite goes on in a file that somebody removed, which nobody will find again."""
         if self._url.drivername == "sqlite" and not os.path.exists(str(self._url.database)):
-            raise JournalUnusable(f"the journal at {self.place} was removed meanwhile; what was to be kept is lost.")
+            raise JournalUnusable(
+                f"the journal at {self.place} was removed meanwhile; what was to be kept is lost."
+            )
 
     def get(self, id_or_prefix: str) -> Entry:
         """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several match."""
         prefix = id_or_prefix.strip().lower()
         entries = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
-            matching = select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
+            matching = (
+                select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
+            )
             entries = self._records(matching, Entry)
         if not entries:
-            raise UnknownName("run", id_or_prefix, (), f"trainpace journal list shows the ids in {self.place}.")
+            raise UnknownName(
+                "run", id_or_prefix, (), f"trainpace journal list shows the ids in {self.place}."
+            )
         if len(entries) > 1:
-            raise TrainpaceError(f"several runs start with {prefix}.", "Give more digits of the id.")
+            raise TrainpaceError(
+                f"several runs start with {prefix}.", "Give more digits of the id."
+            )
         return entries[0]
 
     def find(
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
     ) -> list[Entry]:
         """Runs that match a query, in order of time; `limit` None for all."""
-        order = [column.desc() if newest_first else column for column in (runs.c.created_at, runs.c.id)]
+        order = [
+            column.desc() if newest_first else column for column in (runs.c.created_at, runs.c.id)
+        ]
         chosen = select(runs.c.record).where(*conditions(query)).order_by(*order)
         return self._records(chosen.limit(limit).offset(offset), Entry)
 
@@ -152,7 +164,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """All runs that match a query, the oldest first, read in chunks."""
-        chosen = select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
+        chosen = (
+            select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
+        )
         with plainly(self._url), self._engine.begin() as connection:
             for (record,) in connection.execution_options(yield_per=CHUNK).execute(chosen):
                 yield from_json(record, Entry, f"a run in {self.place}")
@@ -169,12 +183,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Delete a run; returns it."""
         entry = self.get(id_or_prefix)
         with plainly(self._url):
-            writing(self._engine, lambda connection: connection.execute(runs.delete().where(runs.c.id == entry.id)))
+            writing(
+                self._engine,
+                lambda connection: connection.execute(runs.delete().where(runs.c.id == entry.id)),
+            )
         return entry
 
     def open_sweep(self, key: str) -> Sweep | None:
         """The newest unfinished sweep with this key."""
-        unfinished = select(sweeps.c.record).where(sweeps.c.key == key, sweeps.c.finished_at.is_(None))
+        unfinished = select(sweeps.c.record).where(
+            sweeps.c.key == key, sweeps.c.finished_at.is_(None)
+        )
         newest = unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1)
         return next(iter(self._records(newest, Sweep)), None)
 
@@ -210,7 +229,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         except UnknownName:
             matches = self.sweeps(id_.strip()) if id_.strip().isalnum() else []
         if not matches:
-            raise UnknownName("run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}.")
+            raise UnknownName(
+                "run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}."
+            )
         if len(matches) > 1:
             raise TrainpaceError(f"several sweeps start with {id_}.", "Give more digits of the id.")
         entries = self.sweep_entries(matches[0].id)
@@ -227,7 +248,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             if stored is None:
                 raise UnknownName(type(record).__name__.lower(), record.id, ())
             changed = replace(from_json(stored, type(record)), **changes)
-            connection.execute(table.update().where(table.c.id == record.id).values(row_of(changed)))
+            connection.execute(
+                table.update().where(table.c.id == record.id).values(row_of(changed))
+            )
             return changed
 
         with plainly(self._url):
@@ -237,12 +260,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         wanted = sorted(values)
         parts = (wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK))
         return [
-            entry for part in parts for entry in self._records(select(runs.c.record).where(column.in_(part)), Entry)
+            entry
+            for part in parts
+            for entry in self._records(select(runs.c.record).where(column.in_(part)), Entry)
         ]
 
     def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
         source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"
-        return [from_json(text, kind, source) for text in self.read(lambda c: list(c.execute(chosen).scalars()))]
+        return [
+            from_json(text, kind, source)
+            for text in self.read(lambda c: list(c.execute(chosen).scalars()))
+        ]
 
 
 def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
@@ -250,6 +278,12 @@ def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
     new = 0
     for table, kind in ((runs, Entry), (sweeps, Sweep)):
         if rows := [row_of(record) for record in records if isinstance(record, kind)]:
-            statement = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
-            new += len(connection.execute(statement, rows).all())  # drivers disagree on the rowcount of many rows
+            statement = (
+                dialect.insert(table)
+                .on_conflict_do_nothing(index_elements=["id"])
+                .returning(table.c.id)
+            )
+            new += len(
+                connection.execute(statement, rows).all()
+            )  # drivers disagree on the rowcount of many rows
     return new

@@ -24,7 +24,14 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.intake import read_bytes
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.exchange import PRECISION_NAMES, UNKNOWN, Given, Item, imported, run_or_reason
+from trainpace.journal.exchange import (
+    PRECISION_NAMES,
+    UNKNOWN,
+    Given,
+    Item,
+    imported,
+    run_or_reason,
+)
 from trainpace.validation import as_precision, number
 
 _DAMAGED = (sqlite3.Error, UnicodeDecodeError)
@@ -35,11 +42,15 @@ LONGEST = 5000
 """The longest tag or parameter, in characters, that every version of MLflow takes."""
 AT_ONCE = 1000
 _EXECUTION = (
-    "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size offload_optimizer offload_parameters"
-    " activation_checkpointing compile channels_last micro_batch"
+    "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size"
+    " offload_optimizer offload_parameters activation_checkpointing compile channels_last"
+    " micro_batch"
 ).split()
 _CONDITIONS = "num_devices sequence_length image_size mode seed".split()
-_NUMBERS = "samples_per_second peak_memory_gib reserved_memory_gib forecast_ms forecast_low_ms forecast_high_ms".split()
+_NUMBERS = (
+    "samples_per_second peak_memory_gib reserved_memory_gib forecast_ms forecast_low_ms"
+    " forecast_high_ms".split()
+)
 _WORDS = "id kind outcome reason notes command commit source sweep".split()
 LARGEST_VALUE = 1 << 20
 """Characters of a param that are read."""
@@ -68,12 +79,16 @@ def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERI
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
     except ImportError:
-        raise TrainpaceError("an export to MLflow needs mlflow.", "pip install 'trainpace[mlflow]'.") from None
+        raise TrainpaceError(
+            "an export to MLflow needs mlflow.", "pip install 'trainpace[mlflow]'."
+        ) from None
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     client = MlflowClient(tracking_uri=where if "://" in where else Path(where).absolute().as_uri())
     try:
         existing = client.get_experiment_by_name(experiment)
-        place = existing.experiment_id if existing is not None else client.create_experiment(experiment)
+        place = (
+            existing.experiment_id if existing is not None else client.create_experiment(experiment)
+        )
         return sum(_add_to_mlflow(client, place, entry) for entry in entries)
     except (MlflowException, OSError) as error:
         raise UnreadableInput(f"MLflow at {where} refuses: {str(error).splitlines()[0]}") from None
@@ -85,9 +100,15 @@ def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
     if client.search_runs([experiment], f"tags.`{ID_TAG}` = '{entry.id}'", max_results=1):
         return 0
     start = start_ms(entry)
-    run = client.create_run(experiment, start_time=start, run_name=f"{entry.model} {entry.id[:8]}"[:250])
+    run = client.create_run(
+        experiment, start_time=start, run_name=f"{entry.model} {entry.id[:8]}"[:250]
+    )
     numbers = {name: [(0, value)] for name, value in numbers_of(entry).items()} | series_of(entry)
-    metrics = [Metric(name, value, start, step) for name, points in numbers.items() for step, value in points]
+    metrics = [
+        Metric(name, value, start, step)
+        for name, points in numbers.items()
+        for step, value in points
+    ]
     params = [Param(name, str(value)[:LONGEST]) for name, value in settings_of(entry).items()]
     tags = [RunTag(f"trainpace.{name}", text[:LONGEST]) for name, text in words_of(entry).items()]
     client.log_batch(run.info.run_id, params=params, tags=tags)
@@ -105,22 +126,34 @@ def export_wandb(project: str, entries: Iterable[Entry]) -> int:
     try:
         import wandb
     except ImportError:
-        raise TrainpaceError("an export to Weights & Biases needs wandb.", "pip install 'trainpace[wandb]'.") from None
+        raise TrainpaceError(
+            "an export to Weights & Biases needs wandb.", "pip install 'trainpace[wandb]'."
+        ) from None
     entity, _, name = project.rpartition("/")
     try:
         return sum(_add_to_wandb(wandb, name, entity or None, entry) for entry in entries)
     except (wandb.Error, OSError) as error:
         raise UnreadableInput(
-            f"Weights & Biases refuses: {str(error).splitlines()[0]}", "wandb login, or WANDB_MODE=offline."
+            f"Weights & Biases refuses: {str(error).splitlines()[0]}",
+            "wandb login, or WANDB_MODE=offline.",
         ) from None
 
 
 def _add_to_wandb(wandb: Any, project: str, entity: str | None, entry: Entry) -> int:
     run = wandb.init(
-        project=project, entity=entity, id=entry.id, name=f"{entry.model} {entry.id[:8]}", config=settings_of(entry),
-        tags=[entry.kind, entry.outcome], notes=entry.notes or None, resume="allow", reinit="create_new",
-        settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True, x_disable_meta=True),
-    )  # fmt: skip
+        project=project,
+        entity=entity,
+        id=entry.id,
+        name=f"{entry.model} {entry.id[:8]}",
+        config=settings_of(entry),
+        tags=[entry.kind, entry.outcome],
+        notes=entry.notes or None,
+        resume="allow",
+        reinit="create_new",
+        settings=wandb.Settings(
+            console="off", silent=True, disable_git=True, x_disable_stats=True, x_disable_meta=True
+        ),
+    )
     run.config.update({"trainpace": words_of(entry)}, allow_val_change=True)
     rows: dict[int, dict[str, float]] = {}
     for name, points in series_of(entry).items():
@@ -147,7 +180,10 @@ def settings_of(entry: Entry) -> dict[str, str | int | bool]:
 
 def numbers_of(entry: Entry) -> dict[str, float]:
     """Measured and forecast values, one number each."""
-    numbers = {"median_step_ms": entry.step_time_ms, **{name: getattr(entry, name) for name in _NUMBERS}}
+    numbers = {
+        "median_step_ms": entry.step_time_ms,
+        **{name: getattr(entry, name) for name in _NUMBERS},
+    }
     if entry.interval_ms is not None:
         numbers |= {"step_ms_low": entry.interval_ms.low, "step_ms_high": entry.interval_ms.high}
     if entry.step is not None:
@@ -186,13 +222,20 @@ class Logged(NamedTuple):
 
 def is_mlruns(path: Path) -> bool:
     """Whether the folder holds experiments, is one experiment, or is one run."""
-    return (path / "meta.yaml").is_file() or any(child.is_file() for child in path.glob("*/meta.yaml"))
+    return (path / "meta.yaml").is_file() or any(
+        child.is_file() for child in path.glob("*/meta.yaml")
+    )
 
 
 def is_mlflow_db(path: Path) -> bool:
     try:
         with contextlib.closing(_connected(path)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            }
     except _DAMAGED:
         return False
     return {"runs", "params", "metrics", "experiments"} <= tables
@@ -213,20 +256,30 @@ def _entry(logged: Logged, given: Given) -> Entry:
     if not batch:
         raise TrainpaceError("the run states no batch size (params such as batch_size).")
     execution = Execution(
-        micro_batch=batch, accumulation=_whole(params, "accumulation") or 1,
-        nproc_per_node=_whole(params, "devices") or 1, precision=given.precision or _precision(params),
+        micro_batch=batch,
+        accumulation=_whole(params, "accumulation") or 1,
+        nproc_per_node=_whole(params, "devices") or 1,
+        precision=given.precision or _precision(params),
         optimizer=_stated(params, "optimizer").removesuffix("_torch") or UNKNOWN,
-    )  # fmt: skip
+    )
     try:
         moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
     except (ValueError, OverflowError, OSError):
         raise TrainpaceError("the run's start is not a valid time.") from None
     return imported(
-        given, content_id(f"mlflow {logged.run_id}"), given.device or _stated(params, "device"), created_at=utc_text(moment),
-        model=printable(model), num_devices=execution.world_size, execution=execution,
-        sequence_length=_whole(params, "sequence"), image_size=_whole(params, "image"),
-        step_time_ms=_step_ms(metrics, execution), seed=_whole(params, "seed"), source=f"mlflow {logged.run_id}",
-    )  # fmt: skip
+        given,
+        content_id(f"mlflow {logged.run_id}"),
+        given.device or _stated(params, "device"),
+        created_at=utc_text(moment),
+        model=printable(model),
+        num_devices=execution.world_size,
+        execution=execution,
+        sequence_length=_whole(params, "sequence"),
+        image_size=_whole(params, "image"),
+        step_time_ms=_step_ms(metrics, execution),
+        seed=_whole(params, "seed"),
+        source=f"mlflow {logged.run_id}",
+    )
 
 
 def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
@@ -240,7 +293,8 @@ def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
             if values:
                 return convert(statistics.median(values))
     raise TrainpaceError(
-        "the run logged no step time or throughput (metrics such as step_time_ms, train_steps_per_second)."
+        "the run logged no step time or throughput (metrics such as step_time_ms,"
+        " train_steps_per_second)."
     )
 
 
@@ -248,7 +302,11 @@ def _precision(params: dict[str, str]) -> Precision:
     if word := params.get("mixed_precision", "").lower():
         if word in _MIXED:
             return _MIXED[word]
-    elif word := (params.get("precision") or params.get("dtype") or "").lower().removeprefix("torch."):
+    elif (
+        word := (params.get("precision") or params.get("dtype") or "")
+        .lower()
+        .removeprefix("torch.")
+    ):
         return PRECISION_NAMES.get(word) or as_precision(word)
     elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
         on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
@@ -275,7 +333,9 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
     for meta in sorted(path.rglob("meta.yaml")):
         run = meta.parent
-        if ".trash" in meta.parts or (not (run / "params").is_dir() and not (run / "metrics").is_dir()):
+        if ".trash" in meta.parts or (
+            not (run / "params").is_dir() and not (run / "metrics").is_dir()
+        ):
             continue  # an experiment's, a model's, or a deleted run
         data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
         if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
@@ -283,7 +343,9 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         start = data.get("start_time")
         params = {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(run / "params")}
         metrics = {key: _values(_text(file)) for key, file in _files(run / "metrics")}
-        yield Logged(run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
+        yield Logged(
+            run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics
+        )
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -316,7 +378,8 @@ def _database_runs(path: Path) -> Iterator[Logged]:
     if not is_mlflow_db(path):
         raise UnreadableInput(f"{path} is not a database of MLflow.")
     chosen = (
-        "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
+        "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY"
+        " start_time, run_uuid"
     )
     values = "SELECT key, value FROM {} WHERE run_uuid = ?"
     try:
@@ -324,7 +387,9 @@ def _database_runs(path: Path) -> Iterator[Logged]:
             for run_id, start in connection.execute(chosen).fetchall():
                 params = dict(connection.execute(values.format("params"), (run_id,)).fetchall())
                 metrics: dict[str, list[float]] = {}
-                for key, value in connection.execute(values.format("metrics"), (run_id,)).fetchall():
+                for key, value in connection.execute(
+                    values.format("metrics"), (run_id,)
+                ).fetchall():
                     if isinstance(value, int | float):
                         metrics.setdefault(key, []).append(float(value))
                 texts = {key: str(value) for key, value in params.items()}

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, make_shards, preview
+    from trainpace.ladder.climbing import (
+        ClimbActions,
+        RungPreview,
+        climb,
+        file_name,
+        make_shards,
+        preview,
+    )
     from trainpace.ladder.forecasts import (
         NO_FORECAST,
         NO_MODEL,

@@ -52,7 +52,10 @@ less than this share of the step."""
 
 NO_FORECAST = "--no-forecast"
 NO_MODEL = "a script shows no model; --task MODEL names it"
-OWN_SETTINGS = "what the script's own settings and environment variables change is not known before it is measured"
+OWN_SETTINGS = (
+    "what the script's own settings and environment variables change is not known before it is"
+    " measured"
+)
 NOT_ASKED = (NO_FORECAST, NO_MODEL)
 """Reasons for no forecast that are the user's own choice."""
 
@@ -73,7 +76,11 @@ class StepForecast(Record):
 
     def holds(self, measured_ms: float) -> bool | None:
         """Whether the interval holds what was measured; None without one."""
-        return None if self.interval_ms is None else self.interval_ms.low <= measured_ms <= self.interval_ms.high
+        return (
+            None
+            if self.interval_ms is None
+            else self.interval_ms.low <= measured_ms <= self.interval_ms.high
+        )
 
 
 class NotCalibrated(TrainpaceError):
@@ -93,7 +100,9 @@ class RankShare(NamedTuple):
     threads: float
 
 
-def compute_of(setup: Setup, step_time_ms: float, compute_ms: float, data_ms: float) -> MeasuredCompute | None:
+def compute_of(
+    setup: Setup, step_time_ms: float, compute_ms: float, data_ms: float
+) -> MeasuredCompute | None:
     """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
     if (setup.loader.workers and data_ms > CLEAN * step_time_ms) or compute_ms <= 0:
         return None
@@ -110,23 +119,36 @@ def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredComput
 
 
 def forecast_step(
-    setup: Setup, forecast: Forecast, measured: tuple[MeasuredCompute, Forecast] | None, cost: LoaderCost | None,
+    setup: Setup,
+    forecast: Forecast,
+    measured: tuple[MeasuredCompute, Forecast] | None,
+    cost: LoaderCost | None,
     shared: RankShare,
-) -> StepForecast:  # fmt: skip
+) -> StepForecast:
     """`cost` is of one micro-batch, None where no data is loaded; `measured` a measured setup and the forecast of it."""
     interval = forecast.step_time_interval_ms
     if forecast.step is None or interval is None:
         share = 1.0  # of the setup that it is nearest to, where that is known
         if measured is not None and measured[1].step is not None:
-            share = forecast_step(measured[0].setup, measured[1], measured, cost, shared).evaluating_share
-        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}", evaluating_share=share)
-    middle, sd, basis = forecast.step.total_ms, math.log(interval.high / interval.low) / (2 * Z), interval.basis
+            share = forecast_step(
+                measured[0].setup, measured[1], measured, cost, shared
+            ).evaluating_share
+        return StepForecast(
+            reason=f"the compute cannot be forecast: {forecast.reason}", evaluating_share=share
+        )
+    middle, sd, basis = (
+        forecast.step.total_ms,
+        math.log(interval.high / interval.low) / (2 * Z),
+        interval.basis,
+    )
     if measured is not None and measured[1].step is not None:
         there = measured[0]
         middle *= there.compute_ms / measured[1].step.total_ms
         others = _differences(there.setup, setup)
         batches = math.hypot(
-            AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup), COLD_SD * there.waiting
+            AT_A_MEASURED_BATCH_SD,
+            PER_LOG_BATCH_SD * _log_batches(there.setup, setup),
+            COLD_SD * there.waiting,
         )
         sd = math.hypot(batches, sd) if others else batches
         same = there.setup.execution == setup.execution
@@ -139,13 +161,22 @@ def forecast_step(
     return _with_data(setup, _Compute(middle, sd, basis, share), cost, shared)
 
 
-def as_measured(setup: Setup, there: MeasuredCompute, cost: LoaderCost | None, shared: RankShare) -> StepForecast:
+def as_measured(
+    setup: Setup, there: MeasuredCompute, cost: LoaderCost | None, shared: RankShare
+) -> StepForecast:
     """The forecast, without a profile of the machine, of a setup that differs from a measured one by its batches and data."""
     samples = [s.execution.micro_batch * s.execution.accumulation for s in (setup, there.setup)]
     sd = math.hypot(
-        AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup), COLD_SD * there.waiting
+        AT_A_MEASURED_BATCH_SD,
+        PER_LOG_BATCH_SD * _log_batches(there.setup, setup),
+        COLD_SD * there.waiting,
     )
-    compute = _Compute(there.compute_ms * samples[0] / samples[1], sd, "compute as measured, without a profile", 1.0)
+    compute = _Compute(
+        there.compute_ms * samples[0] / samples[1],
+        sd,
+        "compute as measured, without a profile",
+        1.0,
+    )
     return _with_data(setup, compute, cost, shared)
 
 
@@ -158,7 +189,9 @@ class _Compute(NamedTuple):
     evaluating: float
 
 
-def _with_data(setup: Setup, compute: _Compute, cost: LoaderCost | None, shared: RankShare) -> StepForecast:
+def _with_data(
+    setup: Setup, compute: _Compute, cost: LoaderCost | None, shared: RankShare
+) -> StepForecast:
     e, (middle, sd, basis, evaluating) = setup.execution, compute
     whole = None if cost is None else cost.of_batch(e.micro_batch * e.accumulation)
     workers = setup.loader.workers
@@ -166,29 +199,47 @@ def _with_data(setup: Setup, compute: _Compute, cost: LoaderCost | None, shared:
     def step(compute: float, data: float, threads: float) -> float:
         if whole is None:
             return compute
-        scaled = replace(whole, sample_wall_ms=whole.sample_wall_ms * data, sample_cpu_ms=whole.sample_cpu_ms * data)
+        scaled = replace(
+            whole,
+            sample_wall_ms=whole.sample_wall_ms * data,
+            sample_cpu_ms=whole.sample_cpu_ms * data,
+        )
         return step_ms(scaled, compute, workers, shared.cores, min(threads, shared.cores))
 
     at = step(middle, 1.0, shared.threads)
     above = math.exp(Z * SAMPLE_SD + (QUEUE_EXCESS if workers else 0.0))
-    up = math.hypot(step(middle * math.exp(Z * sd), 1.0, shared.threads) - at, step(middle, above, shared.threads) - at)
+    up = math.hypot(
+        step(middle * math.exp(Z * sd), 1.0, shared.threads) - at,
+        step(middle, above, shared.threads) - at,
+    )
     # no more than one of its threads may really be busy all the time
     down = math.hypot(
-        at - step(middle * math.exp(-Z * sd), 1.0, 1.0), at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads)
+        at - step(middle * math.exp(-Z * sd), 1.0, 1.0),
+        at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads),
     )
     share = min(1.0, step(middle * evaluating, 1.0, shared.threads) / at)
     return StepForecast(
-        step_ms=at, evaluating_share=share, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
+        step_ms=at,
+        evaluating_share=share,
+        compute_ms=middle,
+        data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
         interval_ms=Interval(low=max(at - down, 0.0), high=at + up, coverage=0.9, basis=basis),
         basis=basis + ("" if cost is None else ", samples timed alone"),
-    )  # fmt: skip
+    )
 
 
 def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
     """The settings that change the compute and differ, besides the micro-batch size."""
-    fields = (name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation"))
-    differing = [name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)]
-    return (*differing, *(name for name in ("threads", "engine") if getattr(a, name) != getattr(b, name)))
+    fields = (
+        name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation")
+    )
+    differing = [
+        name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)
+    ]
+    return (
+        *differing,
+        *(name for name in ("threads", "engine") if getattr(a, name) != getattr(b, name)),
+    )
 
 
 def _log_batches(a: Setup, b: Setup) -> float:
@@ -207,18 +258,29 @@ def rank_threads(setup: Setup) -> int:
     if setup.threads is not None:
         return setup.threads
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else max(1, usable_cores() // setup.execution.nproc_per_node)
+    return (
+        int(given)
+        if given.isdecimal() and int(given)
+        else max(1, usable_cores() // setup.execution.nproc_per_node)
+    )
 
 
 class LadderForecasts:
     """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores,
     `between_nodes` the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine. `folder`
-    keeps profiles for several ranks, so that a ladder taken up again does not measure them twice."""
+    keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
+    """
 
     def __init__(
-        self, folder: Path, device: str, whole: Callable[[], MachineProfile], tell: Tell, timeout_s: float,
-        seed: int = 0, between_nodes: Callable[[], HostLinks | None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        device: str,
+        whole: Callable[[], MachineProfile],
+        tell: Tell,
+        timeout_s: float,
+        seed: int = 0,
+        between_nodes: Callable[[], HostLinks | None] = lambda: None,
+    ) -> None:
         self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
         self._timeout_s, self._seed, self._between_nodes = timeout_s, seed, between_nodes
         self._workloads: dict[tuple[str, str], Workload] = {}
@@ -226,11 +288,15 @@ class LadderForecasts:
         self._links: dict[int, HostLinks] = {}
         self._failed: dict[tuple[int, int], NotCalibrated] = {}
 
-    def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
+    def forecast(
+        self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]
+    ) -> list[StepForecast]:
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
-            return [StepForecast(reason=f"the samples cannot be timed: {error.message}") for _ in setups]
+            return [
+                StepForecast(reason=f"the samples cannot be timed: {error.message}") for _ in setups
+            ]
         return [self._one(setup, measured) for setup in setups]
 
     def _one(self, setup: Setup, measured: Sequence[MeasuredCompute]) -> StepForecast:
@@ -238,12 +304,15 @@ class LadderForecasts:
         if near is None and setup.own_settings:
             return StepForecast(reason=OWN_SETTINGS)
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
-            return StepForecast(reason="the shards are not made yet, so what reading them back costs is not known")
+            return StepForecast(
+                reason="the shards are not made yet, so what reading them back costs is not known"
+            )
         try:
             e = setup.execution
             cost = self._costs.get(_cost_key(setup))
             shared = RankShare(
-                allowed_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0
+                allowed_cores() / e.nproc_per_node,
+                rank_threads(setup) if self._device == "cpu" else 1.0,
             )
             try:
                 here, precision = self._forecast(setup), {}
@@ -252,7 +321,11 @@ class LadderForecasts:
                     raise
                 step = as_measured(setup, near, cost, shared)
                 return replace(step, state_bytes=state_bytes(self._workload(setup), e))
-            if here.step is None and near is not None and near.setup.execution.precision == e.precision:
+            if (
+                here.step is None
+                and near is not None
+                and near.setup.execution.precision == e.precision
+            ):
                 # a profile is of fp32 alone; from one setup to another of this precision its ratio is the nearest there is
                 precision = {"precision": "fp32"}
                 here = self._forecast(_with(setup, precision))
@@ -272,7 +345,12 @@ class LadderForecasts:
             return Forecaster(workload, Target(cluster)).forecast(e)
         profile = self._profile(e.nproc_per_node, rank_threads(setup))
         links = between or (self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None)
-        cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host_links=links)
+        cluster = Cluster(
+            device=profile.device,
+            devices_per_node=e.nproc_per_node,
+            nodes=e.nnodes,
+            host_links=links,
+        )
         forecaster = Forecaster(workload, Target(cluster, CalibratedKernels(profile.kernels)))
         overlapped = forecaster.forecast(e)
         if e.world_size == 1 or overlapped.step_time_interval_ms is None or e.engine != "ddp":
@@ -306,7 +384,9 @@ class LadderForecasts:
         try:
             profile = self._calibrated(ranks, threads)
         except TrainpaceError as error:
-            failed = NotCalibrated(f"this machine could not be calibrated: {error.message}", error.hint)
+            failed = NotCalibrated(
+                f"this machine could not be calibrated: {error.message}", error.hint
+            )
             self._failed[ranks, threads] = failed
             raise failed from None
         save(profile, file)
@@ -318,13 +398,17 @@ class LadderForecasts:
         processes = f"{ranks} process{'es' if ranks > 1 else ''}"
         self._tell(f"calibrating {processes} of {threads} threads for {CALIBRATION_S:.0f} s")
         with ThreadPoolExecutor(ranks) as pool:
-            profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
+            profile, *_ = pool.map(
+                lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks)
+            )
         return profile
 
     def _ranks_links(self, ranks: int) -> HostLinks:
         if ranks not in self._links:
             self._tell(f"timing all-reduces of {ranks} processes")
-            self._links[ranks] = links_of(measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS))
+            self._links[ranks] = links_of(
+                measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS)
+            )
         return self._links[ranks]
 
     def _measure_costs(self, setups: Sequence[Setup]) -> None:
@@ -337,7 +421,9 @@ class LadderForecasts:
         for (task, shards, workers), sizes in batch_sizes.items():
             self._tell("timing samples" + (" of the shards" if shards else ""))
             costs = loader_costs(task, shards, sizes, workers, self._seed, COST_TIMEOUT_S)
-            self._costs |= {(shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)}
+            self._costs |= {
+                (shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)
+            }
 
 
 def has_data(spec: str) -> bool:
@@ -350,9 +436,12 @@ def links_of(a: AllReduce) -> HostLinks:
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(
-        start_us=a.latency_us, message_us=0.0, host_us_per_mib=works, gb_per_s=a.bandwidth_gb_per_s or 1e3,
+        start_us=a.latency_us,
+        message_us=0.0,
+        host_us_per_mib=works,
+        gb_per_s=a.bandwidth_gb_per_s or 1e3,
         link_share=1.0,
-    )  # fmt: skip
+    )
 
 
 def _with(setup: Setup, changes: dict[str, Any]) -> Setup:

@@ -19,16 +19,26 @@ from trainpace.records import from_json
 from trainpace.schedule import Schedule
 
 OTHER_FIELDS = ("rungs", "script", "conditions")
-TOP_KEYS = ("task", "command", "config", "rung", *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS))
+TOP_KEYS = (
+    "task",
+    "command",
+    "config",
+    "rung",
+    *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS),
+)
 CONDITION_KEYS = tuple(
-    name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "stated")
+    name
+    for name in JobConditions.__struct_fields__
+    if name not in ("price_usd_per_device_hour", "stated")
 )
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
 
 
-def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
+def read_ladder(
+    path: Path, task: str | None = None, precompute: str = "", script: Script | None = None
+) -> Ladder:
     """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
     shards. Errors name the file."""
     text = read_bytes(path)
@@ -36,7 +46,8 @@ def read_ladder(path: Path, task: str | None = None, precompute: str = "", scrip
         return _from_toml(text, path, task, script)
     if path.suffix != ".json":
         raise UnreadableInput(
-            f"{path} is neither a ladder (.toml) nor a plan (.json).", "trainpace plan --output makes one."
+            f"{path} is neither a ladder (.toml) nor a plan (.json).",
+            "trainpace plan --output makes one.",
         )
     return ladder_of_plan(from_json(text, Plan, str(path)), task, precompute, script)
 
@@ -44,9 +55,18 @@ def read_ladder(path: Path, task: str | None = None, precompute: str = "", scrip
 def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None) -> Ladder:
     read = toml_of(text, str(path))
     _check_names(read, TOP_KEYS, f"key of {path.name}")
-    start, job, slurm, rungs = read.pop("start", {}), read.pop("job", None), read.get("slurm", {}), read.pop("rung", [])
-    if not isinstance(rungs, list) or not all(isinstance(table, dict) for table in (start, job or {}, slurm, *rungs)):
-        raise UnreadableInput(f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one.")
+    start, job, slurm, rungs = (
+        read.pop("start", {}),
+        read.pop("job", None),
+        read.get("slurm", {}),
+        read.pop("rung", []),
+    )
+    if not isinstance(rungs, list) or not all(
+        isinstance(table, dict) for table in (start, job or {}, slurm, *rungs)
+    ):
+        raise UnreadableInput(
+            f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one."
+        )
     own_task = _beside(path, str(read.pop("task", "")))
     spec = task or own_task
     script = _script_of(read, path) or script
@@ -93,7 +113,11 @@ def _script_of(read: dict[str, Any], path: Path) -> Script | None:
             hint = 'Add command = "torchrun train.py ..."'
             raise TrainpaceError(f"{path} names settings files and no command.", hint)
         return None
-    if not isinstance(command, str) or not isinstance(configs, list) or not all(isinstance(c, str) for c in configs):
+    if (
+        not isinstance(command, str)
+        or not isinstance(configs, list)
+        or not all(isinstance(c, str) for c in configs)
+    ):
         raise UnreadableInput(f"{path}: command is text, and config a list of files.")
     return Script(command=command, configs=tuple(configs), folder=str(path.parent))
 
@@ -108,11 +132,13 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     for key, value in given.items():
         if key in stated and settings[key] != value:
             raise Contradiction(
-                f"[start] says {key} {value}, and the script's own settings {settings[key]}.", "Leave it out."
+                f"[start] says {key} {value}, and the script's own settings {settings[key]}.",
+                "Leave it out.",
             )
     if not {"micro_batch", "global_batch"} & (stated | given.keys()):
         raise TrainpaceError(
-            "the script's settings do not say how many samples a step has.", "Say it: micro_batch in [start]."
+            "the script's settings do not say how many samples a step has.",
+            "Say it: micro_batch in [start].",
         )
     if "global_batch" not in given:
         given = {"micro_batch": e.micro_batch, "accumulation": e.accumulation, **given}
@@ -123,12 +149,16 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
 def _rung(table: dict[str, Any], path: Path) -> Rung:
     others = ("title", "precompute", "settings", "environment")
     _check_names(table, (*others, *KEYS), f"setting in [[rung]] of {path.name}")
-    changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in others}
+    changes = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in others
+    }
     if "shards" in changes:
         changes["shards"] = str(path.parent / str(changes["shards"]))
     precompute = _beside(path, str(table.get("precompute", "")))
     settings = table.get("settings", {})
-    if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
+    if not isinstance(settings, dict) or any(
+        isinstance(value, dict | list) for value in settings.values()
+    ):
         hint = 'Write settings = {"data.shards" = "{shards}"}.'
         raise UnreadableInput(f"{path}: settings are keys in quotes, each with one value.", hint)
     environment = table.get("environment", {})
@@ -136,7 +166,8 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
     if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
         hint = 'Write environment = { OMP_PROC_BIND = "true" }.'
         raise UnreadableInput(
-            f"{path}: environment is a table of variables whose values are text or whole numbers.", hint
+            f"{path}: environment is a table of variables whose values are text or whole numbers.",
+            hint,
         )
     environment = {name: str(value) for name, value in environment.items()}
     title = (
@@ -144,15 +175,25 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
         or ", ".join(f"{k} {v}" for k, v in (changes | settings | environment).items())
         or "precomputed shards"
     )
-    return Rung(title=str(title), changes=changes, precompute=precompute, settings=settings, environment=environment)
+    return Rung(
+        title=str(title),
+        changes=changes,
+        precompute=precompute,
+        settings=settings,
+        environment=environment,
+    )
 
 
-def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
+def ladder_of_plan(
+    plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None
+) -> Ladder:
     """A plan's changes as rungs. Raises TrainpaceError where the plan has no changes, or no model is named; Contradiction where
     a script does not train as the plan takes it to train now."""
     spec = task or plan.model
     if not spec and script is None:
-        raise TrainpaceError("the plan names no model.", "Give --task FILE.py:FUNCTION, or make the plan again.")
+        raise TrainpaceError(
+            "the plan names no model.", "Give --task FILE.py:FUNCTION, or make the plan again."
+        )
     if not plan.changes:
         raise TrainpaceError("the plan has no changes to carry out.", plan.reason)
     data = plan.now.choice.data if plan.now is not None else DataPath()
@@ -165,23 +206,34 @@ def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", sc
     if script is not None:
         now, planned = present(script), settings_of(plan.start)
         settings = settings_of(now.execution)
-        clashes = [f"{name} {planned[name]}, where the script has {settings[name]}"
-                   for name in sorted(now.stated & planned.keys()) if settings[name] != planned[name]]  # fmt: skip
+        clashes = [
+            f"{name} {planned[name]}, where the script has {settings[name]}"
+            for name in sorted(now.stated & planned.keys())
+            if settings[name] != planned[name]
+        ]
         if clashes:
             raise Contradiction(
-                f"the plan starts from {', '.join(clashes)}.", "Make the plan of the same files and command."
+                f"the plan starts from {', '.join(clashes)}.",
+                "Make the plan of the same files and command.",
             )
     return Ladder(
-        start=start, rungs=tuple(rungs), job=plan.job, conditions=plan.conditions, device="cuda",
-        allow_global_batch=bool(batches), script=script,
+        start=start,
+        rungs=tuple(rungs),
+        job=plan.job,
+        conditions=plan.conditions,
+        device="cuda",
+        allow_global_batch=bool(batches),
+        script=script,
         steps=None if script is None else SCRIPT_STEPS,
-    )  # fmt: skip
+    )
 
 
 def _rung_of_change(change: Change, execution: Execution, data: DataPath, precompute: str) -> Rung:
     after = change.execution
     changes: dict[str, Any] = {
-        key: getattr(after, key) for key in OF_A_PLAN if getattr(after, key) != getattr(execution, key)
+        key: getattr(after, key)
+        for key in OF_A_PLAN
+        if getattr(after, key) != getattr(execution, key)
     }
     if after.global_batch != execution.global_batch:
         changes["global_batch"] = after.global_batch

@@ -62,14 +62,17 @@ def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
         half = student_t_95(noise.degrees) * noise.relative * math.sqrt(each)
     middle = logs[0] - logs[1]
     return Gain(
-        ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half),
+        ratio=math.exp(middle),
+        low=math.exp(middle - half),
+        high=math.exp(middle + half),
         trials=len(old_ms) + len(new_ms),
-    )  # fmt: skip
+    )
 
 
 class LossCheck(Record):
     """`worst` and `at_end`: the rung's smoothed loss less the baseline's over the baseline's first, where it is largest and in
-    the last of the windows of `smoothed_over` steps. `tolerance` holds the baseline's own spread."""
+    the last of the windows of `smoothed_over` steps. `tolerance` holds the baseline's own spread.
+    """
 
     verdict: Verdict
     reason: str = ""
@@ -86,12 +89,16 @@ def own_spread(one: Sequence[float], other: Sequence[float]) -> float:
     return 0.0 if difference is None else float(np.sqrt(np.mean(difference**2)))
 
 
-def compare(baseline: Sequence[float], rung: Sequence[float], tolerance: float, spread: float = 0.0) -> LossCheck:
+def compare(
+    baseline: Sequence[float], rung: Sequence[float], tolerance: float, spread: float = 0.0
+) -> LossCheck:
     """diverges: not finite, or worse by more than the tolerance in the last window. drifts: beyond it elsewhere, or better by
     more than it. Only the steps that both have are compared."""
     bad = next((i for i, loss in enumerate(rung) if not math.isfinite(loss)), None)
     if bad is not None:
-        return LossCheck(verdict="diverges", reason=f"the loss became {rung[bad]} at step {bad + 1}")
+        return LossCheck(
+            verdict="diverges", reason=f"the loss became {rung[bad]} at step {bad + 1}"
+        )
     steps = min(len(baseline), len(rung))
     difference = _difference(baseline, rung)
     if difference is None:
@@ -101,15 +108,26 @@ def compare(baseline: Sequence[float], rung: Sequence[float], tolerance: float, 
     verdict: Verdict = "ok"
     reason = ""
     if at_end > allowed:
-        verdict, reason = "diverges", f"the loss ends {at_end:.0%} of the first loss above the baseline's"
+        verdict, reason = (
+            "diverges",
+            f"the loss ends {at_end:.0%} of the first loss above the baseline's",
+        )
     elif abs(worst) > allowed:
-        verdict, reason = "drifts", f"the loss is up to {abs(worst):.0%} of the first loss off the baseline's"
+        verdict, reason = (
+            "drifts",
+            f"the loss is up to {abs(worst):.0%} of the first loss off the baseline's",
+        )
     if reason:
         reason = f"{reason} ({allowed:.0%} allowed, over {steps} steps)".replace("%", " %")
     return LossCheck(
-        verdict=verdict, reason=reason, worst=worst, at_end=at_end, tolerance=allowed, steps=steps,
+        verdict=verdict,
+        reason=reason,
+        worst=worst,
+        at_end=at_end,
+        tolerance=allowed,
+        steps=steps,
         smoothed_over=steps // WINDOWS,
-    )  # fmt: skip
+    )
 
 
 def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
@@ -118,7 +136,10 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
     width = min(len(one), len(other)) // WINDOWS
     if width < FEWEST_A_WINDOW:
         return None
-    means = [np.asarray(c[: width * WINDOWS], dtype=float).reshape(WINDOWS, width).mean(1) for c in (one, other)]
+    means = [
+        np.asarray(c[: width * WINDOWS], dtype=float).reshape(WINDOWS, width).mean(1)
+        for c in (one, other)
+    ]
     scale = max(abs(float(means[0][0])), SMALLEST_SCALE)
     return np.asarray((means[1] - means[0]) / scale)
 

@@ -51,13 +51,23 @@ class Measured(Record):
 def measured_of(result: TrialResult) -> Measured:
     middle = statistics.fmean if result.uneven else statistics.median
     # step by step: a difference of medians would be lost in the spread of long waits
-    compute_ms = [step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)]
+    compute_ms = [
+        step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)
+    ]
     return Measured(
-        trials_ms=(result.step_time_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
-        data_wait_ms=middle(result.data_wait_ms), compute_ms=middle(compute_ms),
-        peak_memory_gib=result.peak_memory_gib, reserved_memory_gib=result.reserved_memory_gib, start_up_s=result.start_up_s,
-        notes=result.notes, environment=result.environment, noise_scale=result.noise_scale, loss=result.loss,
-    )  # fmt: skip
+        trials_ms=(result.step_time_ms,),
+        first_interval_ms=result.interval_ms,
+        losses=result.losses,
+        data_wait_ms=middle(result.data_wait_ms),
+        compute_ms=middle(compute_ms),
+        peak_memory_gib=result.peak_memory_gib,
+        reserved_memory_gib=result.reserved_memory_gib,
+        start_up_s=result.start_up_s,
+        notes=result.notes,
+        environment=result.environment,
+        noise_scale=result.noise_scale,
+        loss=result.loss,
+    )
 
 
 class Attempt(Record):
@@ -148,17 +158,25 @@ def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | Non
     """The gradient noise scale that was gathered, and of which setup's steps; None where none was. It has no samples where the
     steps were too few to tell."""
     attempts = [attempt for rung in (result.baseline, *result.rungs) for attempt in rung.tried]
-    scales = [(a.setup, a.measured.noise_scale) for a in attempts if a.measured is not None and a.measured.noise_scale]
+    scales = [
+        (a.setup, a.measured.noise_scale)
+        for a in attempts
+        if a.measured is not None and a.measured.noise_scale
+    ]
     return next((scale for scale in scales if "samples" in scale[1]), scales[0] if scales else None)
 
 
-def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0) -> JobTime | None:
+def job_time(
+    ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0
+) -> JobTime | None:
     """The whole job at so many ms a step, with what shards take once; None where no job was named."""
     if ladder.job is None:
         return None
     e, price = attempt.setup.execution, ladder.price_usd_per_hour
     per_device = None if price is None else price / e.nproc_per_node
-    conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
+    conditions = replace(
+        ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s
+    )
     training = training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes)
     return training.time(step_ms / 1e3, step_ms / 1e3 * attempt.foreseen.evaluating_share)
 
@@ -169,7 +187,9 @@ def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
     if job is None or job.samples_per_epoch is None:
         return None
     steps, step_s = epoch_steps(job, e).steps, step_ms / 1e3
-    validation_s = c.evaluation_samples / e.global_batch * step_s * attempt.foreseen.evaluating_share
+    validation_s = (
+        c.evaluation_samples / e.global_batch * step_s * attempt.foreseen.evaluating_share
+    )
     if c.evaluate_every_steps is not None:
         validation_s += steps / c.evaluate_every_steps * c.evaluation_s
     return steps * step_s + validation_s
@@ -178,7 +198,8 @@ def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
 class LadderRow(Record):
     """One rung. `ratio` is old time / new time of a sample, from trials of both in turn, over what was kept before; `total` is
     the product of the ratios that lead to it. None where nothing was measured. `forecast_ms` and `measured_ms` are of the same
-    thing: a step. `epoch_s` holds the validation of an epoch; `no_forecast` is the reason where there is none."""
+    thing: a step. `epoch_s` holds the validation of an epoch; `no_forecast` is the reason where there is none.
+    """
 
     title: str
     forecast_ms: float | None = None
@@ -199,9 +220,17 @@ class LadderRow(Record):
 
 def rows_of(result: LadderResult) -> list[LadderRow]:
     """The baseline and the rungs tried so far. Shards that were kept count in the jobs of the rungs after them."""
-    rows, precompute_s, total = [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)], 0.0, 1.0
-    for rung, tried in zip(result.ladder.rungs, result.rungs, strict=False):  # it may have stopped early
-        rows.append(_row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s, total))
+    rows, precompute_s, total = (
+        [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)],
+        0.0,
+        1.0,
+    )
+    for rung, tried in zip(
+        result.ladder.rungs, result.rungs, strict=False
+    ):  # it may have stopped early
+        rows.append(
+            _row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s, total)
+        )
         precompute_s += tried.precompute_s if tried.kept else 0.0
         total = rows[-1].total or total if tried.kept else total
     return rows
@@ -212,18 +241,25 @@ def _title(rung: Rung, result: RungResult) -> str:
     if result.chosen is None:
         return result.title
     values = rung.alternatives()[result.chosen]
-    several = (key for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1)
+    several = (
+        key for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1
+    )
     chosen = [f"{key} {values[key]}" for key in several]
     return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
 
 
-def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float) -> LadderRow:
+def _row(
+    ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float
+) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     row = LadderRow(title=title, kept=False, why=result.reason)
     if best is not None:
         foreseen = best.foreseen
         row = replace(
-            row, forecast_ms=foreseen.step_ms, forecast_interval_ms=foreseen.interval_ms, no_forecast=foreseen.reason
+            row,
+            forecast_ms=foreseen.step_ms,
+            forecast_interval_ms=foreseen.interval_ms,
+            no_forecast=foreseen.reason,
         )
     if best is None or best.measured is None:
         return row
@@ -231,12 +267,18 @@ def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: flo
     ratio = None if result.gain is None else result.gain.ratio
     job = job_time(ladder.ladder, best, measured.step_time_ms, precompute_s)
     return replace(
-        row, measured_ms=measured.step_time_ms, measured_interval_ms=measured.interval_ms,
-        epoch_s=epoch_s(ladder.ladder, best, measured.step_time_ms), ratio=ratio,
-        total=total_before * (1.0 if ratio is None else ratio), memory_gib=measured.peak_memory_gib,
-        job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
-        losses="" if result.losses is None else result.losses.verdict, kept=result.kept,
-    )  # fmt: skip
+        row,
+        measured_ms=measured.step_time_ms,
+        measured_interval_ms=measured.interval_ms,
+        epoch_s=epoch_s(ladder.ladder, best, measured.step_time_ms),
+        ratio=ratio,
+        total=total_before * (1.0 if ratio is None else ratio),
+        memory_gib=measured.peak_memory_gib,
+        job_s=None if job is None else job.total_s,
+        cost_usd=None if job is None else job.usd,
+        losses="" if result.losses is None else result.losses.verdict,
+        kept=result.kept,
+    )
 
 
 def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:
@@ -245,9 +287,11 @@ def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entr
     fields: dict[str, Any] = {}
     if foreseen.step_ms is not None and foreseen.interval_ms is not None:
         fields |= {
-            "forecast_ms": foreseen.step_ms, "forecast_low_ms": foreseen.interval_ms.low,
-            "forecast_high_ms": foreseen.interval_ms.high, "forecast_basis": foreseen.basis,
-        }  # fmt: skip
+            "forecast_ms": foreseen.step_ms,
+            "forecast_low_ms": foreseen.interval_ms.low,
+            "forecast_high_ms": foreseen.interval_ms.high,
+            "forecast_basis": foreseen.basis,
+        }
     if measured is None:
         fields |= {
             "outcome": _OUTCOMES.get(attempt.failure.partition(":")[0], "crashed"),
@@ -255,11 +299,24 @@ def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entr
         }
     else:
         fields |= {
-            "outcome": "ok", "step_time_ms": measured.step_time_ms, "interval_ms": measured.interval_ms,
-            "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib,
-            "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment, "loss": measured.loss,
-        }  # fmt: skip
+            "outcome": "ok",
+            "step_time_ms": measured.step_time_ms,
+            "interval_ms": measured.interval_ms,
+            "losses": measured.losses,
+            "peak_memory_gib": measured.peak_memory_gib,
+            "reserved_memory_gib": measured.reserved_memory_gib,
+            "environment": measured.environment,
+            "loss": measured.loss,
+        }
     return Entry(
-        id=new_id(), created_at=now_utc(), kind="run", model=model, device=device, execution=e,
-        num_devices=e.world_size, seed=seed, notes=words_of(attempt.setup), **fields,
-    )  # fmt: skip
+        id=new_id(),
+        created_at=now_utc(),
+        kind="run",
+        model=model,
+        device=device,
+        execution=e,
+        num_devices=e.world_size,
+        seed=seed,
+        notes=words_of(attempt.setup),
+        **fields,
+    )

@@ -22,14 +22,21 @@ KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
 SHARDS = "{shards}"
-TRAINPACES_OWN = ("OMP_NUM_THREADS", "PYTHONPATH", "WANDB_MODE", "COMET_MODE", "MLFLOW_TRACKING_URI")
+TRAINPACES_OWN = (
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "WANDB_MODE",
+    "COMET_MODE",
+    "MLFLOW_TRACKING_URI",
+)
 """Variables that a trial of an unchanged script sets, besides those that begin with TRAINPACE_."""
 
 
 class Setup(Record):
     """What one trial needs. `engine` None is the usual one for the execution; `threads` None an even share of the cores.
     `settings`: further keys of a script's own settings files, with dots between sections, and their values, in which {shards}
-    stands for the folder of the shards. `environment`: variables of its processes, as of the memory allocator."""
+    stands for the folder of the shards. `environment`: variables of its processes, as of the memory allocator.
+    """
 
     task: str
     execution: Execution
@@ -43,14 +50,20 @@ class Setup(Record):
     def own_settings(self) -> dict[str, Value]:
         """`settings`, without those that only name the shards, and `environment`: nobody but the script and its libraries knows
         what they change of a step."""
-        return {key: value for key, value in self.settings.items() if SHARDS not in str(value)} | self.environment
+        return {
+            key: value for key, value in self.settings.items() if SHARDS not in str(value)
+        } | self.environment
 
     def trial(self, **rest: Any) -> launch.Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
         return launch.Trial(
-            task=self.task, execution=self.execution, engine=self.engine or launch.engine_for(self.execution), loader=self.loader,
-            threads_per_process=self.threads, **rest,
-        )  # fmt: skip
+            task=self.task,
+            execution=self.execution,
+            engine=self.engine or launch.engine_for(self.execution),
+            loader=self.loader,
+            threads_per_process=self.threads,
+            **rest,
+        )
 
 
 class Script(Record):
@@ -80,12 +93,14 @@ class Rung(Record):
                 raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
         if not (self.changes or self.precompute or self.settings or self.environment):
             raise TrainpaceError(
-                f"the rung {self.title!r} changes nothing.", "Name a setting, precompute or environment."
+                f"the rung {self.title!r} changes nothing.",
+                "Name a setting, precompute or environment.",
             )
         for name in self.environment:
             if not (name.isascii() and name.isidentifier()):
                 raise TrainpaceError(
-                    f"the rung {self.title!r} sets {name!r}, which cannot be the name of an environment variable."
+                    f"the rung {self.title!r} sets {name!r}, which cannot be the name of an"
+                    " environment variable."
                 )
             if name in TRAINPACES_OWN or name.startswith("TRAINPACE_"):
                 raise TrainpaceError(
@@ -94,7 +109,8 @@ class Rung(Record):
                 )
         if len(self.alternatives()) > MOST_ALTERNATIVES:
             raise TrainpaceError(
-                f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most {MOST_ALTERNATIVES}.",
+                f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most"
+                f" {MOST_ALTERNATIVES}.",
                 "Try fewer values, or spread them over several rungs.",
             )
 
@@ -105,7 +121,9 @@ class Rung(Record):
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
-        return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
+        return tuple(
+            dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices)
+        )
 
 
 class Ladder(Record):
@@ -143,27 +161,36 @@ class Ladder(Record):
             raise TrainpaceError(f"a trial of {self.seconds} s cannot be.", "Give seconds above 0.")
         if not 0 < self.loss_tolerance < 10:
             raise TrainpaceError(
-                f"a loss tolerance of {self.loss_tolerance} cannot be right.", "It is a share: 0.1 is 10 %."
+                f"a loss tolerance of {self.loss_tolerance} cannot be right.",
+                "It is a share: 0.1 is 10 %.",
             )
         if self.price_usd_per_hour is not None and not 0 <= self.price_usd_per_hour <= 1e6:
-            raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
+            raise TrainpaceError(
+                f"a price of {self.price_usd_per_hour} dollars an hour cannot be right."
+            )
         for rung in self.rungs:
             shards = rung.precompute or "shards" in rung.changes
             if self.script is None and (rung.settings or rung.environment):
-                what = "settings of a script's own files" if rung.settings else "environment variables of a script"
+                what = (
+                    "settings of a script's own files"
+                    if rung.settings
+                    else "environment variables of a script"
+                )
                 raise TrainpaceError(
                     f"the rung {rung.title!r} sets {what}, and this ladder trains a task.",
                     "Name the script with command and config.",
                 )
             if self.script is not None and shards and not rung.takes_shards:
                 raise TrainpaceError(
-                    f"an unchanged script reads its own data, and the rung {rung.title!r} does not say which setting of the"
-                    " script's own names the shards in its place.",
-                    'Say it: settings = {"data.shards" = "{shards}"}, or name a task in place of the command.',
+                    f"an unchanged script reads its own data, and the rung {rung.title!r} does not"
+                    " say which setting of the script's own names the shards in its place.",
+                    'Say it: settings = {"data.shards" = "{shards}"}, or name a task in place of'
+                    " the command.",
                 )
             if rung.takes_shards and not shards:
                 raise TrainpaceError(
-                    f"the rung {rung.title!r} has no shards to name.", 'Add precompute = "FILE.py:NAME".'
+                    f"the rung {rung.title!r} has no shards to name.",
+                    'Add precompute = "FILE.py:NAME".',
                 )
         if self.warmup_steps < 1:
             raise TrainpaceError("a trial needs at least 1 step of warm-up, which is not counted.")
@@ -174,25 +201,35 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     change, accumulation makes up for it, then the micro-batch, which becomes the largest that divides a rank's share; neither
     touches a value that `changes` gives. Raises Contradiction where no whole numbers do."""
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
-    loader = _built(launch.LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
-    setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
+    loader = _built(
+        launch.LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS}
+    )
+    setup = _built(
+        Setup,
+        kept,
+        {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")},
+    )
     batch = changes.get("global_batch", kept.execution.global_batch)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise TrainpaceError(f"global_batch is {batch}; it must be a whole number from 1.")
     ranks = fields.keys() & {"nnodes", "nproc_per_node"}
     # a shard size may clash with other ranks, and the engine that was named for another execution need not have this one
     free = _built(Execution, kept.execution, ({"shard_size": None} if ranks else {}) | fields)
-    if "engine" not in changes and (ranks or fields.keys() & {"zero_stage", "offload_optimizer", "offload_parameters"}):
+    if "engine" not in changes and (
+        ranks or fields.keys() & {"zero_stage", "offload_optimizer", "offload_parameters"}
+    ):
         setup = replace(setup, engine=None)
     execution = _at_global_batch(free, batch, fields, allow_global_batch)
     if "global_batch" in changes and execution.global_batch != batch:
         raise Contradiction(
-            f"micro-batch {execution.micro_batch} x accumulation {execution.accumulation} x {execution.data_parallel_size}"
-            f" data-parallel ranks is {execution.global_batch}, not the global batch of {batch}."
+            f"micro-batch {execution.micro_batch} x accumulation {execution.accumulation} x"
+            f" {execution.data_parallel_size} data-parallel ranks is {execution.global_batch}, not"
+            f" the global batch of {batch}."
         )
     if execution.global_batch != kept.execution.global_batch and not allow_global_batch:
         raise Contradiction(
-            f"this changes the global batch from {kept.execution.global_batch} to {execution.global_batch}.",
+            f"this changes the global batch from {kept.execution.global_batch} to"
+            f" {execution.global_batch}.",
             "Allow it with --allow-global-batch: the training is then another one.",
         )
     return replace(setup, execution=execution)
@@ -203,23 +240,35 @@ def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed:
         return e  # the caller compares
     ranks = e.data_parallel_size
     share, rest = divmod(batch, ranks)
-    whole = f"a global batch of {batch}" + (f" over {ranks} data-parallel ranks" if ranks > 1 else "")
+    whole = f"a global batch of {batch}" + (
+        f" over {ranks} data-parallel ranks" if ranks > 1 else ""
+    )
     if rest:
         reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
     elif "accumulation" in given:
         if share % e.accumulation == 0:
             return replace(e, micro_batch=share // e.accumulation)
-        reason = f"{whole} is {share} samples a rank, which accumulation {e.accumulation} does not divide."
+        reason = (
+            f"{whole} is {share} samples a rank, which accumulation {e.accumulation} does not"
+            " divide."
+        )
     elif share % e.micro_batch == 0:
         return replace(e, accumulation=share // e.micro_batch)
     elif "micro_batch" in given:
-        reason = f"{whole} is {share} samples a rank, which a micro-batch of {e.micro_batch} does not divide."
+        reason = (
+            f"{whole} is {share} samples a rank, which a micro-batch of {e.micro_batch} does not"
+            " divide."
+        )
         e = replace(e, accumulation=max(1, share // e.micro_batch))
     else:
-        micro_batch = max(size for size in range(1, min(e.micro_batch, share) + 1) if share % size == 0)
+        micro_batch = max(
+            size for size in range(1, min(e.micro_batch, share) + 1) if share % size == 0
+        )
         return replace(e, micro_batch=micro_batch, accumulation=share // micro_batch)
     if not allowed:
-        raise Contradiction(reason, "Choose numbers that divide it, or allow another with --allow-global-batch.")
+        raise Contradiction(
+            reason, "Choose numbers that divide it, or allow another with --allow-global-batch."
+        )
     return e
 
 
@@ -238,15 +287,29 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
 def words_of(setup: Setup) -> str:
     e, loader = setup.execution, setup.loader
     parts = [
-        f"micro-batch {e.micro_batch} x {e.accumulation}" + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
-        "" if e.world_size == 1 else f"{e.world_size} ranks", setup.engine or "", "" if e.precision == "fp32" else e.precision,
-        f"ZeRO-{e.zero_stage}" if e.zero_stage else "", "offload" if e.offload_optimizer or e.offload_parameters else "",
-        "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
-        "compile" if e.compile else "", "channels_last" if e.channels_last else "",
-        f"{loader.workers} workers" if loader.workers != 1 else "1 worker", "shards" if loader.shards else "",
-        "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
+        f"micro-batch {e.micro_batch} x {e.accumulation}"
+        + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
+        "" if e.world_size == 1 else f"{e.world_size} ranks",
+        setup.engine or "",
+        "" if e.precision == "fp32" else e.precision,
+        f"ZeRO-{e.zero_stage}" if e.zero_stage else "",
+        "offload" if e.offload_optimizer or e.offload_parameters else "",
+        (
+            ""
+            if e.activation_checkpointing == "none"
+            else f"{e.activation_checkpointing} recomputation"
+        ),
+        "compile" if e.compile else "",
+        "channels_last" if e.channels_last else "",
+        f"{loader.workers} workers" if loader.workers != 1 else "1 worker",
+        "shards" if loader.shards else "",
+        (
+            ""
+            if setup.threads is None
+            else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}"
+        ),
         *(f"{key} {value}" for key, value in setup.own_settings.items()),
-    ]  # fmt: skip
+    ]
     return ", ".join(part for part in parts if part)
 
 
@@ -258,8 +321,12 @@ class LauncherChoice(NamedTuple):
 
     def over(self, base: launch.SlurmOptions) -> "LauncherChoice":
         """With a ladder's own Slurm options where the user said nothing else."""
-        slurm = replace(base, partition=self.slurm.partition or base.partition, extra=(*base.extra, *self.slurm.extra),
-                        account=self.slurm.account or base.account)  # fmt: skip
+        slurm = replace(
+            base,
+            partition=self.slurm.partition or base.partition,
+            extra=(*base.extra, *self.slurm.extra),
+            account=self.slurm.account or base.account,
+        )
         return self._replace(slurm=slurm)
 
     def launcher(self, nnodes: int, nproc_per_node: int) -> launch.Launcher:
@@ -279,11 +346,18 @@ class LauncherChoice(NamedTuple):
         where options are given for one that none needs."""
 
         def values(key: str) -> set[int]:  # one that is no number is the rung's own failure later
-            named = [changes[key] for rung in ladder.rungs for changes in rung.alternatives() if key in changes]
+            named = [
+                changes[key]
+                for rung in ladder.rungs
+                for changes in rung.alternatives()
+                if key in changes
+            ]
             return {v for v in (getattr(ladder.start.execution, key), *named) if isinstance(v, int)}
 
         sizes = itertools.product(values("nnodes"), values("nproc_per_node"))
-        launchers = {launcher.name: launcher for launcher in itertools.starmap(self.launcher, sizes)}
+        launchers = {
+            launcher.name: launcher for launcher in itertools.starmap(self.launcher, sizes)
+        }
         if self.slurm != launch.SlurmOptions() and "slurm" not in launchers:
             raise Contradiction(
                 "--partition, --account and --sbatch are Slurm's, and no rung is launched with it.",

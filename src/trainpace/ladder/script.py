@@ -45,19 +45,24 @@ def present(script: Script) -> Present:
     for file in _copied(script):
         if not configs.names_file(texts, words, file, script.folder):
             raise TrainpaceError(
-                f"neither the command nor another settings file names {file}, so a changed copy of it would not be read.",
+                f"neither the command nor another settings file names {file}, so a changed copy of"
+                " it would not be read.",
                 f"Name it in the command, as in --config {file}.",
             )
     values = {name: setting.value for name, setting in combined.values.items()}
     e = configs.execution_of(values, Execution())
     if "global_batch" in values and "accumulation" not in values:
-        needed = accumulation_for_global_batch(int(values["global_batch"]), e.micro_batch, e.data_parallel_size)
+        needed = accumulation_for_global_batch(
+            int(values["global_batch"]), e.micro_batch, e.data_parallel_size
+        )
         values["accumulation"] = needed
         e = configs.execution_of(values, Execution())
     return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
 
 
-def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[configs.Written, ...]]:
+def prepare(
+    ladder: Ladder, setup: Setup, folder: Path
+) -> tuple[ScriptTrial, tuple[configs.Written, ...]]:
     """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
     TrainpaceError where no file takes a change."""
     script, files = _script_of(ladder), changed_files(ladder, setup)
@@ -79,27 +84,40 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
     # which would have each node train by itself
     words = tuple(word for word in split.words if word != "--standalone" or e.nnodes == 1)
     trial = ScriptTrial(
-        command=configs.copied_command(words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=environment,
-        world_size=e.world_size, global_batch=e.global_batch, nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
+        command=configs.copied_command(words, copies, script.folder, output),
+        cwd=str(Path(script.folder).absolute()),
+        steps=ladder.steps or SCRIPT_STEPS,
+        warmup_steps=ladder.warmup_steps,
+        environment=environment,
+        world_size=e.world_size,
+        global_batch=e.global_batch,
+        nnodes=e.nnodes,
+        nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if setup.threads is None else setup.threads + setup.loader.workers,
-        gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0, starts="node" if launcher else "rank",
-    )  # fmt: skip
+        gpus_per_node=e.nproc_per_node if ladder.device != "cpu" else 0,
+        starts="node" if launcher else "rank",
+    )
     return trial, files
 
 
 def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
     start, script, shards = ladder.start, _script_of(ladder), setup.loader.shards
-    if setup.loader != LoaderSettings(workers=setup.loader.workers, shards=shards) or setup.engine != start.engine:
+    if (
+        setup.loader != LoaderSettings(workers=setup.loader.workers, shards=shards)
+        or setup.engine != start.engine
+    ):
         raise TrainpaceError(
-            "of a script's data and engine only the number of workers and its own settings can be changed from outside."
+            "of a script's data and engine only the number of workers and its own settings can be"
+            " changed from outside."
         )
     launcher = configs.launcher_of(script.command)
     if setup.execution.nnodes > 1 and launcher in ("accelerate", "deepspeed"):
         raise TrainpaceError(
-            f"on several nodes {launcher} needs an address or a list of hosts, which are not known before Slurm gives them.",
-            "Start the script with python (Lightning) or torchrun: each of Slurm's nodes then finds the others.",
+            f"on several nodes {launcher} needs an address or a list of hosts, which are not known"
+            " before Slurm gives them.",
+            "Start the script with python (Lightning) or torchrun: each of Slurm's nodes then finds"
+            " the others.",
         )
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
     changes = configs.Changes(before=start.execution, after=setup.execution, workers=workers)
@@ -107,9 +125,12 @@ def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
     if done.left:
         untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
         raise TrainpaceError(f"its settings files do not take {untaken}.")
-    folder = "" if shards is None else str(Path(shards).absolute() if Path(shards).is_dir() else shards)
+    folder = (
+        "" if shards is None else str(Path(shards).absolute() if Path(shards).is_dir() else shards)
+    )
     own = {
-        key: value.replace(SHARDS, folder) if isinstance(value, str) else value for key, value in setup.settings.items()
+        key: value.replace(SHARDS, folder) if isinstance(value, str) else value
+        for key, value in setup.settings.items()
     }
     return configs.with_own_keys(done.files, own)
 
@@ -124,7 +145,9 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
             write_whole(kept / names.get(written.file, "command.txt"), written.text)
     (kept / ENVIRONMENT).unlink(missing_ok=True)  # of an earlier climb
     if setup.environment:
-        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()]
+        lines = [
+            f"export {name}={shlex.quote(value)}\n" for name, value in setup.environment.items()
+        ]
         write_whole(kept / ENVIRONMENT, "".join(lines))
     return kept
 
@@ -146,7 +169,10 @@ def fingerprint_of_script(script: Script) -> str:
     """A hash of the settings files, and of the Python files beside those that the command names, by path or by ``-m``."""
     words, around = configs.split_command(script.command)
     base = Path(script.folder).absolute()
-    folders = (base, *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder))
+    folders = (
+        base,
+        *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder),
+    )
     sources: dict[str, str] = {}
     for before, word in pairwise(("", *words)):
         file = _file_of_module(word, folders) if before in ("-m", "--module") else base / word
@@ -189,7 +215,9 @@ def _script_of(ladder: Ladder) -> Script:
 
 def _texts(script: Script) -> dict[str, str]:
     texts = {file: read_text(str(Path(script.folder, file))) for file in script.configs}
-    return texts | ({COMMAND: script.command + "\n"} if configs.has_settings(script.command) else {})
+    return texts | (
+        {COMMAND: script.command + "\n"} if configs.has_settings(script.command) else {}
+    )
 
 
 def _copied(script: Script) -> tuple[str, ...]:

@@ -23,9 +23,14 @@ from trainpace.tasks import import_package
 from trainpace.trace import longest_chain
 
 PRECISIONS: dict[Precision, Any] = {
-    "fp32": "32-true", "torch_fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed",
-    "amp_bf16": "bf16-mixed", "bf16": "bf16-true", "fp16": "16-true",
-}  # fmt: skip
+    "fp32": "32-true",
+    "torch_fp32": "32-true",
+    "tf32": "32-true",
+    "amp_fp16": "16-mixed",
+    "amp_bf16": "bf16-mixed",
+    "bf16": "bf16-true",
+    "fp16": "16-true",
+}
 """Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
 
 
@@ -51,14 +56,22 @@ class FabricEngine(abc.ABC):
         if e.channels_last:
             model = model.to(memory_format=torch.channels_last)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of srun on the path, and of the number of loader workers
+            warnings.simplefilter(
+                "ignore"
+            )  # of srun on the path, and of the number of loader workers
             self.fabric = Fabric(
-                accelerator=device, strategy=self._strategy(e, device), devices=e.nproc_per_node, num_nodes=e.nnodes,
-                precision=precision, plugins=plugins,
-            )  # fmt: skip
+                accelerator=device,
+                strategy=self._strategy(e, device),
+                devices=e.nproc_per_node,
+                num_nodes=e.nnodes,
+                precision=precision,
+                plugins=plugins,
+            )
             self.fabric.launch()
         self.device = self.fabric.device
-        self.model, self._optimizer = self._set_up(torch.compile(model) if e.compile else model, optimizer)
+        self.model, self._optimizer = self._set_up(
+            torch.compile(model) if e.compile else model, optimizer
+        )
 
     @abc.abstractmethod
     def _strategy(self, e: Execution, device: str) -> Any: ...
@@ -80,7 +93,9 @@ class FabricEngine(abc.ABC):
         quiet = self.skips_synchronisation and not last
         with self.fabric.no_backward_sync(self.model) if quiet else contextlib.nullcontext():
             value = loss(self.model, batch)
-            self.fabric.backward(value if self.scales_loss_itself else value / self._execution.accumulation)
+            self.fabric.backward(
+                value if self.scales_loss_itself else value / self._execution.accumulation
+            )
         return value.detach()
 
     def update(self) -> None:
@@ -116,16 +131,22 @@ class Fsdp2(FabricEngine):
         if device != "cpu" and e.offload_parameters:
             backend = f"cpu:gloo,{device}:{backend}"
         return ModelParallelStrategy(
-            parallelize_fn=shard, data_parallel_size=e.world_size, tensor_parallel_size=1,
+            parallelize_fn=shard,
+            data_parallel_size=e.world_size,
+            tensor_parallel_size=1,
             process_group_backend=backend,
-        )  # fmt: skip
+        )
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         whole = getattr(model, "_orig_mod", model)
         names = {id(parameter): name for name, parameter in whole.named_parameters()}
-        model = self.fabric.setup_module(model, move_to_device=False)  # shards go there, not the whole model
+        model = self.fabric.setup_module(
+            model, move_to_device=False
+        )  # shards go there, not the whole model
         sharded = dict(whole.named_parameters())
-        for group in optimizer.param_groups:  # which still hold the whole parameters that sharding replaced
+        for (
+            group
+        ) in optimizer.param_groups:  # which still hold the whole parameters that sharding replaced
             group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         optimizer.state.clear()
         return model, self.fabric.setup_optimizers(optimizer)
@@ -157,9 +178,10 @@ class DeepSpeed(FabricEngine):
 
         on_cpu = device == "cpu"
         return (OnCpu if on_cpu else DeepSpeedStrategy)(
-            config=_deepspeed_config(e), process_group_backend="gloo" if on_cpu else None,
+            config=_deepspeed_config(e),
+            process_group_backend="gloo" if on_cpu else None,
             logging_level=logging.WARNING,
-        )  # fmt: skip
+        )
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         value = super().micro_step(loss, batch, last)
@@ -174,8 +196,11 @@ class DeepSpeed(FabricEngine):
 
 Engine = PlainEngine | FabricEngine
 ENGINES: dict[EngineName, Callable[[Execution, str, Any, Any], Engine]] = {
-    "plain": PlainEngine, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed,
-}  # fmt: skip
+    "plain": PlainEngine,
+    "ddp": Ddp,
+    "fsdp2": Fsdp2,
+    "deepspeed": DeepSpeed,
+}
 
 
 def import_engine(engine: EngineName, device: str) -> None:
@@ -190,7 +215,9 @@ def import_engine(engine: EngineName, device: str) -> None:
             if engine == "deepspeed":
                 import_package("deepspeed", "deepspeed")
         except TrainpaceError as error:
-            raise TrainpaceError(f"the engine {engine} cannot start: {error.message}", error.hint) from None
+            raise TrainpaceError(
+                f"the engine {engine} cannot start: {error.message}", error.hint
+            ) from None
     if engine == "deepspeed" and device == "cpu":  # else it compiles a C++ operator for a minute
         import deepspeed.ops
 
@@ -199,7 +226,8 @@ def import_engine(engine: EngineName, device: str) -> None:
 
 def recompute_blocks(model: Any) -> tuple[str, ...]:
     """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
-    alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so."""
+    alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so.
+    """
     # transformers renamed it in 5.x
     for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, switch):
@@ -211,7 +239,12 @@ def recompute_blocks(model: Any) -> tuple[str, ...]:
     chain = longest_chain(model)
     if chain is None:
         name = type(model).__name__
-        return (f"activation checkpointing did nothing: {name} has no switch for it and no chain of alike blocks.",)
+        return (
+            (
+                f"activation checkpointing did nothing: {name} has no switch for it and no chain of"
+                " alike blocks."
+            ),
+        )
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
     members = {id(module) for module in chain.modules}
@@ -228,7 +261,9 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     size = e.shard_size or e.data_parallel_size
     copies = e.data_parallel_size // size
     axes = {"shard": size} if copies == 1 else {"replicate": copies, "shard": size}
-    options: dict[str, Any] = {"mesh": init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))}
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    }
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if e.precision == "amp_bf16":
         options["mp_policy"] = mixed
@@ -238,7 +273,9 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
     for block in chain.modules if chain is not None else ():
         fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)
     if e.precision == "amp_bf16":
-        options["mp_policy"] = dataclasses.replace(mixed, output_dtype=torch.float32)  # for the loss
+        options["mp_policy"] = dataclasses.replace(
+            mixed, output_dtype=torch.float32
+        )  # for the loss
     # the root's own parameters are needed again at once; None is torch's word for that
     fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
     return model
@@ -247,13 +284,17 @@ def _sharded(model: Any, e: Execution, device: str) -> Any:
 def _deepspeed_config(e: Execution) -> dict[str, Any]:
     """DeepSpeed's configuration, but for the precision, which Fabric adds."""
     offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
-    zero = {"stage": e.zero_stage} | {name: {"device": "cpu"} for name, wanted in offloads.items() if wanted}
+    zero = {"stage": e.zero_stage} | {
+        name: {"device": "cpu"} for name, wanted in offloads.items() if wanted
+    }
     return {
         "train_micro_batch_size_per_gpu": e.micro_batch,
         "gradient_accumulation_steps": e.accumulation,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0,  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
+        "gradient_clipping": (
+            0.0
+        ),  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
         "steps_per_print": 10**9,
     }

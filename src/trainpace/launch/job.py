@@ -22,7 +22,13 @@ from trainpace.units import format_duration
 POLL_S = 0.05
 GRACE_S = 15.0
 """How long ranks may take to exit once the result is there: some engines hang at shutdown, after all work is done."""
-ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+ONE_RANK = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 """The variables that torchrun would set. With one rank, port 0 means any that is free."""
 TAIL_LINES = 20
 LONGEST_REASON = 300
@@ -37,12 +43,19 @@ _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
 """The last line of a traceback: the exception's class, with its module, and its message. Others may write in between."""
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _STATED = re.compile(
-    r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate called|Killed$|can't open file)"
+    r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate"
+    r" called|Killed$|can't open file)"
     r"|No module named|oom[-_ ]kill|Out of memory|command not found|: error: ",
     re.IGNORECASE,
 )
 _OF_TORCHRUN = ("torch.distributed.elastic", "ChildFailedError")
-_OF_A_PEER = ("closed by peer", "reset by peer", "roken pipe", "connectFullMesh", "imed out waiting")
+_OF_A_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "roken pipe",
+    "connectFullMesh",
+    "imed out waiting",
+)
 """What ranks say when another rank has gone: true, but not why."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
 """What torchrun reports of a rank that a signal ended."""
@@ -83,7 +96,9 @@ class Job(Record):
         if not self.program:
             raise TrainpaceError("a job needs a program.")
         if self.nnodes < 1 or self.nproc_per_node < 1:
-            raise TrainpaceError(f"a job cannot have {self.nnodes} x {self.nproc_per_node} processes.")
+            raise TrainpaceError(
+                f"a job cannot have {self.nnodes} x {self.nproc_per_node} processes."
+            )
         if not 0 < self.timeout_s < float("inf"):
             raise TrainpaceError(f"a job cannot have {self.timeout_s} s.")
         for name in self.environment:
@@ -138,7 +153,8 @@ class Launcher(Record):
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
         """Run all, and return their ends in the order of `jobs`; one that fails does not keep the others. One after the other,
-        since jobs that share a machine slow each other down; Slurm runs as many at once as it has room for."""
+        since jobs that share a machine slow each other down; Slurm runs as many at once as it has room for.
+        """
         return tuple(self.run(job, on_line) for job in jobs)
 
 
@@ -158,21 +174,36 @@ def prepare(job: Job) -> None:
 
 
 def ended_job(
-    job: Job, state: State, seconds: float, reason: str, exit_code: int | None = None, attempts: int = 1
+    job: Job,
+    state: State,
+    seconds: float,
+    reason: str,
+    exit_code: int | None = None,
+    attempts: int = 1,
 ) -> Ended:
     """How a job ended: it is done if its result is there, else `state` for `reason`."""
     done = Path(job.result).exists()
     return Ended(
-        state="done" if done else state, seconds=seconds, log=str(job.log), reason="" if done else reason,
-        tail="" if done else tail_of(job.log), exit_code=exit_code, attempts=attempts,
-    )  # fmt: skip
+        state="done" if done else state,
+        seconds=seconds,
+        log=str(job.log),
+        reason="" if done else reason,
+        tail="" if done else tail_of(job.log),
+        exit_code=exit_code,
+        attempts=attempts,
+    )
 
 
 class Follower:
     """Tells `on_line` of the new whole lines of a growing file at each call; the file may not be there yet."""
 
     def __init__(self, path: str | Path, on_line: OnLine | None = None) -> None:
-        self._path, self._on_line, self._read, self._rest = Path(path), on_line or (lambda _: None), 0, b""
+        self._path, self._on_line, self._read, self._rest = (
+            Path(path),
+            on_line or (lambda _: None),
+            0,
+            b"",
+        )
 
     def tell(self, at_end: bool = False) -> None:
         """Tell lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
@@ -202,7 +233,8 @@ def tail_of(path: str | Path) -> str:
 
 def first_error(path: str | Path) -> str:
     """The line that most likely says why a job failed, "" where none does: the first exception that is not torchrun's own report
-    nor a rank's complaint that another has gone; else what an interpreter, a shell or Slurm called an error; else a complaint."""
+    nor a rank's complaint that another has gone; else what an interpreter, a shell or Slurm called an error; else a complaint.
+    """
     of_peers, stated, killed, in_traceback = "", "", "", False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
         if line.startswith("Traceback (most recent call last)"):
@@ -255,7 +287,9 @@ class OnThisMachine(Launcher):
         cores: each would start a thread for every core, and under torchrun a single one."""
         added = {"PYTHONUNBUFFERED": "1"}
         if job.cpus_per_process is not None or not self.threads_given:
-            added["OMP_NUM_THREADS"] = str(job.cpus_per_process or max(1, self.cores // job.nproc_per_node))
+            added["OMP_NUM_THREADS"] = str(
+                job.cpus_per_process or max(1, self.cores // job.nproc_per_node)
+            )
         return added | job.environment
 
     def text(self, job: Job) -> str:
@@ -274,7 +308,8 @@ class ThisMachine(OnThisMachine):
     def command(self, job: Job) -> tuple[str, ...]:
         if job.world_size > 1:
             raise TrainpaceError(
-                f"one plain process cannot be a job of {job.world_size} ranks.", "Launch it with torchrun or Slurm."
+                f"one plain process cannot be a job of {job.world_size} ranks.",
+                "Launch it with torchrun or Slurm.",
             )
         return (self.python, *job.program)
 
@@ -289,27 +324,49 @@ class Torchrun(OnThisMachine):
 
     def check(self) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise TrainpaceError("torchrun is not here: torch is not installed.", "Install it: pip install torch")
+            raise TrainpaceError(
+                "torchrun is not here: torch is not installed.", "Install it: pip install torch"
+            )
 
     def command(self, job: Job) -> tuple[str, ...]:
         """--standalone takes a port that is free, so that two jobs do not meet; --local-addr spares it to look up a host
-        name that may have no address; --log-dir has its error files in the job's folder, for it does not remove them."""
+        name that may have no address; --log-dir has its error files in the job's folder, for it does not remove them.
+        """
         if job.nnodes > 1:
-            raise TrainpaceError(f"torchrun on this machine cannot start {job.nnodes} nodes.", "Launch it with Slurm.")
-        options = f"--standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node {job.nproc_per_node}"
+            raise TrainpaceError(
+                f"torchrun on this machine cannot start {job.nnodes} nodes.",
+                "Launch it with Slurm.",
+            )
+        options = (
+            f"--standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node {job.nproc_per_node}"
+        )
         logs = str(Path(job.folder, "torchrun"))
-        return (self.python, "-m", "torch.distributed.run", *options.split(), "--log-dir", logs, *job.program)
+        return (
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            *options.split(),
+            "--log-dir",
+            logs,
+            *job.program,
+        )
 
 
 def run_here(
-    job: Job, command: Sequence[str], environment: dict[str, str], on_line: OnLine | None = None, cwd: str | None = None
+    job: Job,
+    command: Sequence[str],
+    environment: dict[str, str],
+    on_line: OnLine | None = None,
+    cwd: str | None = None,
 ) -> Ended:
     """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
     prepare(job)
     follower = Follower(job.log, on_line)
     with (
         job.log.open("ab") as output,
-        Child(command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT) as child,
+        Child(
+            command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT
+        ) as child,
     ):
         started, done_at, too_long = time.monotonic(), float("inf"), False
         while child.exit_code is None:
@@ -325,10 +382,18 @@ def run_here(
     follower.tell(at_end=True)
     if too_long:
         return ended_job(
-            job, "failed", seconds, f"{job.name} was ended: it wrote more than {MOST_LOG_BYTES >> 20} MiB to its log."
+            job,
+            "failed",
+            seconds,
+            f"{job.name} was ended: it wrote more than {MOST_LOG_BYTES >> 20} MiB to its log.",
         )
     if code is None:
-        return ended_job(job, "timed out", seconds, f"{job.name} did not end within {format_duration(job.timeout_s)}.")
+        return ended_job(
+            job,
+            "timed out",
+            seconds,
+            f"{job.name} did not end within {format_duration(job.timeout_s)}.",
+        )
     gone = "" if job.log.exists() else f"{job.folder} was removed while it ran."
     reason = gone or first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
     return ended_job(job, "failed", seconds, reason, code)

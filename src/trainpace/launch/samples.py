@@ -33,7 +33,9 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
     """The `global_batch` samples of one step, counted from 0 over epochs."""
     epoch, number = divmod(step, steps_per_epoch(samples, global_batch))
     order = np.random.default_rng((seed, epoch)).permutation(samples)
-    return np.resize(order, max(samples, global_batch))[number * global_batch : (number + 1) * global_batch]
+    return np.resize(order, max(samples, global_batch))[
+        number * global_batch : (number + 1) * global_batch
+    ]
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
@@ -42,7 +44,9 @@ def steps_per_epoch(samples: int, global_batch: int) -> int:
 
 def of_rank(step: np.ndarray, execution: Execution, rank: int) -> np.ndarray:
     """One rank's share of a step's positions, (accumulation, micro-batch)."""
-    return step.reshape(execution.data_parallel_size, execution.accumulation, execution.micro_batch)[rank]
+    return step.reshape(
+        execution.data_parallel_size, execution.accumulation, execution.micro_batch
+    )[rank]
 
 
 class RankBatches(Sampler[list[int]]):
@@ -53,17 +57,24 @@ class RankBatches(Sampler[list[int]]):
         self._epoch = 0
 
     def __len__(self) -> int:
-        return steps_per_epoch(self._samples, self._execution.global_batch) * self._execution.accumulation
+        return (
+            steps_per_epoch(self._samples, self._execution.global_batch)
+            * self._execution.accumulation
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         e, epoch = self._execution, self._epoch
         self._epoch += 1
         count = steps_per_epoch(self._samples, e.global_batch)
         for step in range(epoch * count, (epoch + 1) * count):
-            yield from of_rank(positions(self._samples, self._seed, e.global_batch, step), e, self._rank).tolist()
+            yield from of_rank(
+                positions(self._samples, self._seed, e.global_batch, step), e, self._rank
+            ).tolist()
 
 
-def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> tuple[NextBatch, tuple[str, ...]]:
+def batches_of(
+    trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]
+) -> tuple[NextBatch, tuple[str, ...]]:
     """(a function that gives the rank's micro-batches in turn, notes). `place` puts made batches on the device beforehand."""
     batches: Iterable[Any]
     notes: tuple[str, ...] = ()
@@ -73,7 +84,9 @@ def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any])
         notes = ("no dataset: samples are made once, so no loader is part of a step.",)
         torch.manual_seed(trial.seed)
         pool, e = task.make_batch(MADE_SAMPLES), trial.execution
-        steps = [positions(MADE_SAMPLES, trial.seed, e.global_batch, step) for step in range(MADE_STEPS)]
+        steps = [
+            positions(MADE_SAMPLES, trial.seed, e.global_batch, step) for step in range(MADE_STEPS)
+        ]
         parts = [torch.as_tensor(part) for step in steps for part in of_rank(step, e, rank)]
         batches = [place(map_tensors(operator.itemgetter(part), pool)) for part in parts]
     elif trial.loader.shards is not None:
@@ -88,20 +101,27 @@ def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any])
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:
     s: LoaderSettings = trial.loader
     order = RankBatches(len(dataset), trial.seed, trial.execution, rank)
-    own_generator = torch.Generator().manual_seed(trial.seed + rank)  # or it would draw from the model's
+    own_generator = torch.Generator().manual_seed(
+        trial.seed + rank
+    )  # or it would draw from the model's
     options: dict[str, Any] = {
-        "num_workers": s.workers, "prefetch_factor": s.prefetch_factor if s.workers else None,
+        "num_workers": s.workers,
+        "prefetch_factor": s.prefetch_factor if s.workers else None,
         "persistent_workers": s.persistent_workers and s.workers > 0,
-        "pin_memory": s.pin_memory and trial.device != "cpu", "generator": own_generator,
-    }  # fmt: skip
+        "pin_memory": s.pin_memory and trial.device != "cpu",
+        "generator": own_generator,
+    }
     if isinstance(dataset, ShardDataset) and not hasattr(task.dataset, "collate_fn"):
-        return DataLoader(dataset, sampler=order, batch_size=None, **options)  # which copies each sample once
+        return DataLoader(
+            dataset, sampler=order, batch_size=None, **options
+        )  # which copies each sample once
     return DataLoader(dataset, batch_sampler=order, collate_fn=task.collate, **options)
 
 
 def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     """(the shards in place of the task's dataset, notes). The dataset's attribute `online`, a function of one sample, is the part
-    that was left out of the shards. Raises Contradiction where the samples differ in form from the dataset's own."""
+    that was left out of the shards. Raises Contradiction where the samples differ in form from the dataset's own.
+    """
     online = getattr(task.dataset, "online", None)
     online = online if callable(online) else None
     shards = ShardDataset(folder, transform=online)
@@ -110,10 +130,13 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     if form != own:
         raise Contradiction(
             f"the samples of {folder} are {form}, those of {task.name} {own}.",
-            "Give the task's dataset an attribute `online`, the function (sample -> sample) that was left out of the shards.",
+            "Give the task's dataset an attribute `online`, the function (sample -> sample) that"
+            " was left out of the shards.",
         )
     if online is None:
-        return shards, (f"shards are read as they are: the dataset of {task.name} has no attribute `online`.",)
+        return shards, (
+            f"shards are read as they are: the dataset of {task.name} has no attribute `online`.",
+        )
     return shards, ()
 
 

@@ -42,12 +42,24 @@ from trainpace.watch import (
     temporary_folder,
 )
 
-_INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads", "bf16")
+_INTERVENTIONS = (
+    "cached_batch",
+    "batch_on_device",
+    "no_sync",
+    "few_samples",
+    "muted",
+    "fewer_threads",
+    "bf16",
+)
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 UNEVEN = 1.1
 """Times the least that a step's inputs hold, beyond which they hold different amounts."""
 _GRACE_S = 10.0
-_UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:{folder}/mlruns"}
+_UNTRACKED = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:{folder}/mlruns",
+}
 """A trial is no run of the user's: experiment trackers shall not count it as one."""
 
 
@@ -92,17 +104,27 @@ def run_script(
             done = ended.exit_code == 0
     finally:
         remove_trial_checkpoints(notes_in(recorded))
-    write_whole(recorded / COMMAND_FILE, json.dumps({
-        "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code,
-        "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
-    }))  # fmt: skip
+    write_whole(
+        recorded / COMMAND_FILE,
+        json.dumps(
+            {
+                "command": trial.command,
+                "started": started,
+                "seconds": ended.seconds,
+                "exit_code": ended.exit_code,
+                "trials": json.loads(job.environment["TRAINPACE_TRIALS"]),
+            }
+        ),
+    )
     late = ended.seconds >= timeout_s
     if not done:
         reason = f"{program} took longer than {timeout_s:g} s." if late else ended.reason
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     recording = read_recording(recorded)
     if not recording.ranks:
-        return FailedTrial(kind="failed", reason=f"no training step was seen. {recording.seen}", log=ended.log)
+        return FailedTrial(
+            kind="failed", reason=f"no training step was seen. {recording.seen}", log=ended.log
+        )
     processes = read_processes(recorded)
     if mismatch := _does_otherwise(trial, recording, processes):
         return FailedTrial(kind="misuse", reason=mismatch, log=ended.log)
@@ -110,7 +132,10 @@ def run_script(
     steps = _steps(_first(processes))
     counted = [s for s in steps if s.trial == 0 and s.number >= warm_up]
     if len(counted) < _FEWEST_STEPS:
-        reason = f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of {warm_up}."
+        reason = (
+            f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of"
+            f" {warm_up}."
+        )
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     return _result(recording, processes, steps, counted, started, ended.seconds)
 
@@ -120,18 +145,31 @@ def script_job(trial: ScriptTrial, folder: Path, timeout_s: float) -> Job:
     folder = folder.absolute()
     recorded = folder / "recording"
     trials = {
-        "block_steps": trial.steps, "rounds": 1, "warm_up_steps": _warm_up(trial), "limit_s": timeout_s,
-        "without": _INTERVENTIONS, "only_steps": True, "writes_in": [str(folder)],
-    }  # fmt: skip
+        "block_steps": trial.steps,
+        "rounds": 1,
+        "warm_up_steps": _warm_up(trial),
+        "limit_s": timeout_s,
+        "without": _INTERVENTIONS,
+        "only_steps": True,
+        "writes_in": [str(folder)],
+    }
     untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
     around = environment(recorded, os.environ, trials) | untracked | trial.environment
     # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended by the launcher
     return Job(
-        name="script", program=trial.command, folder=str(folder), result=str(recorded / "ended-well"),
-        timeout_s=timeout_s + _GRACE_S, nnodes=trial.nnodes, nproc_per_node=trial.nproc_per_node,
-        cpus_per_process=trial.cpus_per_process, gpus_per_node=trial.gpus_per_node, starts=trial.starts, cwd=trial.cwd,
+        name="script",
+        program=trial.command,
+        folder=str(folder),
+        result=str(recorded / "ended-well"),
+        timeout_s=timeout_s + _GRACE_S,
+        nnodes=trial.nnodes,
+        nproc_per_node=trial.nproc_per_node,
+        cpus_per_process=trial.cpus_per_process,
+        gpus_per_node=trial.gpus_per_node,
+        starts=trial.starts,
+        cwd=trial.cwd,
         environment={key: value for key, value in around.items() if os.environ.get(key) != value},
-    )  # fmt: skip
+    )
 
 
 def _run_here(trial: ScriptTrial, job: Job) -> Ended:
@@ -159,21 +197,27 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
     """What the recorder saw that the settings do not say; "" where they agree."""
     world = recording.ranks[0].world_size
     if trial.world_size not in (None, world):
-        return f"the settings say {trial.world_size} processes, and the script trained with {world}."
+        return (
+            f"the settings say {trial.world_size} processes, and the script trained with {world}."
+        )
     # of most steps: loaders fetch ahead in the first one, and the last batch of an epoch may be a small one
     samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
     if samples and len(processes) == world and trial.global_batch not in (None, samples):
         return (
-            f"the settings say {trial.global_batch:,} samples a step, and the script took {samples:,.0f}:"
-            " they are not read as the script reads them."
+            f"the settings say {trial.global_batch:,} samples a step, and the script took"
+            f" {samples:,.0f}: they are not read as the script reads them."
         )
     return ""
 
 
 def _result(
-    recording: Recording, processes: Sequence[Process], steps: Sequence[Step], counted: Sequence[Step], started: float,
+    recording: Recording,
+    processes: Sequence[Process],
+    steps: Sequence[Step],
+    counted: Sequence[Step],
+    started: float,
     ran_s: float,
-) -> TrialResult:  # fmt: skip
+) -> TrialResult:
     since_start_s = (
         steps[0].end_ns + (header_of(_first(processes).path) or {}).get("clock_to_wall_ns", 0)
     ) / 1e9 - started
@@ -183,16 +227,20 @@ def _result(
     losses, gpu = _losses(notes), of_first.last("accelerator")
     peaks_gib = [gib for _, noted in notes for gib in noted.values("peak_allocated_gib")]
     return result_of(
-        [ms(s) for s in counted], sum(r.samples_per_step for r in recording.ranks), "run", losses=losses,
+        [ms(s) for s in counted],
+        sum(r.samples_per_step for r in recording.ranks),
+        "run",
+        losses=losses,
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         peak_memory_gib=max(peaks_gib, default=None),
         reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
         uneven=_are_uneven(of_first, {s.number for s in counted}),
         start_up_s=min(ran_s, max(0.0, since_start_s)),  # the wall clock may be set meanwhile
         world_size=first.world_size,
-        environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
+        environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()}
+        | ({"gpu": gpu} if gpu else {}),
         notes=() if losses else ("the script's losses were not seen.",),
-    )  # fmt: skip
+    )
 
 
 def _are_uneven(notes: Notes, counted: Collection[int]) -> bool:

@@ -40,7 +40,9 @@ from trainpace.units import format_duration
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 ANSWER_S = 60.0
-PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys("NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0)
+PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys(
+    "NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0
+)
 """How long a job may look lost before Slurm puts it back into the queue; and how long the result of one that completed may take
 to be seen from here: network file systems remember for a while what is not there."""
 CANCEL_S = 60.0
@@ -50,15 +52,22 @@ CONTROLLER_S = 600.0
 FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
 """For squeue --Format: each field in full, then a bar."""
 
-_WAITING = "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
-_ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+_WAITING = (
+    "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
+)
+_ENDED = (
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
+    " REVOKED TIMEOUT".split()
+)
 _NEVER = {
-    "BadConstraints": "no node has what it asks for", "InvalidAccount": "the account is not known",
-    "InvalidQOS": "the QOS is not known", "DependencyNeverSatisfied": "what it depends on has failed",
+    "BadConstraints": "no node has what it asks for",
+    "InvalidAccount": "the account is not known",
+    "InvalidQOS": "the QOS is not known",
+    "DependencyNeverSatisfied": "what it depends on has failed",
     "PartitionTimeLimit": "the partition does not allow jobs of that time",
     "JobHeldAdmin": "an administrator holds it",
     "launch_failed_requeued_held": "it could not be started on its nodes",
-}  # fmt: skip
+}
 
 
 class Slurm(Launcher):
@@ -73,7 +82,8 @@ class Slurm(Launcher):
         if absent:
             raise TrainpaceError(
                 f"Slurm is not here: {', '.join(absent)} not found.",
-                "Run this on a machine of the cluster from which jobs are submitted, or launch with torchrun.",
+                "Run this on a machine of the cluster from which jobs are submitted, or launch with"
+                " torchrun.",
             )
 
     def text(self, job: Job) -> str:
@@ -87,8 +97,12 @@ class Slurm(Launcher):
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
         """One array for all jobs of the same shape. Raises TrainpaceError where Slurm refuses them, or is gone for long."""
         self.check()
-        if len({job.log for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(jobs):
-            raise TrainpaceError("two jobs that run at the same time need logs and results of their own.")
+        if len({job.log for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(
+            jobs
+        ):
+            raise TrainpaceError(
+                "two jobs that run at the same time need logs and results of their own."
+            )
         shapes: dict[Shape, list[Job]] = {}
         for job in jobs:
             shapes.setdefault(shape_of(job), []).append(job)
@@ -107,17 +121,28 @@ class Slurm(Launcher):
         for job in jobs:
             prepare(job)
         alone = len(jobs) == 1
-        script = Path(jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch"))
+        script = Path(
+            jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch")
+        )
         python = self.options.python or sys.executable
-        write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python))
+        write_whole(
+            script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python)
+        )
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
-            refusal = (answer.stderr.strip() or answer.stdout.strip() or "it gave no job number").splitlines()[-1]
+            refusal = (
+                answer.stderr.strip() or answer.stdout.strip() or "it gave no job number"
+            ).splitlines()[-1]
             for prefix in ("sbatch: ", "error: ", "Batch job submission failed: "):
                 refusal = refusal.removeprefix(prefix)
-            raise TrainpaceError(f"Slurm did not take {jobs[0].name}: {refusal.strip().rstrip('.')}.")
-        return [_Followed(job, number if alone else f"{number}_{i}", on_line) for i, job in enumerate(jobs)]
+            raise TrainpaceError(
+                f"Slurm did not take {jobs[0].name}: {refusal.strip().rstrip('.')}."
+            )
+        return [
+            _Followed(job, number if alone else f"{number}_{i}", on_line)
+            for i, job in enumerate(jobs)
+        ]
 
 
 class _Followed:
@@ -146,9 +171,13 @@ class _Followed:
         elif status.has_ended:
             self._look_at_end(status, now)
         elif status.hopeless:
-            self._cancel(now, f"Slurm will not start {self.job.name}: {status.hopeless} ({status.reason}).")
+            self._cancel(
+                now, f"Slurm will not start {self.job.name}: {status.hopeless} ({status.reason})."
+            )
         elif not status.waits and status.seconds > self.job.timeout_s:
-            self._cancel(now, f"{self.job.name} did not end within {format_duration(self.job.timeout_s)}.")
+            self._cancel(
+                now, f"{self.job.name} did not end within {format_duration(self.job.timeout_s)}."
+            )
             self._state_of_cancelled = "timed out"
         elif now - self._result_at > GRACE_S:
             self._cancel(now, "")
@@ -159,11 +188,17 @@ class _Followed:
             with contextlib.suppress(OSError):  # has a network file system look again
                 os.listdir(Path(self.job.result).parent)
             return
-        self._end(state_of(status), sentence_of(status, self.job.name, first_error(self.job.log)), status.exit_code)
+        self._end(
+            state_of(status),
+            sentence_of(status, self.job.name, first_error(self.job.log)),
+            status.exit_code,
+        )
 
     def _end(self, state: State, reason: str, exit_code: int | None = None) -> None:
         self._log.tell(at_end=True)
-        self.ended = ended_job(self.job, state, self._last.seconds, reason, exit_code, self._last.restarts + 1)
+        self.ended = ended_job(
+            self.job, state, self._last.seconds, reason, exit_code, self._last.restarts + 1
+        )
 
     def _cancel(self, now: float, reason: str) -> None:
         self._cancelled_at, self._reason = now, reason
@@ -171,7 +206,9 @@ class _Followed:
 
     def _tell_news(self, status: JobStatus) -> None:
         news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
-        clearing_up = status.state == "COMPLETING"  # of the attempt before, though counted as the next already
+        clearing_up = (
+            status.state == "COMPLETING"
+        )  # of the attempt before, though counted as the next already
         if not (status.waits or status.has_ended or clearing_up):
             news = f"runs, attempt {status.restarts + 1}" if status.restarts else "runs"
         if news and news != self._news:
@@ -188,7 +225,9 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
             for one in open_:
                 one.look(queue.get(one.number, GONE), now)
         elif now - heard_at > CONTROLLER_S:
-            raise TrainpaceError(f"Slurm's controller has not answered for {format_duration(CONTROLLER_S)}.")
+            raise TrainpaceError(
+                f"Slurm's controller has not answered for {format_duration(CONTROLLER_S)}."
+            )
         if any(f.ended is None for f in open_):
             time.sleep(poll_s)
 
@@ -209,7 +248,12 @@ def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
     """The state of these jobs in Slurm's queue; None where it does not answer."""
     numbers = sorted({f.number.partition("_")[0] for f in followed})
     answer = _ask(
-        "squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}"
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--jobs={','.join(numbers)}",
+        f"--Format={FIELDS}",
     )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
@@ -223,7 +267,10 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
     if not open_:
         return
     if _ask("scancel", *numbers).returncode:
-        open_[0].tell(f"slurm: not cancelled, for Slurm does not answer; do it later: scancel {' '.join(numbers)}")
+        open_[0].tell(
+            "slurm: not cancelled, for Slurm does not answer; do it later: scancel"
+            f" {' '.join(numbers)}"
+        )
         return
     end = time.monotonic() + CANCEL_S
     while time.monotonic() < end:
@@ -235,13 +282,21 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way. The user's
-    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed."""
+    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
         return subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, stdin=subprocess.DEVNULL,
-            env=environment, check=False, start_new_session=True,
-        )  # fmt: skip
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_S,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            check=False,
+            start_new_session=True,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer: {error}")
 
@@ -269,7 +324,10 @@ class JobStatus(Record):
         """The reason why it will never start; "" where it may."""
         if not self.waits:
             return ""
-        return _NEVER.get(self.reason, _NEVER["launch_failed_requeued_held"] if self.state == "REQUEUE_HOLD" else "")
+        return _NEVER.get(
+            self.reason,
+            _NEVER["launch_failed_requeued_held"] if self.state == "REQUEUE_HOLD" else "",
+        )
 
 
 GONE = JobStatus(state="GONE")
@@ -290,9 +348,12 @@ def parse_queue(text: str) -> dict[str, JobStatus]:
             number, state, reason, restarts, used, code = words[:6]
             state = state.partition(" ")[0]  # "CANCELLED by 0" in some versions
             jobs[number] = JobStatus(
-                state=state, reason="" if reason == "None" else reason, restarts=int(restarts) if restarts.isdigit() else 0,
-                seconds=_seconds(used), exit_code=_exit_code(code) if state in _ENDED else None,
-            )  # fmt: skip
+                state=state,
+                reason="" if reason == "None" else reason,
+                restarts=int(restarts) if restarts.isdigit() else 0,
+                seconds=_seconds(used),
+                exit_code=_exit_code(code) if state in _ENDED else None,
+            )
     return jobs
 
 
@@ -322,7 +383,9 @@ def sentence_of(status: JobStatus, name: str, error: str) -> str:
         "PREEMPTED": f"{name} had to make way for another job, and Slurm did not start it again.",
         "GONE": f"Slurm no longer knows {name}, which left no result.",
     }
-    return sentences.get(status.state, f"{name} is {status.state.lower()}, says Slurm, and left no result.")
+    return sentences.get(
+        status.state, f"{name} is {status.state.lower()}, says Slurm, and left no result."
+    )
 
 
 def _seconds(used: str) -> float:

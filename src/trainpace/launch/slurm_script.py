@@ -35,10 +35,14 @@ class SlurmOptions(Record):
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "python"):
             if not (getattr(self, name) or "").isprintable():
-                raise TrainpaceError(f"the {name} {getattr(self, name)!r} of [slurm] holds a line break or the like.")
+                raise TrainpaceError(
+                    f"the {name} {getattr(self, name)!r} of [slurm] holds a line break or the like."
+                )
         for option in self.extra:
             if not option.startswith("-") or not option.isprintable():
-                raise TrainpaceError(f"{option!r} is not an option of sbatch.", "Write it as --constraint=a100.")
+                raise TrainpaceError(
+                    f"{option!r} is not an option of sbatch.", "Write it as --constraint=a100."
+                )
         if self.at_once is not None and self.at_once < 1:
             raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
 
@@ -48,7 +52,14 @@ Shape = tuple[int, int, int | None, int, str, str | None]
 
 def shape_of(job: Job) -> Shape:
     """The properties that jobs of one array share: nodes, processes a node, cores a process, GPUs a node, who starts them."""
-    return job.nnodes, job.nproc_per_node, job.cpus_per_process, job.gpus_per_node, job.starts, job.cwd
+    return (
+        job.nnodes,
+        job.nproc_per_node,
+        job.cpus_per_process,
+        job.gpus_per_node,
+        job.starts,
+        job.cwd,
+    )
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
@@ -56,7 +67,9 @@ def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     own = [] if job.starts == "python" else ["began=$(date +%s.%N)"]
     end = "" if job.starts == "python" else f' && echo "$began" > {shlex.quote(job.result)}'
     words = f"words=({shlex.join(_words(job, python))})"
-    return "\n".join([*head, *own, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"])
+    return "\n".join(
+        [*head, *own, *_exports(job.environment), *_ADDRESS, words, f"{_start(job)}{end}\n"]
+    )
 
 
 def _words(job: Job, python: str) -> Sequence[str]:
@@ -75,7 +88,9 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
         log, words = shlex.quote(str(job.log)), shlex.join([python, *job.program])
         lines = [f"exec >>{log} 2>&1", *_exports(job.environment), f"words=({words})"]
         cases += [f"{i})", *(f"  {line}" for line in lines), "  ;;"]
-    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, f"{_start(jobs[0])}\n"])
+    return "\n".join(
+        [*_head(jobs, options, array), *cases, "esac", *_ADDRESS, f"{_start(jobs[0])}\n"]
+    )
 
 
 def time_limit(timeout_s: float) -> str:
@@ -90,26 +105,47 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
     if not (job.cwd or "").isprintable():
         raise TrainpaceError(f"a Slurm script cannot name the folder {job.cwd!r}.", "Rename it.")
     wanted = [
-        f"--job-name={file_name(job.name)}", f"--nodes={job.nnodes}", f"--ntasks={job.nnodes * job.tasks_per_node}",
+        f"--job-name={file_name(job.name)}",
+        f"--nodes={job.nnodes}",
+        f"--ntasks={job.nnodes * job.tasks_per_node}",
         f"--ntasks-per-node={job.tasks_per_node}",
         f"--cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else "",
         f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
-        f"--time={time_limit(max(job.timeout_s for job in jobs))}", "--requeue", "--open-mode=append", *own,
+        f"--time={time_limit(max(job.timeout_s for job in jobs))}",
+        "--requeue",
+        "--open-mode=append",
+        *own,
         f"--chdir={shlex.quote(job.cwd)}" if job.cwd else "",
-        *(f"--{name}={shlex.quote(value)}" for name in ("partition", "account", "qos") if (value := getattr(options, name))),
+        *(
+            f"--{name}={shlex.quote(value)}"
+            for name in ("partition", "account", "qos")
+            if (value := getattr(options, name))
+        ),
         *options.extra,
-    ]  # fmt: skip
+    ]
     # srun has not taken --cpus-per-task from sbatch since 22.05
     cores = "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     threads = [f"export OMP_NUM_THREADS={job.cpus_per_process or cores} PYTHONUNBUFFERED=1"]
-    return ["#!/bin/bash", *(f"#SBATCH {word}" for word in wanted if word), "", *options.setup, *threads]
+    return [
+        "#!/bin/bash",
+        *(f"#SBATCH {word}" for word in wanted if word),
+        "",
+        *options.setup,
+        *threads,
+    ]
 
 
 _ADDRESS = [
     # where Slurm itself reaches the first node: its name may not be one that resolves
     'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-    'MASTER_ADDR=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p" | head -n 1)',
-    f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+    (
+        'MASTER_ADDR=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p" |'
+        " head -n 1)"
+    ),
+    (
+        f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID %"
+        f" {PORTS}))"
+    ),
     # the script runs on the first node, where rank 0 will listen: a port on which something else does is passed over
     'while (: <>"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null; do ((MASTER_PORT++)); done',
 ]
@@ -128,19 +164,27 @@ def _start(job: Job) -> str:
     of its own on each node: the recorder ends it before it can remove what it left there."""
     cores = f" --cpus-per-task={_cores_of_a_task(job)}" if job.cpus_per_process else ""
     whole = job.starts != "python"
-    shell = f"trap : TERM USR1 USR2; export {_RANK_OF[job.starts].format(local=job.nproc_per_node)}; "
-    shell += f'{_OWN_FOLDER if whole else ""}"$@"; ended=$?; {_REMOVED if whole else ""}[ $ended = 0 ] || sleep 1; exit $ended'
+    shell = (
+        f"trap : TERM USR1 USR2; export {_RANK_OF[job.starts].format(local=job.nproc_per_node)}; "
+    )
+    shell += (
+        f'{_OWN_FOLDER if whole else ""}"$@"; ended=$?; {_REMOVED if whole else ""}[ $ended = 0 ]'
+        " || sleep 1; exit $ended"
+    )
     return f"srun --kill-on-bad-exit=1{cores} bash -c '{shell}' rank \"${{words[@]}}\""
 
 
-_OF_A_RANK = "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={local}"
+_OF_A_RANK = (
+    "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={local}"
+)
 _RANK_OF: dict[Starts, str] = {
-    "python": _OF_A_RANK, "rank": _OF_A_RANK,
+    "python": _OF_A_RANK,
+    "rank": _OF_A_RANK,
     "node": "PET_NODE_RANK=$SLURM_PROCID PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT",
-}  # fmt: skip
+}
 _OWN_FOLDER = (
-    "export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id -un)}"
-    " TMPDIR=$(mktemp -d -t trainpace-trial-XXXXXX); "
+    "export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id"
+    " -un)} TMPDIR=$(mktemp -d -t trainpace-trial-XXXXXX); "
 )
 _REMOVED = 'rm -rf "$TMPDIR"; '
 

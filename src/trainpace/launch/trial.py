@@ -20,7 +20,12 @@ WORKER = "trainpace.launch.trial_worker"
 EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
 """plain: one process and no engine. ddp, fsdp2, deepspeed: through Lightning Fabric's strategies."""
 FailureKind = Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
-_ENGINE_IN_WORDS = {"plain": "one plain process", "ddp": "DDP", "fsdp2": "FSDP2", "deepspeed": "DeepSpeed"}
+_ENGINE_IN_WORDS = {
+    "plain": "one plain process",
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed",
+}
 _ZERO_STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2, 3)}
 
 
@@ -35,7 +40,9 @@ class LoaderSettings(Record):
 
     def __post_init__(self) -> None:
         if self.workers < 0 or (self.prefetch_factor is not None and self.prefetch_factor < 1):
-            raise TrainpaceError("a loader has 0 or more workers, which fetch 1 or more batches ahead.")
+            raise TrainpaceError(
+                "a loader has 0 or more workers, which fetch 1 or more batches ahead."
+            )
 
 
 class Trial(Record):
@@ -59,8 +66,15 @@ class Trial(Record):
     noise_scale: bool = False
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or (self.steps is not None and self.steps < 1) or not 0 < self.seconds < float("inf"):
-            raise TrainpaceError("a trial has 0 or more steps of warm-up, and then 1 or more steps or above 0 seconds.")
+        if (
+            self.warmup_steps < 0
+            or (self.steps is not None and self.steps < 1)
+            or not 0 < self.seconds < float("inf")
+        ):
+            raise TrainpaceError(
+                "a trial has 0 or more steps of warm-up, and then 1 or more steps or above 0"
+                " seconds."
+            )
         if self.threads_per_process is not None and self.threads_per_process < 1:
             raise TrainpaceError("a process has 1 or more threads.")
 
@@ -108,19 +122,30 @@ def result_of(
     """The result of the counted steps of one `run` (trial, run), with the other fields as they are given."""
     if uneven:
         middle, half = mean_and_half_width(step_ms)
-        low, high, basis = max(0.0, middle - half), middle + half, f"the mean of the counted steps of one {run}"
+        low, high, basis = (
+            max(0.0, middle - half),
+            middle + half,
+            f"the mean of the counted steps of one {run}",
+        )
     else:
         middle, basis = median(step_ms), f"order statistics of the counted steps of one {run}"
         low, high = median_interval(step_ms)
     return TrialResult(
-        step_ms=tuple(step_ms), step_time_ms=middle, uneven=uneven, samples_per_second=1e3 * samples_per_step / middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis=basis), **fields,
-    )  # fmt: skip
+        step_ms=tuple(step_ms),
+        step_time_ms=middle,
+        uneven=uneven,
+        samples_per_second=1e3 * samples_per_step / middle,
+        interval_ms=Interval(low=low, high=high, coverage=0.9, basis=basis),
+        **fields,
+    )
 
 
 def engine_for(execution: Execution) -> EngineName:
     """The usual engine of an execution: DeepSpeed for ZeRO 1, 2 and offloaded optimizer states, FSDP2 for full sharding."""
-    if execution.zero_stage in (1, 2) or execution.offload_optimizer != execution.offload_parameters:
+    if (
+        execution.zero_stage in (1, 2)
+        or execution.offload_optimizer != execution.offload_parameters
+    ):
         return "deepspeed"
     if execution.zero_stage == 3:
         return "fsdp2"
@@ -130,33 +155,77 @@ def engine_for(execution: Execution) -> EngineName:
 def check_engine(engine: EngineName, execution: Execution) -> None:
     """Raise Contradiction for an execution that this engine does not have, naming one that does."""
     e, name = execution, _ENGINE_IN_WORDS[engine]
-    offloads, deepspeed, fsdp2 = e.offload_optimizer or e.offload_parameters, engine == "deepspeed", engine == "fsdp2"
+    offloads, deepspeed, fsdp2 = (
+        e.offload_optimizer or e.offload_parameters,
+        engine == "deepspeed",
+        engine == "fsdp2",
+    )
     rules = (
-        (e.tp * e.pp * e.cp > 1, f"trials run data parallelism; tp {e.tp}, pp {e.pp}, cp {e.cp} divide the model's own code.",
-         "Try it in your script: its own launcher starts it."),
-        (engine == "plain" and e.world_size > 1, f"{name} is not {e.world_size} ranks.",
-         "Use the engine ddp, fsdp2 or deepspeed."),
-        (e.engine == "data_parallel", "nn.DataParallel is not among the engines of trials.", "Use DDP."),
-        (e.zero_stage not in _ZERO_STAGES[engine], f"{name} has no ZeRO stage {e.zero_stage}.",
-         "Use deepspeed for stages 1 and 2, fsdp2 or deepspeed for 3, ddp for none."),
+        (
+            e.tp * e.pp * e.cp > 1,
+            (
+                f"trials run data parallelism; tp {e.tp}, pp {e.pp}, cp {e.cp} divide the model's"
+                " own code."
+            ),
+            "Try it in your script: its own launcher starts it.",
+        ),
+        (
+            engine == "plain" and e.world_size > 1,
+            f"{name} is not {e.world_size} ranks.",
+            "Use the engine ddp, fsdp2 or deepspeed.",
+        ),
+        (
+            e.engine == "data_parallel",
+            "nn.DataParallel is not among the engines of trials.",
+            "Use DDP.",
+        ),
+        (
+            e.zero_stage not in _ZERO_STAGES[engine],
+            f"{name} has no ZeRO stage {e.zero_stage}.",
+            "Use deepspeed for stages 1 and 2, fsdp2 or deepspeed for 3, ddp for none.",
+        ),
         (e.precision == "fp8", "no engine of trials has fp8.", "Use amp_bf16 or bf16."),
-        (fsdp2 and e.precision == "amp_fp16", "FSDP2 has no gradient scaler, which amp_fp16 needs.",
-         "Use amp_bf16, or deepspeed."),
-        (fsdp2 and e.offload_optimizer != e.offload_parameters,
-         "FSDP2 offloads parameters, gradients and optimizer states together.", "Offload both, or use deepspeed."),
-        (engine in ("plain", "ddp") and offloads, f"{name} offloads nothing.",
-         "Use deepspeed with a ZeRO stage, or fsdp2."),
-        (deepspeed and e.offload_optimizer and e.zero_stage == 0,
-         "DeepSpeed offloads the optimizer from ZeRO stage 1 on.", "Use ZeRO stage 1, 2 or 3."),
-        (deepspeed and e.offload_parameters and e.zero_stage != 3, "DeepSpeed offloads parameters in ZeRO stage 3.",
-         "Use ZeRO stage 3."),
-        (deepspeed and e.shard_size not in (None, e.data_parallel_size), "DeepSpeed's ZeRO shards over all ranks.",
-         "Hybrid sharding is fsdp2's."),
-        (not e.reshard_after_forward and not fsdp2, f"{name} has no parameters to keep gathered.",
-         "reshard_after_forward off is fsdp2's."),
-        (e.activation_checkpointing == "selective",
-         "no engine of trials checkpoints selectively: that is in a model's own code.", "Use full, or none."),
-    )  # fmt: skip
+        (
+            fsdp2 and e.precision == "amp_fp16",
+            "FSDP2 has no gradient scaler, which amp_fp16 needs.",
+            "Use amp_bf16, or deepspeed.",
+        ),
+        (
+            fsdp2 and e.offload_optimizer != e.offload_parameters,
+            "FSDP2 offloads parameters, gradients and optimizer states together.",
+            "Offload both, or use deepspeed.",
+        ),
+        (
+            engine in ("plain", "ddp") and offloads,
+            f"{name} offloads nothing.",
+            "Use deepspeed with a ZeRO stage, or fsdp2.",
+        ),
+        (
+            deepspeed and e.offload_optimizer and e.zero_stage == 0,
+            "DeepSpeed offloads the optimizer from ZeRO stage 1 on.",
+            "Use ZeRO stage 1, 2 or 3.",
+        ),
+        (
+            deepspeed and e.offload_parameters and e.zero_stage != 3,
+            "DeepSpeed offloads parameters in ZeRO stage 3.",
+            "Use ZeRO stage 3.",
+        ),
+        (
+            deepspeed and e.shard_size not in (None, e.data_parallel_size),
+            "DeepSpeed's ZeRO shards over all ranks.",
+            "Hybrid sharding is fsdp2's.",
+        ),
+        (
+            not e.reshard_after_forward and not fsdp2,
+            f"{name} has no parameters to keep gathered.",
+            "reshard_after_forward off is fsdp2's.",
+        ),
+        (
+            e.activation_checkpointing == "selective",
+            "no engine of trials checkpoints selectively: that is in a model's own code.",
+            "Use full, or none.",
+        ),
+    )
     for broken, sentence, hint in rules:
         if broken:
             raise Contradiction(sentence, hint)
@@ -170,12 +239,14 @@ def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
     if e.accumulation > 1 or (engine == "ddp" and e.world_size > 1 and e.precision != "amp_fp16"):
         return ""
     return (
-        "the gradient noise scale needs a part of the batch to hold against the whole: accumulation of 2 or more, or ranks"
-        " under DDP (in another precision than amp_fp16)."
+        "the gradient noise scale needs a part of the batch to hold against the whole: accumulation"
+        " of 2 or more, or ranks under DDP (in another precision than amp_fp16)."
     )
 
 
-def run_trial(trial: Trial, launcher: Launcher, folder: Path, timeout_s: float) -> TrialResult | FailedTrial:
+def run_trial(
+    trial: Trial, launcher: Launcher, folder: Path, timeout_s: float
+) -> TrialResult | FailedTrial:
     """The trial's result, or why there is none. The folder takes the request, the result and logs. Raises TrainpaceError where
     the launcher is missing, or the engine has no such execution: nothing is started then."""
     job = job_of(trial, folder, timeout_s)
@@ -194,12 +265,17 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
     save(_with_absolute_paths(trial), request)
     e, threads = trial.execution, trial.threads_per_process
     return Job(
-        name=f"trial-{folder.name}", program=("-m", WORKER, str(request), result), folder=str(folder), result=result,
-        nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
+        name=f"trial-{folder.name}",
+        program=("-m", WORKER, str(request), result),
+        folder=str(folder),
+        result=result,
+        nnodes=e.nnodes,
+        nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if threads is None else threads + trial.loader.workers,
-        gpus_per_node=e.nproc_per_node if trial.device != "cpu" else 0, timeout_s=timeout_s,
+        gpus_per_node=e.nproc_per_node if trial.device != "cpu" else 0,
+        timeout_s=timeout_s,
         environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
-    )  # fmt: skip
+    )
 
 
 def failure_file(result: str) -> Path:
@@ -213,7 +289,9 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
         answer: dict[str, Any] = read_json(failure)
         kinds: dict[str, FailureKind] = {"out_of_memory": "out of memory", "misuse": "misuse"}
         kind: FailureKind = next((kind for key, kind in kinds.items() if answer.get(key)), "failed")
-        return FailedTrial(kind=kind, reason=f"{answer['error']} {answer['hint']}".strip(), log=ended.log)
+        return FailedTrial(
+            kind=kind, reason=f"{answer['error']} {answer['hint']}".strip(), log=ended.log
+        )
     return FailedTrial(kind=ended.state, reason=ended.reason, log=ended.log)
 
 

@@ -27,7 +27,14 @@ from trainpace.execution import Execution
 from trainpace.launch.engines import ENGINES, Engine, import_engine, recompute_blocks
 from trainpace.launch.job import ONE_RANK, complains_of_a_peer
 from trainpace.launch.samples import NextBatch, batches_of
-from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
+from trainpace.launch.trial import (
+    Trial,
+    TrialResult,
+    check_engine,
+    failure_file,
+    result_of,
+    why_no_noise_scale,
+)
 from trainpace.machine import environment
 from trainpace.measure import DdpNoiseNorms, NoiseNorms
 from trainpace.process import end, failure_of
@@ -77,13 +84,25 @@ def train(trial: Trial) -> TrialResult:
         raise UserCodeError(f"the loss of {task.name} became {curve[bad]} at step {bad + 1}.", hint)
     peak = meter.peak_gib()[0]
     peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
-    versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
+    versions = {
+        name: str(sys.modules[name].__version__)
+        for name in ("lightning", "deepspeed")
+        if name in sys.modules
+    }
     return result_of(
-        step_ms, e.global_batch, "trial", data_wait_ms=data_wait_ms, losses=curve,
-        peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
-        environment=environment(trial.device) | versions, noise_scale=noise,
-        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes), loss=task.loss_name,
-    )  # fmt: skip
+        step_ms,
+        e.global_batch,
+        "trial",
+        data_wait_ms=data_wait_ms,
+        losses=curve,
+        peak_memory_gib=peak if peak >= 0 else None,
+        start_up_s=steps.start_up_s,
+        world_size=e.world_size,
+        environment=environment(trial.device) | versions,
+        noise_scale=noise,
+        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
+        loss=task.loss_name,
+    )
 
 
 class _Steps:
@@ -116,7 +135,9 @@ class _Steps:
         over = 0.0
         while len(steps) < MOST_STEPS and (not over or len(steps) < FEWEST_STEPS):
             last_ms = _of_ranks("first", last_ms, device)
-            last_ms = self._timed(max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms))))
+            last_ms = self._timed(
+                max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms)))
+            )
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -129,7 +150,12 @@ class _Steps:
             scale = noise_scale(norms.norms())
         except TrainpaceError as error:
             return {}, (str(error),)
-        values = {"samples": scale.samples, "low": scale.low, "high": scale.high, "steps": float(scale.steps)}
+        values = {
+            "samples": scale.samples,
+            "low": scale.low,
+            "high": scale.high,
+            "steps": float(scale.steps),
+        }
         notes = (scale.reason,) if scale.reason else ()
         return {name: value for name, value in values.items() if value is not None}, notes
 
@@ -152,7 +178,9 @@ class _Steps:
             batch = self._next_batch()
             waited += time.perf_counter() - wait_begins
             batch = self._engine.place(batch)
-            losses.append(self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1))
+            losses.append(
+                self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1)
+            )
             if norms is not None and i == 0 < accumulation - 1:
                 norms.after_first()
         if norms is not None:
@@ -169,9 +197,13 @@ def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
     e = trial.execution
     if e.accumulation > 1:
         samples = e.micro_batch * (e.data_parallel_size if trial.engine == "fsdp2" else 1)
-        return NoiseNorms(engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale)
+        return NoiseNorms(
+            engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale
+        )
     # inside of Fabric's module, and of a compiled one
-    ddp = next(m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
+    ddp = next(
+        m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)
+    )
     return DdpNoiseNorms(ddp, e.micro_batch)
 
 
@@ -180,11 +212,13 @@ def _ranks(e: Execution) -> tuple[int, int]:
     rank 0 of 1. Raises Contradiction where the number of processes is not the execution's."""
     if "RANK" not in os.environ:
         os.environ.update(ONE_RANK)
-    rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank, local_rank, world = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    )
     if world != e.world_size:
         raise Contradiction(
-            f"{world} process{'es were' if world > 1 else ' was'} started for an execution of {e.world_size}"
-            f" (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node}).",
+            f"{world} process{'es were' if world > 1 else ' was'} started for an execution of"
+            f" {e.world_size} (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node}).",
             "Start as many as nnodes x nproc_per_node.",
         )
     return rank, local_rank

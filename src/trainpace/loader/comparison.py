@@ -65,10 +65,15 @@ def compare_loaders(a: LoaderMeasurement, b: LoaderMeasurement) -> LoaderCompari
     for workers in sorted({p.workers for p in a.points} & {p.workers for p in b.points}):
         here, there = a.point(workers), b.point(workers)
         alone[workers] = ComparedTimes(
-            name="loader alone", ms=(1e3 / here.samples_per_second, 1e3 / there.samples_per_second),
+            name="loader alone",
+            ms=(1e3 / here.samples_per_second, 1e3 / there.samples_per_second),
             is_noise=not (here.differs_from(there) and there.differs_from(here)),
-        )  # fmt: skip
+        )
     return LoaderComparison(
-        names=(a.target, b.target), samples=(a.length, b.length), alone=alone,
-        parts=tuple(ComparedTimes(name=name, ms=(first, second)) for name, (first, second) in parts.items()),
-    )  # fmt: skip
+        names=(a.target, b.target),
+        samples=(a.length, b.length),
+        alone=alone,
+        parts=tuple(
+            ComparedTimes(name=name, ms=(first, second)) for name, (first, second) in parts.items()
+        ),
+    )

@@ -43,17 +43,28 @@ class LoaderCost(Record):
     handover_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        times = (self.sample_wall_ms, self.sample_cpu_ms, self.collate_ms, self.send_ms, self.handover_ms)
+        times = (
+            self.sample_wall_ms,
+            self.sample_cpu_ms,
+            self.collate_ms,
+            self.send_ms,
+            self.handover_ms,
+        )
         if not all(0 <= t < float("inf") for t in times) or self.batch_size < 1:
-            raise TrainpaceError("the costs of a loader are times of 0 ms or more, and its batch size is 1 or more.")
+            raise TrainpaceError(
+                "the costs of a loader are times of 0 ms or more, and its batch size is 1 or more."
+            )
 
     def of_batch(self, batch_size: int) -> "LoaderCost":
         """The cost of another batch: what is done once a batch grows with its size."""
         share = batch_size / self.batch_size
         return replace(
-            self, batch_size=batch_size, collate_ms=self.collate_ms * share, send_ms=self.send_ms * share,
+            self,
+            batch_size=batch_size,
+            collate_ms=self.collate_ms * share,
+            send_ms=self.send_ms * share,
             handover_ms=self.handover_ms * share,
-        )  # fmt: skip
+        )
 
 
 def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:
@@ -61,7 +72,9 @@ def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:
     return step_ms(cost, 0.0, workers, cores)
 
 
-def step_ms(cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0) -> float:
+def step_ms(
+    cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
+) -> float:
     """Time of a training step that computes for `compute_ms` on its own.
 
     0 workers: data and compute in series. Otherwise the latest of: the main process (compute and handover), the workers side by
@@ -73,13 +86,19 @@ def step_ms(cost: LoaderCost, compute_ms: float, workers: int, cores: float, com
     """
     if not (workers >= 0 and cores > 0 and compute_ms >= 0 and 0 <= compute_cores <= cores):
         raise TrainpaceError(
-            "a step needs workers and ms of 0 or more, and cores for its compute among those there are."
+            "a step needs workers and ms of 0 or more, and cores for its compute among those there"
+            " are."
         )
     sample_ms = max(cost.sample_wall_ms, cost.sample_cpu_ms / cores)
     if workers == 0:
         return cost.batch_size * sample_ms + cost.collate_ms + compute_ms
     once_ms = cost.collate_ms + cost.send_ms
-    cpu_ms = cost.batch_size * cost.sample_cpu_ms + once_ms + cost.handover_ms + compute_ms * compute_cores
+    cpu_ms = (
+        cost.batch_size * cost.sample_cpu_ms
+        + once_ms
+        + cost.handover_ms
+        + compute_ms * compute_cores
+    )
     worker_ms = cost.batch_size * sample_ms + once_ms
     crowded_ms = 0.0
     if compute_cores >= cores > 1:
@@ -89,7 +108,9 @@ def step_ms(cost: LoaderCost, compute_ms: float, workers: int, cores: float, com
     return max(crowded_ms, compute_ms + cost.handover_ms, worker_ms / workers, cpu_ms / cores)
 
 
-def limit_of(cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0) -> str:
+def limit_of(
+    cost: LoaderCost, compute_ms: float, workers: int, cores: float, compute_cores: float = 0.0
+) -> str:
     """What sets the pace: ``series`` (no workers), ``compute``, ``workers`` (more of them help) or ``cores`` (they do not)."""
     total = step_ms(cost, compute_ms, workers, cores, compute_cores)
     if workers == 0:
@@ -126,7 +147,9 @@ class LoaderConditions(Record):
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.timeout_s > 0 and self.repeats >= 1):
-            raise TrainpaceError("a loader's run needs seconds and a time-out above 0, and 1 or more repeats.")
+            raise TrainpaceError(
+                "a loader's run needs seconds and a time-out above 0, and 1 or more repeats."
+            )
         if self.batch_size is not None and self.batch_size < 1:
             raise TrainpaceError("a batch has 1 sample or more.")
 
@@ -220,7 +243,11 @@ class LoaderMeasurement(Record):
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
+        return (
+            self.length // self.batch_size
+            if self.drop_last
+            else math.ceil(self.length / self.batch_size)
+        )
 
     @property
     def offline_ms(self) -> float:
@@ -248,12 +275,25 @@ def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
 
 
 def loader_costs(
-    task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int, timeout_s: float
+    task: str,
+    shards: str | None,
+    batch_sizes: Sequence[int],
+    workers: bool,
+    seed: int,
+    timeout_s: float,
 ) -> list[LoaderCost]:
     """What loading costs for each batch size, from a task's own dataset or from the folder of its `shards`, in a fresh process.
     `workers`: time sending a batch from a worker as well."""
-    request = {"task": task, "shards": shards, "batch_sizes": batch_sizes, "workers": workers, "seed": seed}
-    answer = run_isolated("trainpace.loader.worker", {"costs": request}, timeout_s, f"timing samples of {task}")
+    request = {
+        "task": task,
+        "shards": shards,
+        "batch_sizes": batch_sizes,
+        "workers": workers,
+        "seed": seed,
+    }
+    answer = run_isolated(
+        "trainpace.loader.worker", {"costs": request}, timeout_s, f"timing samples of {task}"
+    )
     return msgspec.json.decode(answer, type=list[LoaderCost])
 
 
@@ -287,30 +327,51 @@ class LoaderAdvice(Record):
     offline_share: float
 
 
-def advise(m: LoaderMeasurement, compute_ms: float | None = None, compute_cores: float = 1.0) -> LoaderAdvice:
+def advise(
+    m: LoaderMeasurement, compute_ms: float | None = None, compute_cores: float = 1.0
+) -> LoaderAdvice:
     """Weigh the measured numbers of workers for a step that computes for `compute_ms` on `compute_cores` cores."""
     cores_taken = min(compute_cores, m.cores) if compute_ms else 0.0
     compute = compute_ms or 0.0
-    steps = {p.workers: step_ms(_as_measured(m, p.workers), compute, p.workers, m.cores, cores_taken) for p in m.points}
+    steps = {
+        p.workers: step_ms(_as_measured(m, p.workers), compute, p.workers, m.cores, cores_taken)
+        for p in m.points
+    }
     # without workers nothing is loaded while a step computes, which a loader alone does not show
-    beside = {w: ms for w, ms in steps.items() if w} if compute_ms is None and m.given_workers else steps
+    beside = (
+        {w: ms for w, ms in steps.items() if w} if compute_ms is None and m.given_workers else steps
+    )
     workers = fewest_workers(beside)
     now = m.given_workers if m.given_workers in steps else 0 if 0 in steps else min(steps)
     assert now is not None
     startup_s = m.point(workers).startup_s
-    saved_s = m.steps_per_epoch * (steps[now] - steps[workers]) / 1e3 - (startup_s - m.point(now).startup_s)
+    saved_s = m.steps_per_epoch * (steps[now] - steps[workers]) / 1e3 - (
+        startup_s - m.point(now).startup_s
+    )
     epoch_s = m.steps_per_epoch * steps[now] / 1e3
     worth_it = workers != now and saved_s > WORTH_SHARE * epoch_s
     chosen = workers if worth_it or workers < now else now
     return LoaderAdvice(
-        compute_ms=compute_ms, compute_cores=cores_taken, workers_now=now, workers=chosen, now_ms=steps[now],
-        step_ms=steps[chosen], step_ms_by_workers=steps, saved_s_per_epoch=saved_s, epoch_now_s=epoch_s,
-        startup_s=m.point(chosen).startup_s, worth_it=worth_it,
-        keep_workers=chosen > 0 and not m.given_persistent
+        compute_ms=compute_ms,
+        compute_cores=cores_taken,
+        workers_now=now,
+        workers=chosen,
+        now_ms=steps[now],
+        step_ms=steps[chosen],
+        step_ms_by_workers=steps,
+        saved_s_per_epoch=saved_s,
+        epoch_now_s=epoch_s,
+        startup_s=m.point(chosen).startup_s,
+        worth_it=worth_it,
+        keep_workers=chosen > 0
+        and not m.given_persistent
         and m.point(chosen).startup_s > STARTUP_SHARE * m.steps_per_epoch * steps[chosen] / 1e3,
-        limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken), offline_ms=m.offline_ms,
-        offline_share=m.offline_ms / total if (total := sum(s.wall_ms for s in m.stages)) > 0 else 0.0,
-    )  # fmt: skip
+        limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken),
+        offline_ms=m.offline_ms,
+        offline_share=(
+            m.offline_ms / total if (total := sum(s.wall_ms for s in m.stages)) > 0 else 0.0
+        ),
+    )
 
 
 def _as_measured(m: LoaderMeasurement, workers: int) -> LoaderCost:
@@ -318,6 +379,10 @@ def _as_measured(m: LoaderMeasurement, workers: int) -> LoaderCost:
     c = m.cost
     factor = m.point(workers).batch_ms / max(batch_ms(c, workers, m.cores), 1e-9)
     return replace(
-        c, sample_wall_ms=c.sample_wall_ms * factor, sample_cpu_ms=c.sample_cpu_ms * factor,
-        collate_ms=c.collate_ms * factor, send_ms=c.send_ms * factor, handover_ms=c.handover_ms * factor,
-    )  # fmt: skip
+        c,
+        sample_wall_ms=c.sample_wall_ms * factor,
+        sample_cpu_ms=c.sample_cpu_ms * factor,
+        collate_ms=c.collate_ms * factor,
+        send_ms=c.send_ms * factor,
+        handover_ms=c.handover_ms * factor,
+    )

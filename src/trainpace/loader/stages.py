@@ -35,7 +35,9 @@ OTHER = "everything else"
 Function = tuple[str, int, str]
 
 
-def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int = 3) -> tuple[Stage, ...]:
+def transform_stages(
+    target: LoaderTarget, indices: Sequence[int], passes: int = 3
+) -> tuple[Stage, ...]:
     """The transforms in the order in which they run, after the rest of ``__getitem__``; ms a sample. Empty where the dataset
     holds no transforms that can be seen from outside."""
     places = determinism.find_places(target.dataset)
@@ -54,10 +56,13 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     per_sample = 1e3 / (passes * len(indices))
     rest = Stage(
-        name=REST, kind="", wall_ms=max(0.0, wall - sum(t.wall_s for t in clock.ran)) * per_sample,
+        name=REST,
+        kind="",
+        wall_ms=max(0.0, wall - sum(t.wall_s for t in clock.ran)) * per_sample,
         cpu_ms=max(0.0, cpu - sum(t.cpu_s for t in clock.ran)) * per_sample,
-        random=any(watched) or (not any(t.random for t in clock.ran) and is_random(target, indices[0])),
-    )  # fmt: skip
+        random=any(watched)
+        or (not any(t.random for t in clock.ran) and is_random(target, indices[0])),
+    )
     random: list[tuple[str, str]] = []
     stages: dict[tuple[Any, ...], Stage] = {(): replace(rest, offline=not rest.random)}
     order: Counter[str] = Counter()
@@ -66,9 +71,13 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
         # image and target go through chains of their own, and so do the samples of two datasets side by side
         before = any(kind == t.kind and branch.startswith(t.branch) for kind, branch in random)
         stage = Stage(
-            name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random,
+            name=t.name,
+            kind=t.kind,
+            wall_ms=t.wall_s * per_sample,
+            cpu_ms=t.cpu_s * per_sample,
+            random=t.random,
             offline=not (rest.random or before),
-        )  # fmt: skip
+        )
         order[t.branch] += 1
         side_by_side = re.sub(r"\[[0-9]+\]", "[]", t.branch)
         key = (side_by_side, order[t.branch], stage.name, stage.kind)
@@ -79,18 +88,30 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
 def _added(one: Stage, other: Stage) -> Stage:
     """One transform in two datasets side by side. What is random in one of them was only not seen to be so in the other."""
     return replace(
-        one, wall_ms=one.wall_ms + other.wall_ms, cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
-        random=one.random or other.random, offline=one.offline and other.offline,
-    )  # fmt: skip
+        one,
+        wall_ms=one.wall_ms + other.wall_ms,
+        cpu_ms=(one.cpu_ms or 0.0) + (other.cpu_ms or 0.0),
+        random=one.random or other.random,
+        offline=one.offline and other.offline,
+    )
 
 
-def dataset_stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
+def dataset_stages(
+    target: LoaderTarget, indices: Sequence[int], wall_ms: float
+) -> tuple[Stage, ...]:
     """Of a random sample of `wall_ms` the part that comes out of deterministic datasets behind wrappers, and the rest. Empty
     where there is no such part."""
-    with one_thread(), contextlib.suppress(Exception):  # a wrapper may ask what kind of dataset it holds
+    with (
+        one_thread(),
+        contextlib.suppress(Exception),
+    ):  # a wrapper may ask what kind of dataset it holds
         if not is_random(target, indices[0]):
             return ()
-        found = list(_deterministic(target, list(determinism.held_datasets(target.dataset)), indices[:WATCHED]))
+        found = list(
+            _deterministic(
+                target, list(determinism.held_datasets(target.dataset)), indices[:WATCHED]
+            )
+        )
         calls: list[_Held] = []
 
         def timed(place: determinism.Place) -> _Held:
@@ -105,9 +126,18 @@ def dataset_stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float)
         outer, seconds = type(target.dataset).__name__, defaultdict[str, float](float)
         for one in calls:
             seconds[f"{type(one.held).__name__} inside {outer}"] += min(one.wall_s, total)
-        inner = [Stage(name=name, kind="dataset", wall_ms=wall_ms * s / total, random=False, offline=True)
-                 for name, s in seconds.items()]  # fmt: skip
-        rest = Stage(name=REST, kind="", wall_ms=max(0.0, wall_ms - sum(s.wall_ms for s in inner)), random=True)
+        inner = [
+            Stage(
+                name=name, kind="dataset", wall_ms=wall_ms * s / total, random=False, offline=True
+            )
+            for name, s in seconds.items()
+        ]
+        rest = Stage(
+            name=REST,
+            kind="",
+            wall_ms=max(0.0, wall_ms - sum(s.wall_ms for s in inner)),
+            random=True,
+        )
         return (*inner, rest) if inner else ()
     return ()
 
@@ -117,7 +147,9 @@ def _deterministic(
 ) -> Iterator[determinism.Place]:
     """The outermost datasets among `places`, and in those that they hold, whose samples are the same every time."""
     held: dict[int, _Held] = {}
-    with determinism.replaced(places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))):
+    with determinism.replaced(
+        places, lambda place: held.setdefault(id(place.transform), _Held(place.transform))
+    ):
         for index in indices:
             target.sample(index)
     for place in places:
@@ -125,7 +157,9 @@ def _deterministic(
         if asked and not any(_gives_two(place.transform, key) for key in asked):
             yield place
         else:
-            yield from _deterministic(target, list(determinism.held_datasets(place.transform)), indices)
+            yield from _deterministic(
+                target, list(determinism.held_datasets(place.transform)), indices
+            )
 
 
 def _gives_two(dataset: Any, key: Any) -> bool:
@@ -248,7 +282,10 @@ def function_stages(
     shown = [(name, s) for name, s in seconds.most_common(MOST) if s >= LEAST_SHARE * total]
     rest = total - sum(s for _, s in shown)
     named = [*shown, (OTHER, rest)] if rest > LEAST_SHARE * total else shown
-    return tuple(Stage(name=n, kind="function", wall_ms=wall_ms * s / total, offline=not random) for n, s in named)
+    return tuple(
+        Stage(name=n, kind="function", wall_ms=wall_ms * s / total, offline=not random)
+        for n, s in named
+    )
 
 
 def _library_name(function: Function) -> str:

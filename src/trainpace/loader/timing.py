@@ -1,5 +1,6 @@
 """The Dataset, DataLoader or task from the user's own file whose loading is measured: what one of its samples costs (wall against
-CPU time, and cold against warm files: DS-Analyzer's difference, VLDB 2021, section 4), and a DataLoader in steady state."""
+CPU time, and cold against warm files: DS-Analyzer's difference, VLDB 2021, section 4), and a DataLoader in steady state.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class LoaderTarget(NamedTuple):
         try:
             return self.dataset[index]
         except Exception as error:
-            raise UserCodeError(f"sample {index} cannot be had: {_sentence(explain(error, 'the dataset'))}") from error
+            raise UserCodeError(
+                f"sample {index} cannot be had: {_sentence(explain(error, 'the dataset'))}"
+            ) from error
 
     def collated(self, samples: Sequence[Any]) -> Any:
         """A batch. Raises `UserCodeError` where samples do not collate."""
@@ -59,7 +62,8 @@ class LoaderTarget(NamedTuple):
             return self.collate(list(samples))
         except Exception as error:
             raise UserCodeError(
-                f"{len(samples)} samples do not make a batch: {_sentence(explain(error, 'collate_fn'))}",
+                f"{len(samples)} samples do not make a batch:"
+                f" {_sentence(explain(error, 'collate_fn'))}",
                 "Give the dataset a collate_fn, or return a DataLoader that has one.",
             ) from error
 
@@ -78,18 +82,41 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
         dataset = loader[3] if is_task(loader) else loader
         length = length_of(dataset, name)
         collate = getattr(dataset, "collate_fn", None) or default_collate
-        return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task(loader))
+        return LoaderTarget(
+            name,
+            dataset,
+            length,
+            collate,
+            batch_size or DEFAULT_BATCH,
+            False,
+            is_task=is_task(loader),
+        )
     length = length_of(loader.dataset, f"the dataset of {name}")
-    batch_size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    batch_size = (
+        batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    )
     if batch_size is None:
-        raise TrainpaceError(f"the DataLoader of {name} has no batch size.", "Give one with --batch.")
-    options = {"worker_init_fn": loader.worker_init_fn, "multiprocessing_context": loader.multiprocessing_context}
+        raise TrainpaceError(
+            f"the DataLoader of {name} has no batch size.", "Give one with --batch."
+        )
+    options = {
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
     options = {key: value for key, value in options.items() if value is not None}
     collate = loader.collate_fn if loader.batch_sampler is not None else default_collate
     return LoaderTarget(
-        name, loader.dataset, length, collate, batch_size, bool(loader.drop_last), given_workers=loader.num_workers,
-        given_persistent=loader.persistent_workers, prefetch_factor=loader.prefetch_factor, options=options,
-    )  # fmt: skip
+        name,
+        loader.dataset,
+        length,
+        collate,
+        batch_size,
+        bool(loader.drop_last),
+        given_workers=loader.num_workers,
+        given_persistent=loader.persistent_workers,
+        prefetch_factor=loader.prefetch_factor,
+        options=options,
+    )
 
 
 def _sentence(text: str) -> str:
@@ -113,10 +140,15 @@ def one_thread() -> Iterator[None]:
 def choose(length: int, seed: int) -> list[int]:
     """Indices of the samples to measure: the first few, then others in random order."""
     first = min(FIRST, length)
-    return [*range(first), *random.Random(seed).sample(range(first, length), min(MOST_SAMPLES, length) - first)]
+    return [
+        *range(first),
+        *random.Random(seed).sample(range(first, length), min(MOST_SAMPLES, length) - first),
+    ]
 
 
-def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> tuple[list[int], float]:
+def first_pass(
+    target: LoaderTarget, indices: Sequence[int], seconds: float
+) -> tuple[list[int], float]:
     """Read every sample once, for about `seconds`: (indices of those that were read, mean ms of this first access)."""
     start, count = time.perf_counter(), 0
     with one_thread():
@@ -129,7 +161,11 @@ def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> 
 
 
 def sample_cost(
-    target: LoaderTarget, indices: Sequence[int], first_ms: float, held: Sequence[str] = (), passes: int = PASSES
+    target: LoaderTarget,
+    indices: Sequence[int],
+    first_ms: float,
+    held: Sequence[str] = (),
+    passes: int = PASSES,
 ) -> SampleCost:
     """Time the samples warm, `passes` times, then cold and warm again. Medians over passes of means over samples.
     `held`: files that stay open from sample to sample."""
@@ -151,13 +187,21 @@ def sample_cost(
             warm.append(_pass(target, indices))
     wall_ms = median(p.wall_ms for p in warm)
     if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
-        note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches its samples."
+        note = (
+            f"the first access of a sample took {first_ms:.3g} ms: the dataset caches its samples."
+        )
     file_bytes = sum(os.path.getsize(path) for path in opened if os.path.exists(path))
     return SampleCost(
-        samples=len(indices), wall_ms=wall_ms, cpu_ms=median(p.cpu_ms for p in warm), first_ms=first_ms,
-        delayed_ms=median(p.delayed_ms for p in warm), cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
-        files=len(opened) / len(indices), file_bytes=file_bytes / len(indices), note=note,
-    )  # fmt: skip
+        samples=len(indices),
+        wall_ms=wall_ms,
+        cpu_ms=median(p.cpu_ms for p in warm),
+        first_ms=first_ms,
+        delayed_ms=median(p.delayed_ms for p in warm),
+        cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
+        files=len(opened) / len(indices),
+        file_bytes=file_bytes / len(indices),
+        note=note,
+    )
 
 
 class _Pass(NamedTuple):
@@ -175,7 +219,9 @@ def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
         target.sample(index)
     wall_ms, cpu_ms = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
     delayed_ms = min(_delayed_ms() - delayed, wall_ms)
-    return _Pass((wall_ms - delayed_ms) / len(indices), cpu_ms / len(indices), delayed_ms / len(indices))
+    return _Pass(
+        (wall_ms - delayed_ms) / len(indices), cpu_ms / len(indices), delayed_ms / len(indices)
+    )
 
 
 def _delayed_ms() -> float:
@@ -191,10 +237,17 @@ def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) 
     if opened:
         return ""
     if files:
-        return "" if read > 0 else "files are mapped into memory, so their reads are not told from preprocessing."
+        return (
+            ""
+            if read > 0
+            else "files are mapped into memory, so their reads are not told from preprocessing."
+        )
     if read > 1024 * samples:
         kib = read / samples / 1024
-        return f"{kib:.0f} KiB a sample are read from files that Python did not open, so they stay warm."
+        return (
+            f"{kib:.0f} KiB a sample are read from files that Python did not open, so they stay"
+            " warm."
+        )
     return "nothing is read from files: the data is in memory."
 
 
@@ -231,11 +284,19 @@ def _timed(loader: DataLoader[Any], skipped: int, timed: int) -> Run:
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(timed):
         next(batches)
-    return Run(1e3 * (time.perf_counter() - wall) / timed, 1e3 * (time.process_time() - cpu) / timed, first_s)
+    return Run(
+        1e3 * (time.perf_counter() - wall) / timed,
+        1e3 * (time.process_time() - cpu) / timed,
+        first_s,
+    )
 
 
 def run_loader(
-    target: LoaderTarget, setting: Setting, indices: Sequence[int], seconds: float, expected_ms: float
+    target: LoaderTarget,
+    setting: Setting,
+    indices: Sequence[int],
+    seconds: float,
+    expected_ms: float,
 ) -> Run:
     """Load for about `seconds`, after the batches that the workers prefetched. `indices` are loaded repeatedly, shuffled.
 
@@ -243,7 +304,9 @@ def run_loader(
     """
     ahead = setting.workers * (setting.prefetch_factor or TORCH_PREFETCH)
     turns = max(setting.workers, 1)
-    wanted = min(max(1e3 * seconds / max(expected_ms, 1e-3), FEWEST_BATCHES, 2 * turns), MOST_BATCHES)
+    wanted = min(
+        max(1e3 * seconds / max(expected_ms, 1e-3), FEWEST_BATCHES, 2 * turns), MOST_BATCHES
+    )
     timed = math.ceil(wanted / turns) * turns
     skipped = ahead + turns if setting.workers else 1
     # workers that run out of samples before the last timed batch would leave their cores to the others
@@ -254,9 +317,14 @@ def run_loader(
         if setting.prefetch_factor is not None:
             options["prefetch_factor"] = setting.prefetch_factor
     loader: DataLoader[Any] = DataLoader(
-        target.dataset, setting.batch_size, sampler=order, num_workers=setting.workers, collate_fn=target.collate,
-        pin_memory=setting.pin_memory, **options,
-    )  # fmt: skip
+        target.dataset,
+        setting.batch_size,
+        sampler=order,
+        num_workers=setting.workers,
+        collate_fn=target.collate,
+        pin_memory=setting.pin_memory,
+        **options,
+    )
     try:
         return _timed(loader, skipped, timed)
     except Exception as error:
@@ -266,14 +334,25 @@ def run_loader(
 def loader_failure(error: Exception, workers: int) -> str:
     """One sentence. A worker that dies while it sends shows in the parent as a broken connection, or as torch's own error."""
     how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
-    reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
-    if workers and isinstance(error, EOFError | ConnectionError) and not str(error).startswith("Caught "):
+    reason = next(
+        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message"
+    )
+    if (
+        workers
+        and isinstance(error, EOFError | ConnectionError)
+        and not str(error).startswith("Caught ")
+    ):
         return f"a worker of {how} exited unexpectedly ({type(error).__name__}: {reason[:300]})"
     return f"{how} raised {type(error).__name__}: {reason[:300]}"
 
 
 def loader_cost(
-    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, workers: bool = True
+    target: LoaderTarget,
+    wall_ms: float,
+    cpu_ms: float,
+    indices: Sequence[int],
+    batch_size: int,
+    workers: bool = True,
 ) -> LoaderCost:
     """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready.
     `workers` False: nothing is sent."""
@@ -283,7 +362,12 @@ def loader_cost(
         start = time.perf_counter()
         target.collated(samples)
         times.append(1e3 * (time.perf_counter() - start))
-    cost = LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=median(times), batch_size=batch_size)
+    cost = LoaderCost(
+        sample_wall_ms=wall_ms,
+        sample_cpu_ms=cpu_ms,
+        collate_ms=median(times),
+        batch_size=batch_size,
+    )
     if not workers:
         return cost
     sent = [_sent(target, samples) for _ in range(3)]
@@ -296,13 +380,19 @@ def _sent(target: LoaderTarget, samples: Any) -> Run:
     skipped, batches = TORCH_PREFETCH + 1, 24
     order = list(range(len(samples))) * (batches + 2 * skipped)
     loader: DataLoader[Any] = DataLoader(
-        samples, len(samples), sampler=order, num_workers=1, collate_fn=target.collate,
+        samples,
+        len(samples),
+        sampler=order,
+        num_workers=1,
+        collate_fn=target.collate,
         multiprocessing_context=target.options.get("multiprocessing_context"),
-    )  # fmt: skip
+    )
     try:
         return _timed(loader, skipped, batches)
     except Exception as error:
-        raise UserCodeError(f"a worker cannot send a batch: {explain(error, 'the DataLoader')}") from None
+        raise UserCodeError(
+            f"a worker cannot send a batch: {explain(error, 'the DataLoader')}"
+        ) from None
 
 
 def _endless(indices: Sequence[int], count: int) -> list[int]:

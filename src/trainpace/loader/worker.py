@@ -55,15 +55,29 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
     points = bench.over_workers()
     best = fewest_workers({p.workers: p.batch_ms for p in points})
     return LoaderMeasurement(
-        target=target.name, dataset=type(target.dataset).__name__, length=target.length, batch_size=target.batch_size,
-        drop_last=target.drop_last, given_workers=target.given_workers, given_persistent=target.given_persistent,
-        is_task=target.is_task, cores=cores, memory_gib=machine.memory_limit_gib or machine.memory_gib, sample=sample, cost=cost,
-        points=points, variants=bench.variants(best), stages=stages, notes=(sample.note,) if sample.note else (),
+        target=target.name,
+        dataset=type(target.dataset).__name__,
+        length=target.length,
+        batch_size=target.batch_size,
+        drop_last=target.drop_last,
+        given_workers=target.given_workers,
+        given_persistent=target.given_persistent,
+        is_task=target.is_task,
+        cores=cores,
+        memory_gib=machine.memory_limit_gib or machine.memory_gib,
+        sample=sample,
+        cost=cost,
+        points=points,
+        variants=bench.variants(best),
+        stages=stages,
+        notes=(sample.note,) if sample.note else (),
         environment=environment("cpu"),
-    )  # fmt: skip
+    )
 
 
-def _stages(target: timing.LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
+def _stages(
+    target: timing.LoaderTarget, indices: Sequence[int], wall_ms: float
+) -> tuple[Stage, ...]:
     few = indices[: max(8, len(indices) // 2)]
     stages = transform_stages(target, few)
     inner = dataset_stages(target, few, wall_ms)
@@ -83,9 +97,20 @@ def _offline_share(stages: Sequence[Stage]) -> float:
 
 class _Bench:
     def __init__(
-        self, target: timing.LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
+        self,
+        target: timing.LoaderTarget,
+        c: LoaderConditions,
+        indices: Sequence[int],
+        cost: LoaderCost,
+        cores: float,
     ) -> None:
-        self._target, self._c, self._indices, self._cost, self._cores = target, c, indices, cost, cores
+        self._target, self._c, self._indices, self._cost, self._cores = (
+            target,
+            c,
+            indices,
+            cost,
+            cores,
+        )
 
     def over_workers(self) -> tuple[LoaderPoint, ...]:
         """Measure the numbers of workers of the conditions, or from 0 up to where more gain nothing."""
@@ -93,13 +118,18 @@ class _Bench:
         best, misses = float("inf"), 0
         for workers in self._c.workers or LADDER:
             enough = workers > 1 and best < (self._c.compute_ms or 0.0) / 2
-            if self._c.workers is None and (enough or misses >= 2 or (misses and workers > self._cores + 1)):
+            if self._c.workers is None and (
+                enough or misses >= 2 or (misses and workers > self._cores + 1)
+            ):
                 break
             setting = self._setting(workers)
             runs[setting] = [self._run(setting)]
             misses = 0 if runs[setting][0].batch_ms < best * (1 - GAIN) else misses + 1
             best = min(best, runs[setting][0].batch_ms)
-        if self._target.given_workers is not None and (now := self._setting(self._target.given_workers)) not in runs:
+        if (
+            self._target.given_workers is not None
+            and (now := self._setting(self._target.given_workers)) not in runs
+        ):
             runs[now] = [self._run(now)]
         self._repeat(runs, self._c.repeats - 1)
         return self._points(runs)
@@ -112,15 +142,21 @@ class _Bench:
         if batch > 1:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
-            settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or timing.TORCH_PREFETCH)))
-        if count_devices("cuda"):  # pinned memory makes copies to a CUDA device faster, and is a cost without one
+            settings.append(
+                base._replace(prefetch_factor=2 * (base.prefetch_factor or timing.TORCH_PREFETCH))
+            )
+        if count_devices(
+            "cuda"
+        ):  # pinned memory makes copies to a CUDA device faster, and is a cost without one
             settings.append(base._replace(pin_memory=True))
         runs: dict[timing.Setting, list[timing.Run]] = {setting: [] for setting in settings}
         self._repeat(runs, self._c.repeats)
         return self._points(runs)
 
     def _setting(self, workers: int) -> timing.Setting:
-        return timing.Setting(workers, self._target.batch_size, self._target.prefetch_factor if workers else None)
+        return timing.Setting(
+            workers, self._target.batch_size, self._target.prefetch_factor if workers else None
+        )
 
     def _repeat(self, runs: dict[timing.Setting, list[timing.Run]], times: int) -> None:
         """Forwards and backwards in turn, so that a machine whose speed drifts favours no setting."""
@@ -129,40 +165,65 @@ class _Bench:
                 runs[setting].append(self._run(setting))
 
     def _run(self, setting: timing.Setting) -> timing.Run:
-        return timing.run_loader(self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting))
+        return timing.run_loader(
+            self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting)
+        )
 
     def _predicted_ms(self, setting: timing.Setting) -> float:
         return batch_ms(self._cost.of_batch(setting.batch_size), setting.workers, self._cores)
 
     def _points(self, runs: dict[timing.Setting, list[timing.Run]]) -> tuple[LoaderPoint, ...]:
-        noise = noise_of({i: [run.batch_ms for run in done] for i, done in enumerate(runs.values())})
+        noise = noise_of(
+            {i: [run.batch_ms for run in done] for i, done in enumerate(runs.values())}
+        )
         points = []
         for setting, done in runs.items():
             times = [run.batch_ms for run in done]
             interval = None if noise is None else repeat_interval(times, noise)
             if interval is not None:
-                interval = replace(interval, basis="the spread of repeats, each with workers of its own")
+                interval = replace(
+                    interval, basis="the spread of repeats, each with workers of its own"
+                )
             worker_ms = self._cost.sample_wall_ms * setting.batch_size + self._cost.collate_ms
             points.append(
                 LoaderPoint(
-                    workers=setting.workers, batch_size=setting.batch_size, pin_memory=setting.pin_memory,
-                    prefetch_factor=(setting.prefetch_factor or timing.TORCH_PREFETCH) if setting.workers else None,
-                    batch_ms=median(times), interval_ms=interval, predicted_ms=self._predicted_ms(setting),
-                    startup_s=max(0.0, median(r.first_s for r in done) - worker_ms / 1e3) if setting.workers else 0.0,
+                    workers=setting.workers,
+                    batch_size=setting.batch_size,
+                    pin_memory=setting.pin_memory,
+                    prefetch_factor=(
+                        (setting.prefetch_factor or timing.TORCH_PREFETCH)
+                        if setting.workers
+                        else None
+                    ),
+                    batch_ms=median(times),
+                    interval_ms=interval,
+                    predicted_ms=self._predicted_ms(setting),
+                    startup_s=(
+                        max(0.0, median(r.first_s for r in done) - worker_ms / 1e3)
+                        if setting.workers
+                        else 0.0
+                    ),
                     runs=len(done),
                 )
-            )  # fmt: skip
+            )
         return tuple(sorted(points, key=lambda p: p.workers))
 
 
-def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int) -> list[LoaderCost]:
+def costs(
+    task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int
+) -> list[LoaderCost]:
     """The loader's cost for each batch size. `workers`: time sending a batch from a worker as well."""
     target = timing.load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
-    indices, first_ms = timing.first_pass(target, timing.choose(target.length, seed), SAMPLES_OF_A_LADDER_S)
+    indices, first_ms = timing.first_pass(
+        target, timing.choose(target.length, seed), SAMPLES_OF_A_LADDER_S
+    )
     sample = timing.sample_cost(target, indices, first_ms, passes=1)
-    return [timing.loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
+    return [
+        timing.loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, workers)
+        for size in batch_sizes
+    ]
 
 
 def _costs_of_shards(

@@ -53,7 +53,9 @@ def _work(request: dict[str, Any]) -> str:
     if backend == "nccl":
         gpus = count_devices("cuda") if dist.is_nccl_available() else 0
         if gpus < ranks:
-            raise TrainpaceError(f"nccl needs a CUDA GPU for each of the {ranks} ranks, and {gpus} can be used here.")
+            raise TrainpaceError(
+                f"nccl needs a CUDA GPU for each of the {ranks} ranks, and {gpus} can be used here."
+            )
         device = torch.device("cuda", rank)
         use_device("cuda", rank)
     else:
@@ -61,9 +63,12 @@ def _work(request: dict[str, Any]) -> str:
         if sys.platform == "linux":  # a host whose own name does not resolve stops gloo
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend, init_method=Path(request["folder"], "store").resolve().as_uri(), rank=rank, world_size=ranks,
+        backend,
+        init_method=Path(request["folder"], "store").resolve().as_uri(),
+        rank=rank,
+        world_size=ranks,
         timeout=datetime.timedelta(seconds=request["timeout_s"]),
-    )  # fmt: skip
+    )
     seconds = time_allreduce(request["sizes_bytes"], request["repeats"], device)
     dist.barrier()  # no rank goes while another still talks to it
     return json.dumps(seconds)

@@ -60,15 +60,23 @@ class MachineProfile(Record):
     host_links: HostLinks | None = None
 
 
-def calibrate(seconds: float, machine: Machine | None = None, threads: int | None = None) -> MachineProfile:
+def calibrate(
+    seconds: float, machine: Machine | None = None, threads: int | None = None
+) -> MachineProfile:
     """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before.
 
     `threads` are torch's, by default as many as it takes by itself.
     """
-    request = {"seconds": seconds, "machine": msgspec.to_builtins(machine or detect()), "threads": threads}
+    request = {
+        "seconds": seconds,
+        "machine": msgspec.to_builtins(machine or detect()),
+        "threads": threads,
+    }
     timeout_s = 300 + 2 * seconds
     try:
-        answer = run_isolated("trainpace.machine.micro_benchmarks", request, timeout_s, "calibrating this machine")
+        answer = run_isolated(
+            "trainpace.machine.micro_benchmarks", request, timeout_s, "calibrating this machine"
+        )
     except TimedOut as error:
         raise TimedOut(error.message, "Let nothing else run meanwhile.") from None
     return records.from_json(answer, MachineProfile, "the profile")
@@ -86,18 +94,33 @@ def measure_allreduce(
     Raises `TrainpaceError` for arguments that make no sense, ranks that fail, and after `timeout_s`; no process stays.
     """
     if not 2 <= ranks <= 1024:
-        raise TrainpaceError(f"an all-reduce among {ranks} ranks cannot be measured.", "Give 2 or more.")
+        raise TrainpaceError(
+            f"an all-reduce among {ranks} ranks cannot be measured.", "Give 2 or more."
+        )
     if backend not in get_args(Backend):
-        raise UnknownName("backend", str(backend), get_args(Backend), f"Backends: {', '.join(get_args(Backend))}.")
+        raise UnknownName(
+            "backend", str(backend), get_args(Backend), f"Backends: {', '.join(get_args(Backend))}."
+        )
     if not sizes_bytes or min(sizes_bytes) < 1 or repeats < 1:
-        raise TrainpaceError("an all-reduce needs payloads of 1 byte or more, and 1 repeat or more.")
+        raise TrainpaceError(
+            "an all-reduce needs payloads of 1 byte or more, and 1 repeat or more."
+        )
     sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
-    with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:  # where the ranks find each other
+    with tempfile.TemporaryDirectory(
+        prefix="trainpace-"
+    ) as folder:  # where the ranks find each other
         requests = [
-            {"backend": backend, "sizes_bytes": sizes, "repeats": repeats, "timeout_s": timeout_s, "folder": folder,
-             "ranks": ranks, "rank": rank}
+            {
+                "backend": backend,
+                "sizes_bytes": sizes,
+                "repeats": repeats,
+                "timeout_s": timeout_s,
+                "folder": folder,
+                "ranks": ranks,
+                "rank": rank,
+            }
             for rank in range(ranks)
-        ]  # fmt: skip
+        ]
         what = f"an all-reduce among {ranks} ranks over {backend}"
         answer = run_ranks("trainpace.machine.allreduce_rank", requests, timeout_s, what)
     seconds = json.loads(answer)
@@ -105,9 +128,13 @@ def measure_allreduce(
     wire = wire_bytes("all_reduce", np.array(sizes), np.array(ranks))
     latency_s, bytes_per_s = fit_latency_and_bandwidth(wire, times)
     return AllReduce(
-        ranks=ranks, backend=backend, sizes_bytes=tuple(sizes), time_ms=tuple(1e3 * t for t in times),
-        latency_us=1e6 * latency_s, bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
-    )  # fmt: skip
+        ranks=ranks,
+        backend=backend,
+        sizes_bytes=tuple(sizes),
+        time_ms=tuple(1e3 * t for t in times),
+        latency_us=1e6 * latency_s,
+        bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
+    )
 
 
 def fit_latency_and_bandwidth(wire: ArrayLike, times_s: ArrayLike) -> tuple[float, float | None]:

@@ -47,7 +47,11 @@ class Cpu(Record):
     @property
     def usable_cores(self) -> float | None:
         """Logical cores' worth of CPU time that this process can get."""
-        limits = [cores for cores in (self.affinity_cores, self.quota_cores, self.logical_cores) if cores is not None]
+        limits = [
+            cores
+            for cores in (self.affinity_cores, self.quota_cores, self.logical_cores)
+            if cores is not None
+        ]
         return float(min(limits)) if limits else None
 
 
@@ -80,12 +84,19 @@ def detect(root: Path = Path("/")) -> Machine:
     limit_gib = _memory_limit_gib(root)
     gpus, problem = detect_gpus()
     return Machine(
-        cpu=detect_cpu(root), memory_gib=memory_gib,
+        cpu=detect_cpu(root),
+        memory_gib=memory_gib,
         memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
-        gpus=gpus, gpu_problem=problem, storage=None, operating_system=_operating_system(root),
-        kernel=platform.release() or None, python=platform.python_version(), container=_in_container(root),
-        on_battery=_on_battery(root), load_average=psutil.getloadavg()[0],
-    )  # fmt: skip
+        gpus=gpus,
+        gpu_problem=problem,
+        storage=None,
+        operating_system=_operating_system(root),
+        kernel=platform.release() or None,
+        python=platform.python_version(),
+        container=_in_container(root),
+        on_battery=_on_battery(root),
+        load_average=psutil.getloadavg()[0],
+    )
 
 
 def detect_cpu(root: Path = Path("/")) -> Cpu:
@@ -96,15 +107,17 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
     stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
     base_mhz = _mhz(frequency / "base_frequency")
     return Cpu(
-        name=name, sockets=_sockets(root),
-        physical_cores=psutil.cpu_count(logical=False), logical_cores=psutil.cpu_count(),
+        name=name,
+        sockets=_sockets(root),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
         affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         quota_cores=_quota_cores(root),
         base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
         max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
         governor=_text(frequency / "scaling_governor").strip() or None,
         **_caches(root),
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -119,7 +132,9 @@ def cpu_name(root: Path = Path("/")) -> str:
     import cpuinfo
 
     description = {}
-    with contextlib.suppress(Exception):  # it raises bare exceptions on processors that it does not know
+    with contextlib.suppress(
+        Exception
+    ):  # it raises bare exceptions on processors that it does not know
         description = cpuinfo.get_cpu_info()
     return str(description.get("brand_raw") or platform.machine())
 
@@ -128,7 +143,9 @@ def _sockets(root: Path) -> int | None:
     topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
     packages = {_text(file) for file in topology} - {""}
     if not packages:
-        packages = set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE))
+        packages = set(
+            re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+        )
     return len(packages) or None
 
 
@@ -160,7 +177,9 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         names = controllers.split(",")
         if controllers and controller not in names:
             continue
-        for top in (base / controller, base / controllers) if controllers else (base, base / "unified"):
+        for top in (
+            (base / controller, base / controllers) if controllers else (base, base / "unified")
+        ):
             folder = Path(*(part for part in Path(path).parts if part not in ("/", "..")))
             for level in (folder, *folder.parents):
                 yield top / level
@@ -238,7 +257,9 @@ def warnings_of(machine: Machine) -> tuple[str, ...]:
 def _warnings(machine: Machine) -> Iterator[str]:
     yield from _cpu_warnings(machine)
     if machine.memory_limit_gib is not None:
-        total = "" if machine.memory_gib is None else f" of the machine's {machine.memory_gib:.1f} GiB"
+        total = (
+            "" if machine.memory_gib is None else f" of the machine's {machine.memory_gib:.1f} GiB"
+        )
         where = "the container" if machine.container else "this process's control group"
         yield f"{where} may use {machine.memory_limit_gib:.1f} GiB{total}."
     for index, gpu in enumerate(machine.gpus):
@@ -256,11 +277,17 @@ def _cpu_warnings(machine: Machine) -> Iterator[str]:
         limit = "a CPU quota" if cpu.quota_cores == usable else "its CPU affinity"
         yield f"this process can use {usable:g} of {physical} physical cores, because of {limit}."
     if cpu.governor is not None and cpu.governor != "performance":
-        yield f'the CPU frequency governor is "{cpu.governor}", not "performance", so that clocks follow the load.'
+        yield (
+            f'the CPU frequency governor is "{cpu.governor}", not "performance", so that clocks'
+            " follow the load."
+        )
     if machine.on_battery:
         yield "the machine runs on battery, which lowers clocks and power limits."
     if machine.load_average is not None and usable and machine.load_average > _LOAD_SHARE * usable:
-        yield f"other work is running: the load average is {machine.load_average:.1f} on {usable:g} usable cores."
+        yield (
+            f"other work is running: the load average is {machine.load_average:.1f} on {usable:g}"
+            " usable cores."
+        )
 
 
 def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
@@ -271,14 +298,21 @@ def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
     if busy and _below(gpu.pcie_generation, gpu.pcie_generation_max):
         yield f"{who} runs at PCIe generation {gpu.pcie_generation} of {gpu.pcie_generation_max}."
     if _below(gpu.power_limit_w, gpu.power_limit_default_w):
-        yield f"{who} is limited to {gpu.power_limit_w:.0f} W, below its default of {gpu.power_limit_default_w:.0f} W."
+        yield (
+            f"{who} is limited to {gpu.power_limit_w:.0f} W, below its default of"
+            f" {gpu.power_limit_default_w:.0f} W."
+        )
     if gpu.throttled_by:
         yield f"the clocks of {who} are held down by {' and '.join(gpu.throttled_by)}."
     if gpu.mig:
         named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
         yield f"{who} is divided into MIG instances{named}, so that a process gets a part of it."
     if gpu.other_processes:
-        programs = "1 other program uses" if gpu.other_processes == 1 else f"{gpu.other_processes} other programs use"
+        programs = (
+            "1 other program uses"
+            if gpu.other_processes == 1
+            else f"{gpu.other_processes} other programs use"
+        )
         yield f"{programs} {who}."
 
 
@@ -293,12 +327,18 @@ def environment(device: str) -> dict[str, str]:
     from trainpace.accelerator import versions
 
     properties = {
-        "cpu": cpu_name(), "architecture": platform.machine(), "threads": str(torch.get_num_threads()),
-        "torch": str(torch.__version__), "python": platform.python_version(), "system": platform.system(),
-    }  # fmt: skip
+        "cpu": cpu_name(),
+        "architecture": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
     return properties | versions(device)
 
 
 def device_in(environment: Mapping[str, str]) -> str:
     """The device of what was measured there, by the catalogue's name; "" where it does not say."""
-    return catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
+    return (
+        catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
+    )

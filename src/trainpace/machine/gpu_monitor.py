@@ -41,11 +41,16 @@ class GpuMonitor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._seconds = time.perf_counter() - self._start
         after_mj = self._ask("TotalEnergyConsumption")
-        self._energy_j = None if None in (self._energy_mj, after_mj) else (after_mj - self._energy_mj) / 1e3
+        self._energy_j = (
+            None if None in (self._energy_mj, after_mj) else (after_mj - self._energy_mj) / 1e3
+        )
         self._after_mhz = self._clock()
         self._stop.set()
         if self._thread is not None:
@@ -64,11 +69,18 @@ class GpuMonitor:
             elif power_w is not None:
                 energy_j, source = power_w * self._seconds / steps, "power"
         return replace(
-            run, sm_mhz=statistics.median(mhz) if mhz else None, sm_mhz_low=min(mhz, default=None),
-            sm_mhz_high=max(mhz, default=None), sm_mhz_before=self._before_mhz, sm_mhz_after=self._after_mhz,
-            sm_mhz_max=self._ask("MaxClockInfo", self._sm()), held_by=tuple(self._reasons), power_w=power_w,
-            energy_j=energy_j, energy_source=source,
-        )  # fmt: skip
+            run,
+            sm_mhz=statistics.median(mhz) if mhz else None,
+            sm_mhz_low=min(mhz, default=None),
+            sm_mhz_high=max(mhz, default=None),
+            sm_mhz_before=self._before_mhz,
+            sm_mhz_after=self._after_mhz,
+            sm_mhz_max=self._ask("MaxClockInfo", self._sm()),
+            held_by=tuple(self._reasons),
+            power_w=power_w,
+            energy_j=energy_j,
+            energy_source=source,
+        )
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLED_EVERY_S):
@@ -85,7 +97,11 @@ class GpuMonitor:
         return clock
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        return None if self._handle is None else query(self._nvml, f"DeviceGet{name}", self._handle, *arguments)
+        return (
+            None
+            if self._handle is None
+            else query(self._nvml, f"DeviceGet{name}", self._handle, *arguments)
+        )
 
 
 def _handle_of(uuid: str, nvml: Any) -> tuple[Any, Any]:

@@ -57,12 +57,18 @@ class Gpu(Record):
 
 
 _QUERIES = {
-    "name": "Name", "pcie_generation": "CurrPcieLinkGeneration", "pcie_generation_max": "MaxPcieLinkGeneration",
-    "pcie_width": "CurrPcieLinkWidth", "pcie_width_max": "MaxPcieLinkWidth",
-}  # fmt: skip
+    "name": "Name",
+    "pcie_generation": "CurrPcieLinkGeneration",
+    "pcie_generation_max": "MaxPcieLinkGeneration",
+    "pcie_width": "CurrPcieLinkWidth",
+    "pcie_width_max": "MaxPcieLinkWidth",
+}
 """Fields of `Gpu` that are NVML's answer as it is, to nvmlDeviceGet..."""
 _CLOCKS = {"sm_mhz": "NVML_CLOCK_SM", "memory_mhz": "NVML_CLOCK_MEM"}
-_WATTS = {"power_limit_w": "PowerManagementLimit", "power_limit_default_w": "PowerManagementDefaultLimit"}
+_WATTS = {
+    "power_limit_w": "PowerManagementLimit",
+    "power_limit_default_w": "PowerManagementDefaultLimit",
+}
 _SWITCHES = {"mig": "MigMode", "ecc": "EccMode", "persistence": "PersistenceMode"}
 
 
@@ -128,13 +134,20 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         fields[f"{field}_max"] = of_device("MaxClockInfo", getattr(nvml, clock))
     for field, name in _SWITCHES.items():
         switch = of_device(name)
-        fields[field] = None if switch is None else bool(switch[0] if isinstance(switch, list | tuple) else switch)
+        fields[field] = (
+            None
+            if switch is None
+            else bool(switch[0] if isinstance(switch, list | tuple) else switch)
+        )
     version, memory, users = (
         query(nvml, "SystemGetCudaDriverVersion"),
         of_device("MemoryInfo"),
         of_device("ComputeRunningProcesses"),
     )
-    capability, limits = of_device("CudaComputeCapability"), of_device("PowerManagementLimitConstraints")
+    capability, limits = (
+        of_device("CudaComputeCapability"),
+        of_device("PowerManagementLimitConstraints"),
+    )
     slots = range(of_device("MaxMigDeviceCount") or 0) if fields["mig"] else ()
     slices = [part for i in slots if (part := of_device("MigDeviceHandleByIndex", i)) is not None]
     state = of_device("PerformanceState")
@@ -145,9 +158,14 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         memory_gib=None if memory is None else gib_from_bytes(memory.total),
         power_limit_max_w=None if limits is None else watts(limits[1]),
         compute_capability=None if capability is None else "{}.{}".format(*capability),
-        mig_instances=tuple(str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2] for part in slices),
+        mig_instances=tuple(
+            str(query(nvml, "DeviceGetName", part) or "MIG").rpartition("MIG ")[2]
+            for part in slices
+        ),
         temperature_c=of_device("Temperature", nvml.NVML_TEMPERATURE_GPU),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
         throttled_by=reasons_of(nvml, handle),
-        other_processes=None if users is None else len({user.pid for user in users} - {os.getpid()}),
+        other_processes=(
+            None if users is None else len({user.pid for user in users} - {os.getpid()})
+        ),
     )

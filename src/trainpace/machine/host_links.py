@@ -63,12 +63,18 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     seconds = np.array([t.time_ms / 1e3 for t in timed])
     wire_b = np.array([_wire(t.collective, t.payload_bytes, t.ranks) for t in timed])
     hops = np.array([float(steps(t.collective, np.asarray(float(t.ranks)))) for t in timed])
-    both_ways = np.array([bool(meets_itself(t.collective, np.asarray(float(t.ranks)))) for t in timed])
+    both_ways = np.array(
+        [bool(meets_itself(t.collective, np.asarray(float(t.ranks)))) for t in timed]
+    )
     # what meets itself has an excess to be found, so its hosts' work is taken to be an all-reduce's
-    works = ["all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)]
+    works = [
+        "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
+    ]
     names = sorted(set(works))
     columns = [np.full(len(timed), 1e-6), 1e-6 * hops]
-    columns += [1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names]
+    columns += [
+        1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names
+    ]
     fits: list[tuple[float, float, np.ndarray]] = []
     for burst in BURSTS_BYTES:
         held_back = np.maximum(0.0, wire_b - burst) / (1e9 * gb_per_s * TCP_SHARE)
@@ -78,10 +84,14 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
         fits.append((float(np.abs(relative @ x - left).sum()), burst, x))
     _, burst, x = min(fits, key=operator.itemgetter(0))
     return HostLinks(
-        start_us=float(x[0]), message_us=float(x[1]),
-        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)), gb_per_s=gb_per_s,
-        link_share=TCP_SHARE, burst_bytes=burst, duplex_excess=float(x[-1]),
-    )  # fmt: skip
+        start_us=float(x[0]),
+        message_us=float(x[1]),
+        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)),
+        gb_per_s=gb_per_s,
+        link_share=TCP_SHARE,
+        burst_bytes=burst,
+        duplex_excess=float(x[-1]),
+    )
 
 
 def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
@@ -97,7 +107,9 @@ def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return x
 
 
-def time_collectives(collectives: list[str], sizes_bytes: list[int], repeats: int) -> list[TimedCollective]:
+def time_collectives(
+    collectives: list[str], sizes_bytes: list[int], repeats: int
+) -> list[TimedCollective]:
     """Time every collective at every payload (fp32), once a round. The process group must exist; all ranks return the same."""
     ranks = dist.get_world_size()
     cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
@@ -110,7 +122,9 @@ def time_collectives(collectives: list[str], sizes_bytes: list[int], repeats: in
             dist.barrier()
             start = time.perf_counter()
             call()
-            if i >= 0 and (name != "send" or dist.get_rank() == 1):  # a sender may leave the rest to the kernel
+            if i >= 0 and (
+                name != "send" or dist.get_rank() == 1
+            ):  # a sender may leave the rest to the kernel
                 rounds[i, j] = time.perf_counter() - start
     dist.all_reduce(rounds)
     counted = torch.tensor([1 if name == "send" else ranks for name, _, _ in cases])
@@ -146,8 +160,8 @@ def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> Host
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         raise TrainpaceError(
             "the links between hosts need a process on each of two hosts or more.",
-            "On every host: torchrun --nnodes 2 --nproc-per-node 1 --node-rank N --master-addr HOST -m trainpace"
-            " calibrate --hosts",
+            "On every host: torchrun --nnodes 2 --nproc-per-node 1 --node-rank N --master-addr HOST"
+            " -m trainpace calibrate --hosts",
         )
     join()
     timed = time_collectives(list(COLLECTIVES), list(SIZES_BYTES), repeats)

@@ -20,8 +20,15 @@ LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
 
 _ACTIVATIONS: list[Callable[[], nn.Module]] = [
-    lambda: nn.ReLU(inplace=True), nn.ReLU, lambda: nn.ReLU6(inplace=True), nn.SiLU, nn.GELU, nn.Hardswish, nn.Sigmoid, nn.Tanh,
-]  # fmt: skip
+    lambda: nn.ReLU(inplace=True),
+    nn.ReLU,
+    lambda: nn.ReLU6(inplace=True),
+    nn.SiLU,
+    nn.GELU,
+    nn.Hardswish,
+    nn.Sigmoid,
+    nn.Tanh,
+]
 
 
 class Block(NamedTuple):
@@ -36,8 +43,12 @@ def block(seed: int) -> Block:
     loss, 3 of large parameters that little is computed with."""
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
-        _convolutional, _linear, _attention, _language_head, _large_parameters,
-    )  # fmt: skip
+        _convolutional,
+        _linear,
+        _attention,
+        _language_head,
+        _large_parameters,
+    )
     kind = draw.choices(kinds, weights=(57, 22, 10, 8, 3))[0]
     return kind(draw)
 
@@ -60,7 +71,10 @@ class _Loss(nn.Module):
 
 def _convolutional(draw: random.Random) -> Block:
     while True:
-        n, side = draw.choice([1, 2, 4, 8, 16, 32]), draw.choice([4, 7, 8, 14, 16, 28, 32, 56, 64, 112, 112])
+        n, side = (
+            draw.choice([1, 2, 4, 8, 16, 32]),
+            draw.choice([4, 7, 8, 14, 16, 28, 32, 56, 64, 112, 112]),
+        )
         kernel, stride = draw.choice([1, 1, 1, 3, 3, 3, 3, 5, 7]), draw.choice([1, 1, 1, 2])
         c_in = draw.choice([3, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024])
         c_out = draw.choice([16, 24, 32, 64, 96, 128, 160, 256, 512, 768, 1024, 2048])
@@ -79,10 +93,17 @@ def _convolutional(draw: random.Random) -> Block:
         if flops + 20 * traffic > FEWEST_FLOPS:
             break
     before: nn.Module = nn.BatchNorm2d(c_in) if draw.random() < 0.5 else nn.Identity()
-    layers = [before, nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=draw.random() < 0.3)]
+    layers = [
+        before,
+        nn.Conv2d(
+            c_in, c_out, kernel, stride, kernel // 2, groups=groups, bias=draw.random() < 0.3
+        ),
+    ]
     norm = draw.random()
     if norm < 0.85:
-        layers.append(nn.GroupNorm(8, c_out) if norm > 0.75 and c_out % 8 == 0 else nn.BatchNorm2d(c_out))
+        layers.append(
+            nn.GroupNorm(8, c_out) if norm > 0.75 and c_out % 8 == 0 else nn.BatchNorm2d(c_out)
+        )
     residual_at = len(layers) - 1 if draw.random() < 0.4 else None
     layers.append(draw.choice(_ACTIVATIONS)())
     pooling = draw.random()
@@ -90,7 +111,9 @@ def _convolutional(draw: random.Random) -> Block:
         layers.append(draw.choice([nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)]))
     elif pooling < 0.35:
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Block(_Loss(layers, residual_at), lambda: torch.randn(n, c_in, side, side, requires_grad=True))
+    return Block(
+        _Loss(layers, residual_at), lambda: torch.randn(n, c_in, side, side, requires_grad=True)
+    )
 
 
 def _linear(draw: random.Random) -> Block:
@@ -101,10 +124,20 @@ def _linear(draw: random.Random) -> Block:
         if 1e5 < 2.0 * rows * width * out < 1.2 * LARGEST_FLOPS and width * out < 1.3e7:
             break
     samples = draw.choice([1, 2, 4, 8])
-    shape = (samples, rows // samples, width) if rows % samples == 0 and rows > samples else (rows, width)
+    shape = (
+        (samples, rows // samples, width)
+        if rows % samples == 0 and rows > samples
+        else (rows, width)
+    )
     layers: list[nn.Module] = [nn.LayerNorm(width)] if draw.random() < 0.5 else []
     layers.append(nn.Linear(width, out, bias=draw.random() < 0.7))
-    after: list[Callable[[], nn.Module]] = [nn.GELU, nn.ReLU, nn.SiLU, lambda: nn.Dropout(0.1), nn.Identity]
+    after: list[Callable[[], nn.Module]] = [
+        nn.GELU,
+        nn.ReLU,
+        nn.SiLU,
+        lambda: nn.Dropout(0.1),
+        nn.Identity,
+    ]
     layers.append(draw.choice(after)())
     return Block(_Loss(layers, len(layers) - 1), lambda: torch.randn(shape, requires_grad=True))
 
@@ -131,7 +164,9 @@ def _attention(draw: random.Random) -> Block:
     while 4.0 * n * heads * tokens**2 * head_dim > LARGEST_FLOPS:
         tokens //= 2
     layer = _Attention(heads, head_dim, explicit=draw.random() < 0.4, causal=draw.random() < 0.4)
-    return Block(_Loss([layer]), lambda: torch.randn(n, tokens, heads * head_dim, requires_grad=True))
+    return Block(
+        _Loss([layer]), lambda: torch.randn(n, tokens, heads * head_dim, requires_grad=True)
+    )
 
 
 class _LanguageHead(nn.Module):
@@ -145,11 +180,16 @@ class _LanguageHead(nn.Module):
 
 
 def _language_head(draw: random.Random) -> Block:
-    vocabulary, width = draw.choice([100, 1000, 5000, 20000, 32000]), draw.choice([64, 128, 256, 384])
+    vocabulary, width = (
+        draw.choice([100, 1000, 5000, 20000, 32000]),
+        draw.choice([64, 128, 256, 384]),
+    )
     n, tokens = draw.choice([1, 4, 8]), draw.choice([16, 32, 64, 128])
     while 2.0 * n * tokens * vocabulary * width > LARGEST_FLOPS:
         tokens //= 2
-    return Block(_LanguageHead(vocabulary, width), lambda: torch.randint(0, vocabulary, (n, tokens)))
+    return Block(
+        _LanguageHead(vocabulary, width), lambda: torch.randint(0, vocabulary, (n, tokens))
+    )
 
 
 class _LargeParameters(nn.Module):

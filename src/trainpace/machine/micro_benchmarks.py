@@ -62,7 +62,9 @@ def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
     form = _roofline()
     timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
     spreads = [first_spread]
-    canaries = [_canary_s()]  # the same group at the start, in the middle and at the end: how steady was the machine?
+    canaries = [
+        _canary_s()
+    ]  # the same group at the start, in the middle and at the end: how steady was the machine?
     seed, half_way = BLOCKS_OF_A_GROUP, False
     while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
         if not half_way and now > BLOCKS_SHARE * seconds / 2:
@@ -76,18 +78,25 @@ def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
     timings, device = _timings(timed, form), _device(form, machine)
     per_operator, per_view, per_module = _host_us()
     operators = MachineModel(
-        timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
-        host_us_per_operator=per_operator, host_us_per_view=per_view, host_us_per_module=per_module,
+        timings=timings,
+        flop_per_s=form.flop_per_s,
+        bytes_per_s=form.bytes_per_s,
+        start_us=1e6 * form.start_s,
+        host_us_per_operator=per_operator,
+        host_us_per_view=per_view,
+        host_us_per_module=per_module,
         basis=f"{len(timings)} operators timed on this machine",
-    )  # fmt: skip
+    )
     return MachineProfile(
         device=device,
-        kernels=replace(operators, step_factors=tuple(_step_factors(operators, device, begin + seconds))),
+        kernels=replace(
+            operators, step_factors=tuple(_step_factors(operators, device, begin + seconds))
+        ),
         environment=environment("cpu"),
         machine=machine,
         spread=statistics.median(spreads),
         drift=max(canaries) / min(canaries) - 1,
-    )  # fmt: skip
+    )
 
 
 class TimedRow(NamedTuple):
@@ -145,7 +154,9 @@ def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
         parameters = made.module.train().parameters()
         sgd = seed % 2
         optimizers.append(
-            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9) if sgd else torch.optim.AdamW(parameters, lr=1e-3)
+            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+            if sgd
+            else torch.optim.AdamW(parameters, lr=1e-3)
         )
 
     def step() -> list[TimedRow]:
@@ -170,7 +181,10 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
     step = _step_of_blocks(seeds)
     step()  # warms up, and makes the optimizers' states
     passes = [step() for _ in range(PASSES)]
-    rows = [TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1]) for same in zip(*passes, strict=True)]
+    rows = [
+        TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1])
+        for same in zip(*passes, strict=True)
+    ]
     totals = [sum(timed.seconds for timed in rows) for rows in passes]
     return rows, statistics.median(totals) / min(totals) - 1
 
@@ -178,7 +192,9 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
     """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
     moment."""
-    on_device = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
+    on_device = [
+        t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0
+    ]
     classes = _table(on_device).classes()
     seen: Counter[str] = Counter()
     chosen = []
@@ -193,12 +209,15 @@ def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
 def _table(timed: list[TimedRow]) -> OperatorTimings:
     rows = [t.row for t in timed]
     return OperatorTimings(
-        kind=tuple(r.kind for r in rows), function=tuple(r.function for r in rows),
-        half=np.array([r.half for r in rows]), flops=np.array([r.flops for r in rows]),
+        kind=tuple(r.kind for r in rows),
+        function=tuple(r.function for r in rows),
+        half=np.array([r.half for r in rows]),
+        flops=np.array([r.flops for r in rows]),
         bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
         dims=np.array([[*r.dims, *([0] * (MOST_SIZES - len(r.dims)))] for r in rows], dtype=float),
-        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]), fits={},
-    )  # fmt: skip
+        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
+        fits={},
+    )
 
 
 def _roofline() -> MachineRoofline:
@@ -257,10 +276,14 @@ def _device(form: MachineRoofline, machine: Machine) -> Device:
         return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
 
     return Device(
-        name=machine.cpu.name or platform.machine(), vendor="", architecture=platform.machine(), kind="cpu",
-        fp32_tflops=measured(form.flop_per_s / 1e12), memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
+        name=machine.cpu.name or platform.machine(),
+        vendor="",
+        architecture=platform.machine(),
+        kind="cpu",
+        fp32_tflops=measured(form.flop_per_s / 1e12),
+        memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
         memory_gib=None if gib is None else measured(gib),
-    )  # fmt: skip
+    )
 
 
 def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:

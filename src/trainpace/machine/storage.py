@@ -38,7 +38,9 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
     Raises `TrainpaceError` for a folder that is missing, not writable or full.
     """
     if size_bytes < 2**20:
-        raise TrainpaceError(f"a storage probe of {size_bytes} bytes is too small.", "Use at least 1 MiB.")
+        raise TrainpaceError(
+            f"a storage probe of {size_bytes} bytes is too small.", "Use at least 1 MiB."
+        )
     block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, for some filesystems compress
     filesystem = filesystem_of(folder)
     try:
@@ -57,12 +59,16 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
             ) from None
         reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
         raise TrainpaceError(reason, "Name a folder that can be written to.") from None
-    from_cache = cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
+    from_cache = (
+        cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
+    )
     return Storage(
-        filesystem=filesystem, size_bytes=size_bytes, write_gb_per_s=size_bytes / write_s / 1e9,
+        filesystem=filesystem,
+        size_bytes=size_bytes,
+        write_gb_per_s=size_bytes / write_s / 1e9,
         read_gb_per_s=size_bytes / first_s / 1e9,
         read_from_cache=from_cache or not evictable or filesystem in _MEMORY_FILESYSTEMS,
-    )  # fmt: skip
+    )
 
 
 def filesystem_of(folder: str | os.PathLike[str]) -> str | None:

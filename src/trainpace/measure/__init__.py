@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from trainpace.measure.noise_scale import DdpNoiseNorms, NoiseNorms
     from trainpace.measure.running import clock_in_words, run_in_words
     from trainpace.measure.suites import SuiteItem, suite
-    from trainpace.measure.sweep import Conditions, Outcome, SweepPlan, measure, measure_noise_scale, probe, run_sweep
+    from trainpace.measure.sweep import (
+        Conditions,
+        Outcome,
+        SweepPlan,
+        measure,
+        measure_noise_scale,
+        probe,
+        run_sweep,
+    )
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -129,7 +129,9 @@ def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
     """Relative standard deviation between probes of one batch, from their differences and what was expected. Batches
     with a disturbed probe do not count for more than the others: the median of the squares counts, not the mean.
     """
-    squares = [statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1]
+    squares = [
+        statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1
+    ]
     if not squares:
         return NOISE
     # a disturbed probe among few repeats would hide every jump
@@ -151,7 +153,9 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     start = bisect_left(sizes, 8 * sizes[0]) if 8 * sizes[0] < sizes[count // 2] else 0
     for i, place in enumerate(np.linspace(start, count - 1, points - 3).round().astype(int)[1:-1]):
         odd_wanted = i % 2
-        places.add(int(place) if sizes[place] % 2 == odd_wanted or place + 2 >= count else int(place) + 1)
+        places.add(
+            int(place) if sizes[place] % 2 == odd_wanted or place + 2 >= count else int(place) + 1
+        )
     for hint in hints:
         after = bisect_left(sizes, hint)
         places |= {place for place in (after - 1, after) if 0 <= place < count}
@@ -168,7 +172,9 @@ def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
     return [batch for batch in spread if len(measured[batch]) == 1]
 
 
-def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+def _again(
+    sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
+) -> list[int]:
     """Batches whose measurement fits no neighbour, again; if it stays so, what lies between."""
     wanted = []
     for batch in curve.disturbed:
@@ -187,7 +193,9 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
     return [sizes[(low + high) // 2]] if high - low > 1 else []
 
 
-def unresolved(asked: Sequence[int], measured: Mapping[int, Sequence[float]]) -> tuple[tuple[int, int], ...]:
+def unresolved(
+    asked: Sequence[int], measured: Mapping[int, Sequence[float]]
+) -> tuple[tuple[int, int], ...]:
     """The gaps between measured sizes in which a jump is, or seems to be, while sizes between them were not measured."""
     sizes, curve = sorted(set(asked)), fitted_curve(measured)
     gaps = {(jump.before, jump.after) for jump in curve.jumps}
@@ -201,7 +209,9 @@ def unresolved(asked: Sequence[int], measured: Mapping[int, Sequence[float]]) ->
     return tuple(sorted(gap for gap in gaps if _middle(sizes, *gap)))
 
 
-def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+def _suspicious(
+    sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
+) -> list[int]:
     """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
     nothing lies between.
     """
@@ -211,7 +221,9 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
         if abs(z[t]) < SUSPICIOUS:
             break
         before, after = curve.batches[t], curve.batches[t + 1]
-        if wanted := [curve.batches[p] for p in _lone(measured, z, t)] or _middle(sizes, before, after):
+        if wanted := [curve.batches[p] for p in _lone(measured, z, t)] or _middle(
+            sizes, before, after
+        ):
             return wanted
         if abs(z[t]) < SURE and not again:
             again = [batch for batch in (before, after) if len(measured[batch]) == 1]
@@ -221,7 +233,11 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
 def _lone(measured: Mapping[int, Sequence[float]], z: Floats, t: int) -> list[int]:
     """Ends of gap `t`, as places, from which the curve goes up and down again by as much: that is the point, not two jumps."""
     repeats = [len(times) for _, times in sorted(measured.items()) if times]
-    return [p for p in (t, t + 1) if 0 < p < len(z) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])]
+    return [
+        p
+        for p in (t, t + 1)
+        if 0 < p < len(z) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])
+    ]
 
 
 def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Floats:
@@ -233,7 +249,9 @@ def _surprises(measured: Mapping[int, Sequence[float]], curve: StepCurve) -> Flo
     gap, rise = np.diff(batches), np.diff(steps)
     # the noise of the repeats, not the curve's: that holds the misfit of all jumps that were not found yet
     deviation = (
-        noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
+        noise_between(measured)
+        * np.maximum(steps[1:], steps[:-1])
+        * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
     )
     return np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
 
@@ -242,11 +260,18 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
     """By how many deviations the slope of gap `t` differs from all that may be usual there: the slope that most of the
     width around it agrees with (a mode, since jumps may be in half of the gaps), and those of the next gaps.
     """
-    around = [i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t]
+    around = [
+        i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t
+    ]
     if not around:
         return 0.0
     agree = np.exp(
-        -0.5 * ((slopes[around, None] - slopes[around]) / np.hypot(deviations[around, None], deviations[around])) ** 2
+        -0.5
+        * (
+            (slopes[around, None] - slopes[around])
+            / np.hypot(deviations[around, None], deviations[around])
+        )
+        ** 2
     )
     usual = around[int((gaps[around] @ agree).argmax())]
     near = []
@@ -259,7 +284,9 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
     return float(min(surprises, key=abs))
 
 
-def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+def _curved(
+    sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve
+) -> list[int]:
     """The middle of the gap that a straight line crosses worst, judged by the slopes on either side of it."""
     batches, steps = curve.batches, np.array(curve.step_ms)
     gap = np.diff(batches)

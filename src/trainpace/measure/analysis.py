@@ -103,7 +103,9 @@ def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnal
     points = tuple(_point(measured[batch], medians[batch], noise) for batch in medians)
     # without repeats the curve itself has to tell its noise
     curve = (
-        find_changes([p.batch for p in points], [p.step_ms for p in points]) if noise is None else fitted_curve(medians)
+        find_changes([p.batch for p in points], [p.step_ms for p in points])
+        if noise is None
+        else fitted_curve(medians)
     )
     too_large = [batch for batch, failed in failures.items() if failed.failure == "out_of_memory"]
     fitting = [p.batch for p in points if p.batch < min(too_large, default=0)]
@@ -119,11 +121,15 @@ def analyse(outcomes: Sequence[Outcome], asked: Sequence[int] = ()) -> SweepAnal
         largest_that_fits=max(fitting, default=None) if too_large else None,
         unresolved=unresolved(sorted({*asked, *medians} - set(failures)), medians),
         trend=trend_of(
-            curve.batches, curve.step_ms,
-            [p.samples_per_second * p.step_ms / ms for p, ms in zip(points, curve.fitted_ms, strict=True)],
+            curve.batches,
+            curve.step_ms,
+            [
+                p.samples_per_second * p.step_ms / ms
+                for p, ms in zip(points, curve.fitted_ms, strict=True)
+            ],
             0.0 if noise is None else noise.relative,
         ),
-    )  # fmt: skip
+    )
 
 
 def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:
@@ -131,14 +137,19 @@ def _point(measured: list[Measurement], medians: list[float], noise: Noise | Non
     first = measured[0]
 
     def most(field: str) -> float | None:
-        return max((value for m in measured if (value := getattr(m, field)) is not None), default=None)
+        return max(
+            (value for m in measured if (value := getattr(m, field)) is not None), default=None
+        )
 
     return SweepPoint(
-        batch=first.execution.micro_batch, probes=len(measured), step_ms=step_ms,
+        batch=first.execution.micro_batch,
+        probes=len(measured),
+        step_ms=step_ms,
         interval_ms=first.interval_ms if noise is None else repeat_interval(medians, noise),
         samples_per_second=1e3 * first.execution.global_batch / step_ms,
-        peak_memory_gib=most("peak_memory_gib"), reserved_memory_gib=most("reserved_memory_gib"),
-    )  # fmt: skip
+        peak_memory_gib=most("peak_memory_gib"),
+        reserved_memory_gib=most("reserved_memory_gib"),
+    )
 
 
 def best_batches(curve: StepCurve) -> BestBatches:
@@ -157,20 +168,26 @@ def best_batches(curve: StepCurve) -> BestBatches:
         undisturbed[:] = True
     good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
     before = [curve.batches.index(jump.before) for jump in curve.jumps if jump.size_ms > 0]
-    behind = [next((k for k in range(i + 1, len(batches)) if throughput[k] >= throughput[i]), None) for i in before]
+    behind = [
+        next((k for k in range(i + 1, len(batches)) if throughput[k] >= throughput[i]), None)
+        for i in before
+    ]
     return BestBatches(
-        best=_choice(curve, int(np.flatnonzero(good)[0])), before_jumps=tuple(_choice(curve, i) for i in before),
+        best=_choice(curve, int(np.flatnonzero(good)[0])),
+        before_jumps=tuple(_choice(curve, i) for i in before),
         after_jumps=tuple(None if k is None else _choice(curve, k) for k in behind),
         launch_bound_until=_launch_bound(curve),
-    )  # fmt: skip
+    )
 
 
 def _choice(curve: StepCurve, i: int) -> BatchChoice:
     batch, step = curve.batches[i], curve.fitted_ms[i]
     return BatchChoice(
-        batch=batch, step_ms=step, samples_per_second=1e3 * batch / step,
+        batch=batch,
+        step_ms=step,
+        samples_per_second=1e3 * batch / step,
         measured_samples_per_second=1e3 * batch / curve.step_ms[i],
-    )  # fmt: skip
+    )
 
 
 def _launch_bound(curve: StepCurve) -> int | None:

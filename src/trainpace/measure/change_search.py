@@ -45,9 +45,13 @@ class Term(NamedTuple):
 
 
 PRICES = {
-    Kind.LEVEL: (3.0, 2.0), Kind.BEND: (4.0, 1.5), Kind.BOTH: (5.0, 2.5), Kind.POINT: (6.0, 2.0),
-    Kind.SMOOTH: (1.0, 1.0), Kind.ODD: (6.0, 2.0),
-}  # fmt: skip
+    Kind.LEVEL: (3.0, 2.0),
+    Kind.BEND: (4.0, 1.5),
+    Kind.BOTH: (5.0, 2.5),
+    Kind.POINT: (6.0, 2.0),
+    Kind.SMOOTH: (1.0, 1.0),
+    Kind.ODD: (6.0, 2.0),
+}
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
 SHORT, NOT_SHORT = 40, 60
 CHEAPER_LEVEL, DEARER_SMOOTH = 1.0, 1.0
@@ -78,7 +82,9 @@ class Search:
         self.position = (x - x[0]) / (x[-1] - x[0])
         self.weight = 1 / sigma
         self.target = y * self.weight
-        self.price = np.array([constant + factor * math.log(n) for constant, factor in PRICES.values()])
+        self.price = np.array(
+            [constant + factor * math.log(n) for constant, factor in PRICES.values()]
+        )
         short = min(max((NOT_SHORT - n) / (NOT_SHORT - SHORT), 0.0), 1.0)
         self.price[Kind.LEVEL] -= CHEAPER_LEVEL * short
         self.price[Kind.SMOOTH] += DEARER_SMOOTH * short
@@ -133,8 +139,12 @@ class Search:
         shadow = q.T @ self._level
         left = np.maximum(1 - np.einsum("pt,pt->t", shadow, shadow), 0.0)
         allowed = np.isfinite(self._gains(terms, q, residual)[Kind.LEVEL]) & (left > _DEPENDENT)
-        size = np.where(allowed, 1 / (self._level_size * np.sqrt(np.where(allowed, left, 1.0))), np.inf)
-        pays = (squares + self.worth) * math.expm1(float(self.price[Kind.LEVEL]) / (self.n + self.worth))
+        size = np.where(
+            allowed, 1 / (self._level_size * np.sqrt(np.where(allowed, left, 1.0))), np.inf
+        )
+        pays = (squares + self.worth) * math.expm1(
+            float(self.price[Kind.LEVEL]) / (self.n + self.worth)
+        )
         return size, math.sqrt(pays)
 
     def best(self) -> tuple[float, list[Term]]:
@@ -149,7 +159,10 @@ class Search:
         return cost, sorted(terms, key=lambda term: (term.place, term.kind))
 
     def improve(
-        self, terms: list[Term], kinds: frozenset[Kind] = frozenset(Kind), fixed: frozenset[Term] = frozenset()
+        self,
+        terms: list[Term],
+        kinds: frozenset[Kind] = frozenset(Kind),
+        fixed: frozenset[Term] = frozenset(),
     ) -> tuple[float, list[Term]]:
         """Add, swap and remove terms of these kinds, but the fixed ones, until nothing lowers the criterion."""
         terms = list(terms)
@@ -202,8 +215,12 @@ class Search:
             level, bend, dot_level, dot_bend = size[:n], size[n:], dot[:n], dot[n:]
             cross = self._level_bend - np.einsum("pt,pt->t", shadow[:, :n], shadow[:, n:])
             det = level * bend - cross**2
-            both = (dot_level**2 * bend - 2 * dot_level * dot_bend * cross + dot_bend**2 * level) / det
-            gains[Kind.BOTH] = np.where((det > _DEPENDENT * bend) & (bend > _DEPENDENT), both, -np.inf)
+            both = (
+                dot_level**2 * bend - 2 * dot_level * dot_bend * cross + dot_bend**2 * level
+            ) / det
+            gains[Kind.BOTH] = np.where(
+                (det > _DEPENDENT * bend) & (bend > _DEPENDENT), both, -np.inf
+            )
             left = 1 - np.einsum("ip,ip->i", q, q)
             gains[Kind.POINT] = np.where(left > 1e-3, residual**2 / left, -np.inf)
             shadow = q.T @ self._whole
@@ -213,16 +230,24 @@ class Search:
         gains[~self._allowed] = -np.inf
         for kind, t in terms:
             if kind in (Kind.LEVEL, Kind.BOTH):
-                gains[[Kind.LEVEL, Kind.BOTH], max(0, t - LEAST_POINTS + 1) : t + LEAST_POINTS] = -np.inf
+                gains[
+                    [Kind.LEVEL, Kind.BOTH], max(0, t - LEAST_POINTS + 1) : t + LEAST_POINTS
+                ] = -np.inf
                 gains[[Kind.BEND, Kind.BOTH], max(0, t - LEAST_POINTS_SLOPE + 1) : t + 1] = -np.inf
             if kind in (Kind.BEND, Kind.BOTH):
-                gains[[Kind.BEND, Kind.BOTH], max(0, t - SLOPE_SPACING + 1) : t + SLOPE_SPACING] = -np.inf
+                gains[
+                    [Kind.BEND, Kind.BOTH], max(0, t - SLOPE_SPACING + 1) : t + SLOPE_SPACING
+                ] = -np.inf
                 gains[Kind.LEVEL, t : t + LEAST_POINTS_SLOPE] = -np.inf
             if kind == Kind.BEND:
-                gains[Kind.BEND, max(0, t - self.bend_spacing + 1) : t + self.bend_spacing] = -np.inf
+                gains[
+                    Kind.BEND, max(0, t - self.bend_spacing + 1) : t + self.bend_spacing
+                ] = -np.inf
         return gains
 
-    def _best_term(self, rest: list[Term], kinds: frozenset[Kind], gains: Floats, squares: float) -> tuple[float, Term]:
+    def _best_term(
+        self, rest: list[Term], kinds: frozenset[Kind], gains: Floats, squares: float
+    ) -> tuple[float, Term]:
         places = gains.argmax(axis=1)
         spent = self._price_of(rest)
         costs = {
@@ -251,7 +276,11 @@ class Search:
             return math.inf, []
         gain = np.where(good, gain / np.where(good, det, 1.0), -np.inf)
         i, j = divmod(int(gain.argmax()), self.n)
-        cost = self._misfit(squares - gain[i, j]) + self._price_of(terms) + 2 * float(self.price[Kind.LEVEL])
+        cost = (
+            self._misfit(squares - gain[i, j])
+            + self._price_of(terms)
+            + 2 * float(self.price[Kind.LEVEL])
+        )
         return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
 
     def _partition(self) -> list[int]:
@@ -259,13 +288,19 @@ class Search:
         n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
         x, y = self.position, self.target / self.weight
         sums = np.zeros((6, n + 1))
-        np.cumsum(self.weight**2 * np.stack([np.ones(n), x, y, x * x, x * y, y * y]), axis=1, out=sums[:, 1:])
+        np.cumsum(
+            self.weight**2 * np.stack([np.ones(n), x, y, x * x, x * y, y * y]),
+            axis=1,
+            out=sums[:, 1:],
+        )
         best = np.full(n + 1, np.inf)
         best[0] = -price
         last = np.zeros(n + 1, dtype=int)
         for end in range(least, n + 1):
             w, wx, wy, wxx, wxy, wyy = sums[:, end, None] - sums[:, : end - least + 1]
-            squares = wyy - wy**2 / w - (wxy - wx * wy / w) ** 2 / np.maximum(wxx - wx**2 / w, 1e-300)
+            squares = (
+                wyy - wy**2 / w - (wxy - wx * wy / w) ** 2 / np.maximum(wxx - wx**2 / w, 1e-300)
+            )
             totals = best[: end - least + 1] + np.maximum(squares, 0) + price
             last[end] = int(totals.argmin())
             best[end] = totals[last[end]]

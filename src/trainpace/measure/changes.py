@@ -152,14 +152,24 @@ def find_changes(
 
 def _check(x: Floats, y: Floats, noise: Floats | None) -> None:
     if x.ndim != 1 or x.shape != y.shape or not len(x):
-        raise TrainpaceError(f"{x.size} batch sizes and {y.size} step times; one of each is needed, and at least one.")
-    if x[0] <= 0 or (np.diff(x) <= 0).any() or (x % 1 != 0).any():
-        raise TrainpaceError("batch sizes must be whole, positive and ascending.", "Sort them and merge repeats.")
-    if not (np.isfinite(y).all() and (y > 0).all()):
-        raise TrainpaceError("step times must be finite and above 0 ms.", "Leave out batch sizes that failed.")
-    if noise is not None and not (noise.shape in ((), x.shape) and np.isfinite(noise).all() and (noise >= 0).all()):
         raise TrainpaceError(
-            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch size."
+            f"{x.size} batch sizes and {y.size} step times; one of each is needed, and at least"
+            " one."
+        )
+    if x[0] <= 0 or (np.diff(x) <= 0).any() or (x % 1 != 0).any():
+        raise TrainpaceError(
+            "batch sizes must be whole, positive and ascending.", "Sort them and merge repeats."
+        )
+    if not (np.isfinite(y).all() and (y > 0).all()):
+        raise TrainpaceError(
+            "step times must be finite and above 0 ms.", "Leave out batch sizes that failed."
+        )
+    if noise is not None and not (
+        noise.shape in ((), x.shape) and np.isfinite(noise).all() and (noise >= 0).all()
+    ):
+        raise TrainpaceError(
+            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch"
+            " size."
         )
 
 
@@ -167,14 +177,18 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
     """The best terms under every description of the noise that may be true; the likeliest of them counts."""
     level = _levels(y)
     guess = _relative_noise(x, y)
-    tries: list[tuple[Floats, float, float]] = []  # deviations, what they are worth, evidence that they must bring
+    tries: list[
+        tuple[Floats, float, float]
+    ] = []  # deviations, what they are worth, evidence that they must bring
     if given is not None:
         tries.append((np.maximum(given, LEAST_NOISE) * level, KNOWN_WORTH * len(x), 0.0))
     if given is None or guess > NOISE_AGREES * max(float(np.median(given)), LEAST_NOISE):
         tries.append((guess * level, GUESS_WORTH, 0.0))
     if level.max() > WIDE_RANGE * level.min():
         least = 0.0 if given is None else float(np.median(given)) * float(np.median(y))
-        tries.append((np.full(len(x), max(_constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE))
+        tries.append(
+            (np.full(len(x), max(_constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE)
+        )
     best = math.inf
     for sigma, worth, evidence in tries:
         search = Search(x, y, sigma, worth)
@@ -197,7 +211,10 @@ def _relative_noise(x: Floats, y: Floats) -> float:
 
 def _constant_noise(x: Floats, y: Floats) -> float:
     """The standard deviation of a point in ms, where the noise does not grow with the step."""
-    return max(float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION, LEAST_NOISE * float(np.median(y)))
+    return max(
+        float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION,
+        LEAST_NOISE * float(np.median(y)),
+    )
 
 
 def _levels(y: Floats) -> Floats:
@@ -242,13 +259,19 @@ def _certain(search: Search, terms: list[Term]) -> _Fit:
             if kind in (Kind.LEVEL, Kind.BOTH):
                 size, slope = fit.values[fit.column[i]], 0.0
                 if kind == Kind.BOTH:
-                    slope = fit.values[fit.column[i] + 1] * (search.position[place] - search.position[place - 1])
-                z = abs(fit.z(fit.column[i], float(np.clip(size, min(0.0, slope), max(0.0, slope)))))
+                    slope = fit.values[fit.column[i] + 1] * (
+                        search.position[place] - search.position[place - 1]
+                    )
+                z = abs(
+                    fit.z(fit.column[i], float(np.clip(size, min(0.0, slope), max(0.0, slope))))
+                )
                 if z < LEAST_Z:
                     uncertain[i] = z
         lone = {i: z for i, z in uncertain.items() if terms[i].kind == Kind.LEVEL}
         if not lone:
-            fit.jumps = {i for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)} - set(uncertain)
+            fit.jumps = {
+                i for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)
+            } - set(uncertain)
             return fit
         weakest = min(lone, key=lambda i: lone[i])
         terms = terms[:weakest] + terms[weakest + 1 :]
@@ -275,8 +298,14 @@ class _Fit:
 
     def z(self, column: int, beyond: float = 0.0) -> float:
         """The distance of a coefficient from a value in deviations of a normal distribution (Wallace 1959)."""
-        t = float(self.values[column] - beyond) / math.sqrt(max(float(self.covariance[column, column]), 1e-300))
-        size = math.sqrt(self.free * math.log1p(t * t / self.free)) * (8 * self.free + 1) / (8 * self.free + 3)
+        t = float(self.values[column] - beyond) / math.sqrt(
+            max(float(self.covariance[column, column]), 1e-300)
+        )
+        size = (
+            math.sqrt(self.free * math.log1p(t * t / self.free))
+            * (8 * self.free + 1)
+            / (8 * self.free + 3)
+        )
         return math.copysign(size, t)
 
     def half_width(self, contrast: Floats) -> float:
@@ -303,7 +332,13 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             before = float(contrast @ fit.values)
             contrast[column + (kind == Kind.BOTH)] = 1 / span
         if kind in (Kind.BEND, Kind.BOTH) and i not in fit.jumps:
-            bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=float(contrast @ fit.values)))
+            bends.append(
+                Bend(
+                    batch=int(batches[t]),
+                    slope_before=before,
+                    slope_after=float(contrast @ fit.values),
+                )
+            )
         if i in fit.jumps:
             jumps.append(_jump(batches, fit, t, int(column)))
         if kind in (Kind.LEVEL, Kind.BEND, Kind.BOTH):
@@ -313,17 +348,29 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
     starts = dict(slopes)  # of two changes at one place the later one holds
     for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
         slope, half = float(contrast @ fit.values), fit.half_width(contrast)
-        segments.append(Segment(
-            first_batch=int(batches[t]), last_batch=int(batches[end - 1]), first_ms=float(line[t]),
-            slope_ms_per_sample=slope, slope_low=slope - half, slope_high=slope + half,
-        ))  # fmt: skip
+        segments.append(
+            Segment(
+                first_batch=int(batches[t]),
+                last_batch=int(batches[end - 1]),
+                first_ms=float(line[t]),
+                slope_ms_per_sample=slope,
+                slope_low=slope - half,
+                slope_high=slope + half,
+            )
+        )
     middle = int(np.argsort(fit.fitted)[n // 2])
     return StepCurve(
-        batches=tuple(int(b) for b in batches), step_ms=tuple(float(t) for t in y),
+        batches=tuple(int(b) for b in batches),
+        step_ms=tuple(float(t) for t in y),
         fitted_ms=tuple(float(t) for t in fit.fitted),
-        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]), segments=tuple(segments),
-        jumps=tuple(jumps), bends=tuple(bends), disturbed=tuple(disturbed), odd_extra_ms=odd_ms, least_jump=_least_jump(fit),
-    )  # fmt: skip
+        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]),
+        segments=tuple(segments),
+        jumps=tuple(jumps),
+        bends=tuple(bends),
+        disturbed=tuple(disturbed),
+        odd_extra_ms=odd_ms,
+        least_jump=_least_jump(fit),
+    )
 
 
 def _least_jump(fit: _Fit) -> float | None:
@@ -351,10 +398,16 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
     first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
     before, after = int(batches[last]), int(batches[first])
     return MeasuredJump(
-        before=before, after=after, size_ms=size, low_ms=size - half, high_ms=size + half,
-        percent=100 * size / float(fit.fitted[last]), z=z,
-        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))), tight=after == before + 1,
-    )  # fmt: skip
+        before=before,
+        after=after,
+        size_ms=size,
+        low_ms=size - half,
+        high_ms=size + half,
+        percent=100 * size / float(fit.fitted[last]),
+        z=z,
+        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))),
+        tight=after == before + 1,
+    )
 
 
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
@@ -363,13 +416,22 @@ def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurv
     lasts = [*x[:-2], x[-1]]
     segments = tuple(
         Segment(
-            first_batch=int(x[i]), last_batch=int(lasts[i]), first_ms=float(y[i]), slope_ms_per_sample=float(slope),
-            slope_low=None, slope_high=None,
+            first_batch=int(x[i]),
+            last_batch=int(lasts[i]),
+            first_ms=float(y[i]),
+            slope_ms_per_sample=float(slope),
+            slope_low=None,
+            slope_high=None,
         )
         for i, slope in enumerate(slopes)
-    )  # fmt: skip
+    )
     times = tuple(float(t) for t in y)
     return StepCurve(
-        batches=tuple(int(b) for b in batches), step_ms=times, fitted_ms=times, noise=noise, segments=segments,
-        jumps=(), bends=(),
-    )  # fmt: skip
+        batches=tuple(int(b) for b in batches),
+        step_ms=times,
+        fitted_ms=times,
+        noise=noise,
+        segments=segments,
+        jumps=(),
+        bends=(),
+    )

@@ -48,11 +48,20 @@ class NoiseNorms:
     """
 
     def __init__(
-        self, model: nn.Module, samples: int, parts: int, whole: int | None = None,
+        self,
+        model: nn.Module,
+        samples: int,
+        parts: int,
+        whole: int | None = None,
         loss_scale: Callable[[], float] = lambda: 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._samples, self._parts, self._whole, self._loss_scale = samples, parts, whole or samples * parts, loss_scale
+        self._samples, self._parts, self._whole, self._loss_scale = (
+            samples,
+            parts,
+            whole or samples * parts,
+            loss_scale,
+        )
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._first = torch.zeros(())
 
@@ -67,9 +76,11 @@ class NoiseNorms:
         pairs = [(float(part), float(whole)) for part, whole in self._pairs]
         finite = [pair for pair in pairs if math.isfinite(sum(pair))]
         return GradientNorms(
-            small_batch=self._samples, big_batch=self._whole, small_squared=tuple(part for part, _ in finite),
+            small_batch=self._samples,
+            big_batch=self._whole,
+            small_squared=tuple(part for part, _ in finite),
             big_squared=tuple(whole for _, whole in finite),
-        )  # fmt: skip
+        )
 
 
 class DdpNoiseNorms(NoiseNorms):
@@ -84,7 +95,9 @@ class DdpNoiseNorms(NoiseNorms):
         self._own: list[torch.Tensor] = []
 
         def reduce(_: Any, bucket: Any) -> Any:
-            self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
+            self._own.append(
+                torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square()
+            )
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
         reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
@@ -132,7 +145,9 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     while steps < MOST_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
         optimizer.zero_grad(set_to_none=True)
         for part in range(parts):
-            batch = map_tensors(to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)]))
+            batch = map_tensors(
+                to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)])
+            )
             (task.loss(model, batch) / parts).backward()
             if part in (0, parts - 1):
                 device_clock.wait()
@@ -147,9 +162,12 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     if len(norms.small_squared) < FEWEST_STEPS:
         raise UserCodeError("most gradients were no numbers (NaN).", "Lower the learning rate.")
     return MeasuredNoiseScale(
-        batch=samples * parts, parts=parts, scale=noise_scale(norms), norms_ms=1e3 * norms_s / steps,
+        batch=samples * parts,
+        parts=parts,
+        scale=noise_scale(norms),
+        norms_ms=1e3 * norms_s / steps,
         step_ms=1e3 * (seconds - norms_s) / steps,
-    )  # fmt: skip
+    )
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:

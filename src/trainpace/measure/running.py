@@ -18,15 +18,19 @@ def clock_in_words(run: DeviceRun) -> str:
     of_most = f" of {run.sm_mhz_max:,.0f}" if run.sm_mhz_max is not None else ""
     between = f", moving between {low:,.0f} and {high:,.0f}" if moved else ""
     if run.held_by:
-        return f"The clock was held down by {' and '.join(run.held_by)}: {run.sm_mhz:,.0f} MHz{of_most}{between}."
+        return (
+            f"The clock was held down by {' and '.join(run.held_by)}: {run.sm_mhz:,.0f}"
+            f" MHz{of_most}{between}."
+        )
     if run.sm_mhz_max is not None and run.sm_mhz < FULL_CLOCK * run.sm_mhz_max:
         return (
-            f"The clock ran at {run.sm_mhz:,.0f} MHz{of_most}{between}, and the driver gives no reason: it may be locked"
-            " (nvidia-smi --reset-gpu-clocks)."
+            f"The clock ran at {run.sm_mhz:,.0f} MHz{of_most}{between}, and the driver gives no"
+            " reason: it may be locked (nvidia-smi --reset-gpu-clocks)."
         )
     if moved:
         return (
-            f"The clock moved between {low:,.0f} and {high:,.0f} MHz during the steps, so that they are not all alike."
+            f"The clock moved between {low:,.0f} and {high:,.0f} MHz during the steps, so that they"
+            " are not all alike."
         )
     return ""
 
@@ -35,11 +39,16 @@ def run_in_words(run: DeviceRun) -> list[str]:
     """Whatever is worth a sentence, the most disturbing first."""
     said = [clock_in_words(run)]
     if run.settled is False:
-        said.append("The steps' time had not settled when the warm-up ended: --seconds 10s gives it longer.")
-    if run.busy_share is not None and run.busy_share < BUSY:
-        launch = "" if run.launch_ms is None else f", which needs {run.launch_ms:.3g} ms to launch it"
         said.append(
-            f"The device works in {100 * run.busy_share:.0f} % of the step and waits in the rest for the host{launch}."
+            "The steps' time had not settled when the warm-up ended: --seconds 10s gives it longer."
+        )
+    if run.busy_share is not None and run.busy_share < BUSY:
+        launch = (
+            "" if run.launch_ms is None else f", which needs {run.launch_ms:.3g} ms to launch it"
+        )
+        said.append(
+            f"The device works in {100 * run.busy_share:.0f} % of the step and waits in the rest"
+            f" for the host{launch}."
         )
     if run.power_w is not None:
         energy = "" if run.energy_j is None else f", {run.energy_j:.3g} J a step"

@@ -32,7 +32,13 @@ from trainpace.medians import has_settled, median, median_interval, warmup_steps
 from trainpace.outcome import DeviceRun, Interval, Measurement, StepTime
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.tasks import build_task, longest_first, make_optimizer, optimizer_name, usual_optimizer
+from trainpace.tasks import (
+    build_task,
+    longest_first,
+    make_optimizer,
+    optimizer_name,
+    usual_optimizer,
+)
 
 MOST_STEPS = 1000
 FEWEST_STEPS = 8
@@ -70,7 +76,9 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
         model = task.model.train()
     execution = c.execution(batch_size, own_name)
     engine = PlainEngine(execution, c.device, model, optimizer)
-    batches = itertools.cycle([engine.place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)])
+    batches = itertools.cycle(
+        [engine.place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)]
+    )
     longest = longest_first(task, batch_size)
     clock = StepClock(c.device)
     phases = StepPhases(clock, engine)
@@ -109,7 +117,9 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     first = len(losses)
     with monitor:
         end = time.perf_counter() + c.seconds
-        while len(losses) < MOST_STEPS and (len(losses) - first < FEWEST_STEPS or time.perf_counter() < end):
+        while len(losses) < MOST_STEPS and (
+            len(losses) - first < FEWEST_STEPS or time.perf_counter() < end
+        ):
             step(batches)
             if len(losses) % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
                 clock.settle()
@@ -117,7 +127,10 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     curve = [float(loss) for loss in losses]
     bad = next((loss for loss in curve if not math.isfinite(loss)), None)
     if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
-        raise UserCodeError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
+        raise UserCodeError(
+            f"the loss of {task.name} became {bad} during the measurement.",
+            "Lower the learning rate.",
+        )
     totals = [sum(each) for each in parts()]
     warm = first if settled else max(first, warmup_steps(totals))
     steady = totals[warm:]
@@ -131,22 +144,38 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     run = None
     if on_device:
         run = monitor.run_of(len(totals) - first, DeviceRun(settled=settled))
-        if c.precision != "amp_fp16":  # GradScaler reads from the device in every step, so that launching waits for it
+        if (
+            c.precision != "amp_fp16"
+        ):  # GradScaler reads from the device in every step, so that launching waits for it
             run = replace(run, **_gaps(c.device, lambda: step(batches), middle))
     return Measurement(
-        model=task.name, device=device_name(c.device) or cpu_name(), execution=execution,
-        step_times_ms=tuple(steady), warmup_ms=tuple(totals[:warm]),
+        model=task.name,
+        device=device_name(c.device) or cpu_name(),
+        execution=execution,
+        step_times_ms=tuple(steady),
+        warmup_ms=tuple(totals[:warm]),
         step=StepTime(
-            forward_ms=forward_ms, backward_ms=backward_ms, optimizer_ms=optimizer_ms,
+            forward_ms=forward_ms,
+            backward_ms=backward_ms,
+            optimizer_ms=optimizer_ms,
             idle_ms=max(0.0, middle - forward_ms - backward_ms - optimizer_ms),
         ),
         median_ms=middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the timed steps of one process"),
-        peak_memory_gib=peak_gib, reserved_memory_gib=reserved_gib,
-        losses=tuple(loss for loss in curve if math.isfinite(loss)), environment=environment(c.device),
-        sequence_length=task.sequence_length, image_size=c.image_size, loss=task.loss_name,
+        interval_ms=Interval(
+            low=low,
+            high=high,
+            coverage=0.9,
+            basis="order statistics of the timed steps of one process",
+        ),
+        peak_memory_gib=peak_gib,
+        reserved_memory_gib=reserved_gib,
+        losses=tuple(loss for loss in curve if math.isfinite(loss)),
+        environment=environment(c.device),
+        sequence_length=task.sequence_length,
+        image_size=c.image_size,
+        loss=task.loss_name,
         run=run,
-    )  # fmt: skip
+    )
 
 
 def _warm_up(more_steps: Callable[[], list[float]], seconds: float) -> bool | None:
@@ -193,7 +222,9 @@ def _limit_memory(gib: float) -> None:
         limit = psutil.Process().memory_info().data + int(gib * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     except (ImportError, AttributeError, OSError, ValueError):
-        raise TrainpaceError(f"a memory limit cannot be set on {sys.platform}.", "Leave it out.") from None
+        raise TrainpaceError(
+            f"a memory limit cannot be set on {sys.platform}.", "Leave it out."
+        ) from None
 
 
 if __name__ == "__main__":

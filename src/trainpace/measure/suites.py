@@ -21,13 +21,28 @@ from trainpace.tasks import RANDOM_FAMILIES, is_random, parse_random
 
 SUITES = ("classic", "random", "small")
 CLASSIC = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "mobilenet_v1",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "vgg11",
+    "vgg13",
+    "vgg16",
+    "vgg19",
+    "mobilenet_v1",
     "mobilenet_v2",
-)  # fmt: skip
+)
 SMALL = (
-    "random:mlp:6", "random:mlp:9", "random:cnn:10", "random:cnn:13", "random:rnn:9", "random:rnn:21",
-    "random:transformer:8", "random:transformer:13",
-)  # fmt: skip
+    "random:mlp:6",
+    "random:mlp:9",
+    "random:cnn:10",
+    "random:cnn:13",
+    "random:rnn:9",
+    "random:rnn:21",
+    "random:transformer:8",
+    "random:transformer:13",
+)
 BATCHES = (1, 2, 4, 8, 16, 32)
 RANDOM_BATCHES = (2, 4, 8, 16, 32)
 """Not 1, at which a batch norm over single values refuses to train."""
@@ -58,14 +73,18 @@ def suite(name: str, n: int | None = None, seed: int | None = None) -> tuple[Sui
     if name == "random":
         return _random(n, 0 if seed is None else seed)
     if n is not None or seed is not None:
-        raise Contradiction(f"a number of models and a seed belong to the random suite, not to {name}.")
+        raise Contradiction(
+            f"a number of models and a seed belong to the random suite, not to {name}."
+        )
     if name == "classic":
         return tuple(SuiteItem(spec=spec, batches=BATCHES) for spec in CLASSIC)
     if name == "small":
         return tuple(SuiteItem(spec=spec, batches=SMALL_BATCHES) for spec in SMALL)
     if name.endswith(".toml"):
         return read_suite(name)
-    raise UnknownName("suite", name, SUITES, f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own.")
+    raise UnknownName(
+        "suite", name, SUITES, f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own."
+    )
 
 
 def read_suite(path: str) -> tuple[SuiteItem, ...]:
@@ -73,20 +92,35 @@ def read_suite(path: str) -> tuple[SuiteItem, ...]:
     tables = toml_of(read_bytes(path), path)
     tasks = tables.pop("task", None)
     if tables:
-        raise UnknownName(f"key in {path}", min(tables), ["task"], "A suite is a list of [[task]] tables.")
-    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, dict) for task in tasks):
-        raise UnreadableInput(f"{path} has no tasks.", 'Write [[task]] and below it model = "resnet50".')
+        raise UnknownName(
+            f"key in {path}", min(tables), ["task"], "A suite is a list of [[task]] tables."
+        )
+    if (
+        not isinstance(tasks, list)
+        or not tasks
+        or not all(isinstance(task, dict) for task in tasks)
+    ):
+        raise UnreadableInput(
+            f"{path} has no tasks.", 'Write [[task]] and below it model = "resnet50".'
+        )
     return tuple(_item(task, f"task {i + 1} of {path}") for i, task in enumerate(tasks))
 
 
 def _random(n: int | None, seed: int) -> tuple[SuiteItem, ...]:
     if n is None or not 1 <= n <= MOST_ITEMS:
         given = "no number" if n is None else n
-        raise TrainpaceError(f"the random suite needs a number of models from 1 to {MOST_ITEMS}, and has {given}.")
+        raise TrainpaceError(
+            f"the random suite needs a number of models from 1 to {MOST_ITEMS}, and has {given}."
+        )
     if not 0 <= seed < SEEDS_PER_SUITE:
-        raise TrainpaceError(f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}.")
+        raise TrainpaceError(
+            f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}."
+        )
     drawn = (divmod(i, len(RANDOM_FAMILIES)) for i in range(n))
-    specs = (f"random:{RANDOM_FAMILIES[family]}:{seed * SEEDS_PER_SUITE + number}" for number, family in drawn)
+    specs = (
+        f"random:{RANDOM_FAMILIES[family]}:{seed * SEEDS_PER_SUITE + number}"
+        for number, family in drawn
+    )
     return tuple(SuiteItem(spec=spec, batches=RANDOM_BATCHES) for spec in specs)
 
 
@@ -96,7 +130,9 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
             raise UnknownName(f"key in {where}", key, _KEYS, f"Keys: {', '.join(_KEYS)}.")
     spec = task.get("model")
     if not isinstance(spec, str) or not spec.strip():
-        raise TrainpaceError(f"{where} names no model.", 'Write model = "resnet50", or another model spec.')
+        raise TrainpaceError(
+            f"{where} names no model.", 'Write model = "resnet50", or another model spec.'
+        )
     if is_random(spec):
         parse_random(spec)
     for key, choices in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
@@ -107,16 +143,22 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
     sizes = batch if isinstance(batch, list | tuple) else [batch]
     if not sizes or not all(_is_count(size) for size in sizes):
         raise TrainpaceError(
-            f"batch of {where} is {batch!r}; it must be a whole number from 1 to {LARGEST_BATCH}, or a list of such.",
+            f"batch of {where} is {batch!r}; it must be a whole number from 1 to {LARGEST_BATCH},"
+            " or a list of such.",
             "Write batch = 8 or batch = [1, 2, 4].",
         )
     length = task.get("sequence_length")
     if length is not None and not _is_count(length):
-        raise TrainpaceError(f"sequence_length of {where} is {length!r}; it must be a whole number from 1.")
+        raise TrainpaceError(
+            f"sequence_length of {where} is {length!r}; it must be a whole number from 1."
+        )
     return SuiteItem(
-        spec=spec, batches=tuple(sorted(set(sizes))), precision=task.get("precision", "fp32"), optimizer=task.get("optimizer"),
+        spec=spec,
+        batches=tuple(sorted(set(sizes))),
+        precision=task.get("precision", "fp32"),
+        optimizer=task.get("optimizer"),
         sequence_length=length,
-    )  # fmt: skip
+    )
 
 
 def _is_count(value: Any) -> bool:

@@ -50,21 +50,30 @@ class Conditions(Record):
 
     def __post_init__(self) -> None:
         if not (self.seconds >= 0 and self.timeout_s > 0 and self.accumulation >= 1):
-            raise TrainpaceError("a probe needs seconds of 0 or more, a time-out above 0 and 1 or more micro-batches.")
+            raise TrainpaceError(
+                "a probe needs seconds of 0 or more, a time-out above 0 and 1 or more"
+                " micro-batches."
+            )
         if self.memory_limit_gib is not None and not self.memory_limit_gib > 0:
             raise TrainpaceError("a memory limit is above 0 GiB.")
         if self.memory_limit_gib is not None and self.device != "cpu":
-            raise TrainpaceError("a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there.")
+            raise TrainpaceError(
+                "a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there."
+            )
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
         """How a probe at this batch size is executed. `own_optimizer`: what the task is trained with, "" before it was built."""
         is_language = self.sequence_length is not None or self.model.startswith("transformers:")
         return Execution(
-            micro_batch=batch_size, accumulation=self.accumulation, precision=self.precision,
-            optimizer=self.optimizer or own_optimizer or (FOR_LANGUAGE if is_language else FOR_OTHERS),
+            micro_batch=batch_size,
+            accumulation=self.accumulation,
+            precision=self.precision,
+            optimizer=self.optimizer
+            or own_optimizer
+            or (FOR_LANGUAGE if is_language else FOR_OTHERS),
             channels_last=self.channels_last,
             compile=self.compile,
-        )  # fmt: skip
+        )
 
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:
@@ -79,7 +88,11 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
 
 def _answer(kind: type[R], verb: str, conditions: Conditions, batch_size: int) -> R:
     """The worker's answer, which is a record of that kind."""
-    request = {"record": kind.__name__, "conditions": msgspec.to_builtins(conditions), "batch_size": batch_size}
+    request = {
+        "record": kind.__name__,
+        "conditions": msgspec.to_builtins(conditions),
+        "batch_size": batch_size,
+    }
     what = f"{verb} {conditions.model} at batch {batch_size}"
     answer = run_isolated("trainpace.measure.steps", request, conditions.timeout_s, what)
     return records.from_json(answer, kind, "the answer of the measuring process")
@@ -97,10 +110,15 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
     except UserCodeError as error:
         failure, reason = "crashed", str(error)
     return FailedProbe(
-        model=conditions.model, device=device, failure=failure, reason=reason, environment={},
-        execution=conditions.execution(batch_size), sequence_length=conditions.sequence_length,
+        model=conditions.model,
+        device=device,
+        failure=failure,
+        reason=reason,
+        environment={},
+        execution=conditions.execution(batch_size),
+        sequence_length=conditions.sequence_length,
         image_size=conditions.image_size,
-    )  # fmt: skip
+    )
 
 
 class SweepPlan(Record):
@@ -116,7 +134,9 @@ class SweepPlan(Record):
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or self.repeats < 1:
-            raise TrainpaceError("a sweep needs batch sizes of 1 or more, each measured at least once.")
+            raise TrainpaceError(
+                "a sweep needs batch sizes of 1 or more, each measured at least once."
+            )
 
     @property
     def adaptive(self) -> bool:
@@ -154,7 +174,9 @@ def next_for_largest(
     return next((n for n in range((floor + ceiling) // 2, ceiling) if n not in crashed), None)
 
 
-def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:
+def next_probe(
+    plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()
+) -> int | None:
     """The batch size to measure next, None when all is done. Raises where the user's code fails at all sizes, or at
     MOST_CRASHES, and works at none."""
     medians = medians_of(outcomes)
@@ -194,7 +216,8 @@ def run_sweep(
     tell: Callable[[int, int], None] = lambda batch, finished: None,
 ) -> list[Outcome]:
     """Probe until the plan is fulfilled. `keep` gets each outcome as soon as it is there; `done` are those of an earlier,
-    interrupted run; `tell(batch, finished)` says what begins. `device` names the machine where a probe fails."""
+    interrupted run; `tell(batch, finished)` says what begins. `device` names the machine where a probe fails.
+    """
     outcomes = list(done)
     while (batch := next_probe(plan, outcomes, hints)) is not None:
         tell(batch, len(outcomes))

@@ -16,13 +16,16 @@ def check_whole_step(conditions: Conditions, name: str) -> None:
     """Raise TrainpaceError for conditions that such a step cannot be measured under."""
     c = conditions
     asked = {
-        "accumulation": c.accumulation > 1, "an optimizer": c.optimizer is not None, "compile": c.compile,
+        "accumulation": c.accumulation > 1,
+        "an optimizer": c.optimizer is not None,
+        "compile": c.compile,
         "amp_fp16, which scales losses,": c.precision == "amp_fp16",
-    }  # fmt: skip
+    }
     for what, is_asked in asked.items():
         if is_asked:
             raise TrainpaceError(
-                f"{name} has a step of its own: {what} cannot be put around it.", "Put it into the step."
+                f"{name} has a step of its own: {what} cannot be put around it.",
+                "Put it into the step.",
             )
 
 
@@ -38,10 +41,14 @@ class StepPhases:
         """One step. Gives the loss, where the step returns one, and 0 where it does not."""
         self._clock.start_step()
         self._phases.append([])
-        hooks = [h for optimizer in step.optimizers for h in (
-            optimizer.register_step_pre_hook(lambda *_: self._enter("optimizer")),
-            optimizer.register_step_post_hook(lambda *_: self._enter("forward")),
-        )]  # fmt: skip
+        hooks = [
+            h
+            for optimizer in step.optimizers
+            for h in (
+                optimizer.register_step_pre_hook(lambda *_: self._enter("optimizer")),
+                optimizer.register_step_post_hook(lambda *_: self._enter("forward")),
+            )
+        ]
         try:
             with self._engine.autocast(), self._backward_told():
                 value = step.run(batch)

@@ -19,7 +19,15 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast import Forecaster, Grid, Knowledge, Target, divisors, needed_gib, room_gib
 from trainpace.hardware import Cluster, Device, catalogue, find_host
-from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
+from trainpace.job import (
+    ASSUMED,
+    JobConditions,
+    Training,
+    job_ranges,
+    power_w,
+    state_bytes,
+    training_of,
+)
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
 from trainpace.plan import told_apart
@@ -65,9 +73,13 @@ class Job(Record):
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch <= MOST_BATCH:
-            raise TrainpaceError(f"global_batch is {self.global_batch}; it must be from 1 to {MOST_BATCH:,}.")
+            raise TrainpaceError(
+                f"global_batch is {self.global_batch}; it must be from 1 to {MOST_BATCH:,}."
+            )
         if self.most_nodes < 1:
-            raise TrainpaceError(f"most_nodes is {self.most_nodes}; it must be a whole number from 1.")
+            raise TrainpaceError(
+                f"most_nodes is {self.most_nodes}; it must be a whole number from 1."
+            )
 
 
 class Match(Record):
@@ -112,45 +124,82 @@ class Ranking(NamedTuple):
 
 
 def rank(
-    workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd",
+    workload: Workload,
+    offers: Sequence[Offer],
+    devices: Mapping[str, Device],
+    job: Job,
+    by: Literal["usd", "hours"] = "usd",
     knowledge: Knowledge | None = None,
-) -> Ranking:  # fmt: skip
+) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name. `knowledge`:
     measured runs that correct the forecasts."""
     shapes = _Shapes(workload, job, knowledge)
     able: list[_Servers] = []
     rejected = []
-    for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
-        prices = [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
+    for offer in sorted(
+        offers, key=lambda offer: offer.device
+    ):  # so that a device's kernels are evaluated once
+        prices = (
+            [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
+        )
         for nodes in _node_counts(offer, job.most_nodes):
-            shape = shapes.at(devices[offer.device], offer.count, nodes, offer.network_gb_per_s, offer.host)
+            shape = shapes.at(
+                devices[offer.device], offer.count, nodes, offer.network_gb_per_s, offer.host
+            )
             if isinstance(shape, _Shape):
                 able += [_Servers(offer, nodes, spot, shape) for spot in prices]
             else:
                 binding, reason, short_gib = shape
-                rejected.append(Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short_gib))
+                rejected.append(
+                    Rejected(
+                        offer=offer,
+                        nodes=nodes,
+                        binding=binding,
+                        reason=reason,
+                        short_gib=short_gib,
+                    )
+                )
     matches = _matches(able, job)
-    matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
+    matches.sort(
+        key=(
+            (lambda m: (m.mean_usd, m.mean_hours))
+            if by == "usd"
+            else (lambda m: (m.mean_hours, m.mean_usd))
+        )
+    )
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
 def _excess(match: Match, job: Job) -> float:
     """The larger of the two misses, each as a share of what was allowed."""
-    return max(_late_s(match, job) / (job.deadline_s or 1.0), _over_usd(match, job) / (job.budget_usd or 1.0))
+    return max(
+        _late_s(match, job) / (job.deadline_s or 1.0),
+        _over_usd(match, job) / (job.budget_usd or 1.0),
+    )
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
     """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
     if ranking.missed:
-        close = min(ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job)))
+        close = min(
+            ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job))
+        )
         if not math.isfinite(close.time.total_s):
             return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
         if late > 0 and late / (job.deadline_s or 1.0) >= over / (job.budget_usd or 1.0):
-            return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
-        return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
+            return (
+                "deadline",
+                f"the deadline of {allowed} is missed by {format_duration(late)}",
+                close,
+            )
+        return (
+            "budget",
+            f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}",
+            close,
+        )
     if not ranking.rejected:
         return None
     closest = min(ranking.rejected, key=lambda r: math.inf if r.short_gib is None else r.short_gib)
@@ -191,12 +240,14 @@ class _Shapes:
         sizes, only = divisors(job.global_batch), workload.only_batch
         if only is not None and only not in sizes:
             raise TrainpaceError(
-                f"{workload.model} could be traced at a batch of {only} alone, and {job.global_batch:,} samples a step are no"
-                " multiple of it.",
+                f"{workload.model} could be traced at a batch of {only} alone, and"
+                f" {job.global_batch:,} samples a step are no multiple of it.",
                 f"Give such a one: --global-batch {only}.",
             )
         self._sizes = np.array(sizes if only is None else [only])
-        self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
+        self._traced = [
+            precision for precision in job.precisions if form_of(precision) in workload.forms
+        ]
         if not self._traced:
             workload.form(
                 job.precisions[0] if job.precisions else "fp32"
@@ -208,24 +259,30 @@ class _Shapes:
         self._forecaster = Forecaster(workload, anywhere, knowledge=knowledge)
         self._precisions: dict[str, list[Precision] | str] = {}
 
-    def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str) -> _Shape | Reason:
+    def at(
+        self, device: Device, count: int, nodes: int, network_gb_per_s: float | None, host: str
+    ) -> _Shape | Reason:
         """What a shape can do, or why it cannot do the job. `host`: the name of its CPU, empty where it is not known."""
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None, host)
         if key not in self._done:
             self._done[key] = self._one(device, *key[1:])
         return self._done[key]
 
-    def _one(self, device: Device, count: int, nodes: int, network: float | None, host: str) -> _Shape | Reason:
+    def _one(
+        self, device: Device, count: int, nodes: int, network: float | None, host: str
+    ) -> _Shape | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
             return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
         if device.memory_gib is None:
             return "device", f"{device.name} has no memory size in the catalogue", None
         cluster = Cluster(
-            device=device, devices_per_node=count, nodes=nodes,
+            device=device,
+            devices_per_node=count,
+            nodes=nodes,
             network_gb_per_s_per_device=None if network is None else network / count,
             host=find_host(host) if host else None,
-        )  # fmt: skip
+        )
         if device.name not in self._precisions:
             self._precisions[device.name] = self._computed_in(device)
         precisions = self._precisions[device.name]
@@ -240,7 +297,9 @@ class _Shapes:
                 assert fastest.step is not None
                 job, states = self._job, state_bytes(self._workload, fastest.execution)
                 power = power_w(device, ranks, fastest.step)
-                training = training_of(job.schedule, fastest.execution, job.conditions, states, power_w=power)
+                training = training_of(
+                    job.schedule, fastest.execution, job.conditions, states, power_w=power
+                )
                 return _Shape(fastest, training)
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
@@ -254,12 +313,18 @@ class _Shapes:
             forecaster = self._forecaster.on(Cluster(device=device))
             alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
             if alone.timed[-1]:
-                computing_ms = sum(alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms"))
+                computing_ms = sum(
+                    alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms")
+                )
                 fastest.setdefault((form_of(precision), float(computing_ms)), precision)
             reason = reason or alone.reason(len(alone) - 1)
-        return [fastest[key] for key in sorted(fastest, key=lambda key: key[1])] or reason.rstrip(".")
+        return [fastest[key] for key in sorted(fastest, key=lambda key: key[1])] or reason.rstrip(
+            "."
+        )
 
-    def _fastest(self, cluster: Cluster, precision: Precision, sizes: Counts, share: int) -> Forecast | Reason:
+    def _fastest(
+        self, cluster: Cluster, precision: Precision, sizes: Counts, share: int
+    ) -> Forecast | Reason:
         """The fastest execution that fits, or the simplest that is nearly as fast."""
         key = (cluster.devices_per_node, cluster.nodes, precision)
         if key not in self._grids:
@@ -272,21 +337,32 @@ class _Shapes:
         if not feasible.any():
             # the memory of the smallest card on which one would fit
             least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
-            needs = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
-            return "memory", f"{needs}, {cluster.device.name} has {format_number(capacity)}", least - capacity
+            needs = (
+                f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
+            )
+            return (
+                "memory",
+                f"{needs}, {cluster.device.name} has {format_number(capacity)}",
+                least - capacity,
+            )
         by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
         near = by_sharding.min(axis=1) <= by_sharding.min() * (1 + NEARLY)
         simplest = int(np.argmax(near))  # the first
         return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _base(self, precision: Precision) -> Execution:
-        recomputed, software = self._workload.checkpointed or self._job.checkpointing, self._job.software
+        recomputed, software = (
+            self._workload.checkpointed or self._job.checkpointing,
+            self._job.software,
+        )
         return Execution(
-            precision=precision, optimizer=self._workload.optimizer,
+            precision=precision,
+            optimizer=self._workload.optimizer,
             channels_last=self._job.channels_last or software.channels_last,
-            compile=self._job.compile or software.compiles, activation_checkpointing="full" if recomputed else "none",
+            compile=self._job.compile or software.compiles,
+            activation_checkpointing="full" if recomputed else "none",
             clip_gradients=self._job.clip_gradients,
-        )  # fmt: skip
+        )
 
 
 def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
@@ -298,61 +374,95 @@ def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
         assert forecast.step_time_interval_ms is not None
         assert price is not None
         conditions = replace(
-            transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
-            price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
-        )  # fmt: skip
+            transfer_of(offer.provider, job.data_from, job.conditions),
+            spot=spot,
+            price_usd_per_device_hour=price / offer.count,
+            electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
+        )
         priced = training._replace(conditions=conditions, vcpus=offer.vcpus)
         jobs.append((priced, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for servers, (priced, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
+    for servers, (priced, _, _), (time, seconds, usd) in zip(
+        able, jobs, job_ranges(jobs), strict=True
+    ):
         assert usd is not None
-        matches.append(Match(
-            offer=servers.offer, nodes=servers.nodes, spot=servers.spot, forecast=servers.shape.forecast, time=time, usd=usd,
-            hours=replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high)),
-            egress_usd=priced.conditions.egress_usd,
-        ))  # fmt: skip
+        matches.append(
+            Match(
+                offer=servers.offer,
+                nodes=servers.nodes,
+                spot=servers.spot,
+                forecast=servers.shape.forecast,
+                time=time,
+                usd=usd,
+                hours=replace(
+                    seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high)
+                ),
+                egress_usd=priced.conditions.egress_usd,
+            )
+        )
     return matches
 
 
 def _too_many_failures(match: Match, conditions: JobConditions) -> str:
     causes = []
     if conditions.device_mtbf_h is not None:
-        causes.append(f"each of its GPUs fails every {format_duration(3600 * conditions.device_mtbf_h)} (--mtbf)")
+        causes.append(
+            f"each of its GPUs fails every {format_duration(3600 * conditions.device_mtbf_h)}"
+            " (--mtbf)"
+        )
     if match.spot:
         every = format_duration(3600 * conditions.preemption_mean_h)
         causes.append(f"each spot server is taken away every {every} (--preempted-every)")
     restart = format_duration(conditions.restart_s)
-    return f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart takes {restart}"
+    return (
+        f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart"
+        f" takes {restart}"
+    )
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
     """Every kind of sharding, the simplest first, and in each every micro-batch of `share` samples a GPU."""
     shardings = [(0, 0)]  # ZeRO stage, GPUs over which states are sharded (0 for all)
     if cluster.num_devices > 1:
-        within = [(3, cluster.devices_per_node)] if cluster.nodes > 1 and cluster.devices_per_node > 1 else []
+        within = (
+            [(3, cluster.devices_per_node)]
+            if cluster.nodes > 1 and cluster.devices_per_node > 1
+            else []
+        )
         shardings += [(1, 0), *within, (3, 0)]
     stages, shard_sizes = np.repeat(shardings, len(sizes), axis=0).T
     return Grid.vary(
-        base, micro_batch=np.tile(sizes, len(shardings)), accumulation=np.tile(share // sizes, len(shardings)),
-        zero_stage=stages, shard_size=shard_sizes, nnodes=cluster.nodes, nproc_per_node=cluster.devices_per_node,
-    )  # fmt: skip
+        base,
+        micro_batch=np.tile(sizes, len(shardings)),
+        accumulation=np.tile(share // sizes, len(shardings)),
+        zero_stage=stages,
+        shard_size=shard_sizes,
+        nnodes=cluster.nodes,
+        nproc_per_node=cluster.devices_per_node,
+    )
 
 
 def _node_counts(offer: Offer, most: int) -> list[int]:
     if offer.network_gb_per_s is None:
         return [1]
     most = min(most, offer.most_nodes or most)
-    return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})
+    return sorted(
+        {2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1}
+    )
 
 
 def cheapest_offer(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Offer | None:
     """The cheapest on-demand server that has at least so many of a device, of which so many can be joined by a network; None
     where nobody offers one. A server is paid as a whole."""
     able = [
-        offer for offer in offers
-        if offer.device == device and offer.count >= gpus and offer.price_usd_per_hour > 0
-        and (nodes == 1 or offer.network_gb_per_s is not None) and nodes <= (offer.most_nodes or nodes)
-    ]  # fmt: skip
+        offer
+        for offer in offers
+        if offer.device == device
+        and offer.count >= gpus
+        and offer.price_usd_per_hour > 0
+        and (nodes == 1 or offer.network_gb_per_s is not None)
+        and nodes <= (offer.most_nodes or nodes)
+    ]
     return min(able, key=lambda offer: offer.price_usd_per_hour, default=None)
 
 
@@ -365,13 +475,19 @@ def _over_usd(match: Match, job: Job) -> float:
 
 
 def _meets(match: Match, job: Job) -> bool:
-    return math.isfinite(match.time.total_s) and _late_s(match, job) <= 0 and _over_usd(match, job) <= 0
+    return (
+        math.isfinite(match.time.total_s)
+        and _late_s(match, job) <= 0
+        and _over_usd(match, job) <= 0
+    )
 
 
 def with_front(matches: list[Match]) -> list[Match]:
     """Mark those that no other beats in both hours and dollars (the Pareto front)."""
     least_usd, front = math.inf, set()
-    for i, match in sorted(enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)):
+    for i, match in sorted(
+        enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)
+    ):
         if match.mean_usd < least_usd:
             least_usd = match.mean_usd
             front.add(i)

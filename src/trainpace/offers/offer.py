@@ -1,5 +1,6 @@
 """Servers that can be rented or are there already, with their prices: a dated snapshot in the package (`fitting/offers.py` makes
-it), a user's own machines, and a refresh from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt)."""
+it), a user's own machines, and a refresh from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt).
+"""
 
 import csv
 import datetime
@@ -26,9 +27,19 @@ OWN = "own"
 """The provider of a user's own machines."""
 HOURS_PER_YEAR = 8766.0
 COLUMNS = (
-    "provider", "instance_type", "region", "device", "count", "gpu_memory_gib", "vcpus", "ram_gib",
-    "price_usd_per_hour", "spot_price_usd_per_hour", "source", "as_of",
-)  # fmt: skip
+    "provider",
+    "instance_type",
+    "region",
+    "device",
+    "count",
+    "gpu_memory_gib",
+    "vcpus",
+    "ram_gib",
+    "price_usd_per_hour",
+    "spot_price_usd_per_hour",
+    "source",
+    "as_of",
+)
 SNAPSHOT_KNOWN_ON = "2026-11-20"
 """When the snapshot was put together; undated prices in it may be older."""
 GPUHUNT_PROVIDERS = {"lambdalabs": "lambda", "vastai": "vast", "datacrunch": "verda"}
@@ -79,27 +90,40 @@ class Offer(Record):
         for field in ("price_usd_per_hour", "spot_price_usd_per_hour", "electricity_usd_per_kwh"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and 0 <= value <= 1e6):
-                raise TrainpaceError(f"{name}: {field} is {value}; it must be from 0 to 1e6 dollars.")
+                raise TrainpaceError(
+                    f"{name}: {field} is {value}; it must be from 0 to 1e6 dollars."
+                )
         if self.network_gb_per_s is not None and not 0 < self.network_gb_per_s <= 1e6:
-            raise TrainpaceError(f"{name}: network_gb_per_s is {self.network_gb_per_s}; it must be above 0.")
+            raise TrainpaceError(
+                f"{name}: network_gb_per_s is {self.network_gb_per_s}; it must be above 0."
+            )
         if self.idle_watts is not None and not 0 < self.idle_watts <= 1e5:
             raise TrainpaceError(f"{name}: idle_watts is {self.idle_watts}; it must be above 0.")
         if self.boot_s is not None and not 0 < self.boot_s <= 86400:
-            raise TrainpaceError(f"{name}: boot_s is {self.boot_s}; it must be above 0, and at most a day.")
+            raise TrainpaceError(
+                f"{name}: boot_s is {self.boot_s}; it must be above 0, and at most a day."
+            )
         if self.most_nodes is not None and self.most_nodes < 1:
-            raise TrainpaceError(f"{name}: nodes is {self.most_nodes}; it must be a whole number from 1.")
+            raise TrainpaceError(
+                f"{name}: nodes is {self.most_nodes}; it must be a whole number from 1."
+            )
         if self.as_of is not None:
             try:
                 datetime.date.fromisoformat(self.as_of)
             except ValueError:
-                raise TrainpaceError(f"{name}: as_of is {self.as_of!r}; write it as 2026-11-20.") from None
+                raise TrainpaceError(
+                    f"{name}: as_of is {self.as_of!r}; write it as 2026-11-20."
+                ) from None
 
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
     """Whether the price is older than STALE_AFTER_DAYS, or undated. What a user says of their own machines holds."""
     if offer.provider == OWN:
         return False
-    return offer.as_of is None or (today - datetime.date.fromisoformat(offer.as_of)).days > STALE_AFTER_DAYS
+    return (
+        offer.as_of is None
+        or (today - datetime.date.fromisoformat(offer.as_of)).days > STALE_AFTER_DAYS
+    )
 
 
 def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> JobConditions:
@@ -110,7 +134,9 @@ def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Job
     if not conditions.data_gb:
         return conditions
     if data_from.casefold() == provider.casefold():
-        return msgspec.structs.replace(conditions, download_gb_per_s=conditions.storage_gb_per_s, egress_usd=0.0)
+        return msgspec.structs.replace(
+            conditions, download_gb_per_s=conditions.storage_gb_per_s, egress_usd=0.0
+        )
     usd_per_gb = EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0)
     return msgspec.structs.replace(conditions, egress_usd=conditions.data_gb * usd_per_gb)
 
@@ -128,7 +154,9 @@ def read_offers(text: str, source: str) -> tuple[Offer, ...]:
     rows = csv.DictReader(io.StringIO(text))
     missing = set(COLUMNS) - set(rows.fieldnames or ())
     if missing:
-        raise UnreadableInput(f"{source} lacks the column {min(missing)}.", f"Columns: {', '.join(COLUMNS)}.")
+        raise UnreadableInput(
+            f"{source} lacks the column {min(missing)}.", f"Columns: {', '.join(COLUMNS)}."
+        )
     offers = []
     for line, row in enumerate(rows, start=2):
         given = {column: row[column] for column in COLUMNS if row[column] not in ("", None)}
@@ -220,28 +248,47 @@ class Machine(Record):
 
     def __post_init__(self) -> None:
         for one, other in (
-            ("price", "price_usd_per_hour"), ("network_gb_per_s", "network_gbit_per_s"), ("price", "purchase_usd"),
+            ("price", "price_usd_per_hour"),
+            ("network_gb_per_s", "network_gbit_per_s"),
+            ("price", "purchase_usd"),
             ("price_usd_per_hour", "purchase_usd"),
-        ):  # fmt: skip
+        ):
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise Contradiction(f"machine {self.name} has both {one} and {other}.", "Give one of them.")
+                raise Contradiction(
+                    f"machine {self.name} has both {one} and {other}.", "Give one of them."
+                )
         if (self.purchase_usd is None) != (self.years is None):
             raise TrainpaceError(f"machine {self.name}: purchase_usd and years go together.")
         if self.years is not None and not 0 < self.years <= 50:
-            raise TrainpaceError(f"machine {self.name}: years is {self.years}; it must be from 0 to 50.")
+            raise TrainpaceError(
+                f"machine {self.name}: years is {self.years}; it must be from 0 to 50."
+            )
 
     def offer(self, source: str) -> Offer:
         price = self.price if self.price_usd_per_hour is None else self.price_usd_per_hour
         if self.purchase_usd is not None and self.years is not None:
             price = self.purchase_usd / (self.years * HOURS_PER_YEAR)
         return Offer(
-            provider=OWN, instance_type=self.name, device=self.device, count=self.count, most_nodes=self.nodes,
-            price_usd_per_hour=price or 0.0, network_source=source,
-            network_gb_per_s=self.network_gb_per_s if self.network_gbit_per_s is None else self.network_gbit_per_s / 8,
-            electricity_usd_per_kwh=self.electricity_usd_per_kwh, idle_watts=self.idle_watts, boot_s=self.boot_s,
-            source=source, as_of=self.as_of,
-            host=find_host(self.host).name if self.host else "", host_source=source if self.host else "",
-        )  # fmt: skip
+            provider=OWN,
+            instance_type=self.name,
+            device=self.device,
+            count=self.count,
+            most_nodes=self.nodes,
+            price_usd_per_hour=price or 0.0,
+            network_source=source,
+            network_gb_per_s=(
+                self.network_gb_per_s
+                if self.network_gbit_per_s is None
+                else self.network_gbit_per_s / 8
+            ),
+            electricity_usd_per_kwh=self.electricity_usd_per_kwh,
+            idle_watts=self.idle_watts,
+            boot_s=self.boot_s,
+            source=source,
+            as_of=self.as_of,
+            host=find_host(self.host).name if self.host else "",
+            host_source=source if self.host else "",
+        )
 
 
 def parse_machines(text: str, source: str) -> tuple[Offer, ...]:
@@ -271,8 +318,8 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
     for offer in machines:
         if offer.network_gb_per_s is None and (offer.most_nodes or 1) > 1:
             notes.append(
-                f"machine {offer.instance_type}: its {offer.most_nodes} nodes cannot be joined without network_gb_per_s"
-                " (1 Gbit/s Ethernet is 0.125); each counts alone."
+                f"machine {offer.instance_type}: its {offer.most_nodes} nodes cannot be joined"
+                " without network_gb_per_s (1 Gbit/s Ethernet is 0.125); each counts alone."
             )
         if not offer.price_usd_per_hour:
             counted = "beside electricity its cost" if offer.electricity_usd_per_kwh else "its cost"
@@ -286,12 +333,18 @@ def _idle(offer: Offer, watts: float) -> str:
     """What a machine costs that is on and waits, and from how much idleness on switching it off saves, since it draws at least as
     much while it starts. Slurm waits SuspendTime before it does so (slurm.conf(5))."""
     kwh = watts * 24 / 1000
-    boot = f"{BOOT_S:g} s (assumed; boot_s says it)" if offer.boot_s is None else f"{offer.boot_s:g} s"
-    cost = f" and {kwh * offer.electricity_usd_per_kwh:.2f} dollars" if offer.electricity_usd_per_kwh else ""
+    boot = (
+        f"{BOOT_S:g} s (assumed; boot_s says it)" if offer.boot_s is None else f"{offer.boot_s:g} s"
+    )
+    cost = (
+        f" and {kwh * offer.electricity_usd_per_kwh:.2f} dollars"
+        if offer.electricity_usd_per_kwh
+        else ""
+    )
     return (
-        f"machine {offer.instance_type}: each one that waits for work draws {watts:g} W: {kwh:.3g} kWh{cost} a day."
-        " Slurm switches idle nodes off (SuspendProgram and SuspendTime in slurm.conf), which saves energy from"
-        f" {boot} of idleness on, the time to start again."
+        f"machine {offer.instance_type}: each one that waits for work draws {watts:g} W: {kwh:.3g}"
+        f" kWh{cost} a day. Slurm switches idle nodes off (SuspendProgram and SuspendTime in"
+        f" slurm.conf), which saves energy from {boot} of idleness on, the time to start again."
     )
 
 
@@ -308,12 +361,15 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
         gpuhunt = importlib.import_module("gpuhunt")
     except ImportError:
         raise TrainpaceError(
-            "refreshing offers needs gpuhunt, which is not installed.", f"pip install 'trainpace[offers]'. {stays}"
+            "refreshing offers needs gpuhunt, which is not installed.",
+            f"pip install 'trainpace[offers]'. {stays}",
         ) from None
     try:
         items = gpuhunt.query()
     except Exception as error:  # whatever its many providers and HTTP clients raise
-        raise TrainpaceError(f"the catalogues could not be read ({type(error).__name__}: {error}).", stays) from None
+        raise TrainpaceError(
+            f"the catalogues could not be read ({type(error).__name__}: {error}).", stays
+        ) from None
     if not items:
         raise TrainpaceError("the catalogues are empty: is this machine offline?", stays)
     return offers_of(items, today)
@@ -342,12 +398,20 @@ def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, 
         spot_price = spot[key].price if key in spot else math.inf
         offers.append(
             Offer(
-                provider=provider, instance_type=instance_type, region=region, device=device, count=item.gpu_count,
-                gpu_memory_gib=item.gpu_memory, vcpus=item.cpu, ram_gib=item.memory, price_usd_per_hour=item.price,
+                provider=provider,
+                instance_type=instance_type,
+                region=region,
+                device=device,
+                count=item.gpu_count,
+                gpu_memory_gib=item.gpu_memory,
+                vcpus=item.cpu,
+                ram_gib=item.memory,
+                price_usd_per_hour=item.price,
                 spot_price_usd_per_hour=spot_price if spot_price < item.price else None,
-                source="gpuhunt", as_of=today.isoformat(),
+                source="gpuhunt",
+                as_of=today.isoformat(),
             )
-        )  # fmt: skip
+        )
     return tuple(offers), unknown
 
 
@@ -358,6 +422,10 @@ def _device_name(name: str, memory_gib: float | None) -> str | None:
             device = find_device(candidate)
         except UnknownName:
             continue
-        if memory_gib is None or device.memory_gib is None or 0.85 < memory_gib / device.memory_gib.value < 1.15:
+        if (
+            memory_gib is None
+            or device.memory_gib is None
+            or 0.85 < memory_gib / device.memory_gib.value < 1.15
+        ):
             return device.name
     return None

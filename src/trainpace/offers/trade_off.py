@@ -30,7 +30,11 @@ class Pick(Record):
 
     @property
     def hour_less_usd(self) -> float | None:
-        return self.usd_more / self.hours_less if self.usd_more is not None and self.hours_less else None
+        return (
+            self.usd_more / self.hours_less
+            if self.usd_more is not None and self.hours_less
+            else None
+        )
 
 
 def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
@@ -48,26 +52,34 @@ def picks(matches: Sequence[Match]) -> tuple[Pick, ...]:
     made = []
     for i, (name, match) in enumerate(chosen):
         before = chosen[i - 1][1] if i else None
-        made.append(Pick(
-            name=name, match=match, hours_less=None if before is None else before.mean_hours - match.mean_hours,
-            usd_more=None if before is None else match.mean_usd - before.mean_usd,
-            as_fast=_as_fast(match, front) if name == "fastest" else None,
-        ))  # fmt: skip
+        made.append(
+            Pick(
+                name=name,
+                match=match,
+                hours_less=None if before is None else before.mean_hours - match.mean_hours,
+                usd_more=None if before is None else match.mean_usd - before.mean_usd,
+                as_fast=_as_fast(match, front) if name == "fastest" else None,
+            )
+        )
     return tuple(made)
 
 
 def knee(front: Sequence[Match]) -> Match | None:
     """The match of a front, in order of its hours, that lies farthest below the straight line between its ends, where both axes
-    are logarithmic and go from 0 to 1 (Satopää et al. 2011, Kneedle); None where the front is nearly straight."""
+    are logarithmic and go from 0 to 1 (Satopää et al. 2011, Kneedle); None where the front is nearly straight.
+    """
     if len(front) < 3:
         return None
-    hours, usd = ([math.log(max(value, 1e-12)) for value in values] for values in (
-        [m.mean_hours for m in front], [m.mean_usd for m in front],
-    ))  # fmt: skip
+    hours, usd = (
+        [math.log(max(value, 1e-12)) for value in values]
+        for values in ([m.mean_hours for m in front], [m.mean_usd for m in front])
+    )
     wide, high = hours[-1] - hours[0], usd[0] - usd[-1]
     if wide <= 0 or high <= 0:
         return None
-    below = [1 - (h - hours[0]) / wide - (u - usd[-1]) / high for h, u in zip(hours, usd, strict=True)]
+    below = [
+        1 - (h - hours[0]) / wide - (u - usd[-1]) / high for h, u in zip(hours, usd, strict=True)
+    ]
     best = max(range(len(front)), key=below.__getitem__)
     return front[best] if below[best] >= KNEE_GAIN else None
 
@@ -81,6 +93,9 @@ def _as_fast(match: Match, front: Sequence[Match]) -> Match | None:
 def _behind(slower: Match, faster: Match) -> float:
     """By how many standard deviations of both forecasts together."""
     deviation = math.hypot(
-        *(math.log(max(m.hours.high, 1e-12) / max(m.hours.low, 1e-12)) / (2 * Z_90) for m in (slower, faster))
+        *(
+            math.log(max(m.hours.high, 1e-12) / max(m.hours.low, 1e-12)) / (2 * Z_90)
+            for m in (slower, faster)
+        )
     )
     return math.log(slower.mean_hours / faster.mean_hours) / max(deviation, 1e-9)

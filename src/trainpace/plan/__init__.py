@@ -22,7 +22,27 @@ from trainpace.plan.resolution import told_apart
 from trainpace.plan.search import PARALLELISM, Freedom, Limit
 
 __all__ = [
-    "NOISE", "NO_WAIT", "PARALLELISM", "Change", "Choice", "DataPath", "Effort", "Freedom", "Judge", "Layout", "Limit",
-    "Maybe", "Outlook", "Plan", "Rejected", "Risk", "Sensitivity", "Setting", "config_line", "forecast_of",
-    "layouts_of", "plan_changes", "told_apart",
-]  # fmt: skip
+    "NOISE",
+    "NO_WAIT",
+    "PARALLELISM",
+    "Change",
+    "Choice",
+    "DataPath",
+    "Effort",
+    "Freedom",
+    "Judge",
+    "Layout",
+    "Limit",
+    "Maybe",
+    "Outlook",
+    "Plan",
+    "Rejected",
+    "Risk",
+    "Sensitivity",
+    "Setting",
+    "config_line",
+    "forecast_of",
+    "layouts_of",
+    "plan_changes",
+    "told_apart",
+]

@@ -28,7 +28,9 @@ class DataPath(Record):
 
     def __post_init__(self) -> None:
         if not 0 <= self.ms_per_sample < float("inf"):
-            raise TrainpaceError(f"a sample takes {self.ms_per_sample} ms to load; that should be 0 or more.")
+            raise TrainpaceError(
+                f"a sample takes {self.ms_per_sample} ms to load; that should be 0 or more."
+            )
 
 
 NO_WAIT = DataPath()

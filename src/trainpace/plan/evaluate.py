@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import CLASHES, FittedKernels, Forecaster, Grid, Knowledge, Target, needed_gib, room_gib
+from trainpace.forecast import (
+    CLASHES,
+    FittedKernels,
+    Forecaster,
+    Grid,
+    Knowledge,
+    Target,
+    needed_gib,
+    room_gib,
+)
 from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
@@ -41,12 +50,16 @@ class Setting(NamedTuple):
         """The forecaster of the part of the cluster that executions of so many processes use."""
         cluster = part_of(self.cluster, nnodes, nproc_per_node)
         if self.forecaster is None:
-            target = Target(cluster, FittedKernels(host_factor=self.host_factor), software=self.software)
+            target = Target(
+                cluster, FittedKernels(host_factor=self.host_factor), software=self.software
+            )
             return Forecaster(self.workload, target, knowledge=self.knowledge)
         return self.forecaster.on(cluster)
 
     def with_forecaster(self) -> Setting:
-        return self._replace(forecaster=self.on_part(self.cluster.nodes, self.cluster.devices_per_node))
+        return self._replace(
+            forecaster=self.on_part(self.cluster.nodes, self.cluster.devices_per_node)
+        )
 
     def with_host_factor(self, factor: float) -> Setting:
         slower = FittedKernels(host_factor=factor)
@@ -63,12 +76,15 @@ class Setting(NamedTuple):
 
     @property
     def priced(self) -> JobConditions:
-        return replace(self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour)
+        return replace(
+            self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour
+        )
 
 
 class Evaluation(NamedTuple):
     """The step and memory of every execution of a grid: milliseconds of a step whose data is there (NaN where there is a reason
-    why not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
+    why not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none.
+    """
 
     step_ms: Floats
     evaluating_ms: Floats
@@ -91,7 +107,12 @@ def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
     per_device = cluster.network_gb_per_s_per_device
     if per_device is not None:
         per_device *= cluster.devices_per_node / nproc_per_node
-    return replace(cluster, nodes=nnodes, devices_per_node=nproc_per_node, network_gb_per_s_per_device=per_device)
+    return replace(
+        cluster,
+        nodes=nnodes,
+        devices_per_node=nproc_per_node,
+        network_gb_per_s_per_device=per_device,
+    )
 
 
 def forecast_of(setting: Setting, execution: Execution) -> Forecast:
@@ -101,7 +122,9 @@ def forecast_of(setting: Setting, execution: Execution) -> Forecast:
 
 def device_room_gib(cluster: Cluster) -> float:
     """The memory of one device that a training can use; infinite where its size is not known."""
-    return math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
+    return (
+        math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
+    )
 
 
 def evaluate(setting: Setting, grid: Grid) -> Evaluation:
@@ -110,7 +133,9 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
     step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
     reason = np.zeros(len(grid), dtype=np.int64)
     reasons = [""]
-    for nnodes, nproc_per_node in sorted({*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}):
+    for nnodes, nproc_per_node in sorted(
+        {*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}
+    ):
         rows = np.flatnonzero((grid.nnodes == nnodes) & (grid.nproc_per_node == nproc_per_node))
         forecaster = setting.on_part(nnodes, nproc_per_node)
         needed[rows] = least = forecaster.least_gib(grid.at(rows))
@@ -120,7 +145,9 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
         forecasts = forecaster.at(grid.at(rows))
         timed = forecasts.timed
         step[rows] = np.where(timed, forecasts.step_ms, np.nan)
-        evaluating[rows] = np.where(timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan)
+        evaluating[rows] = np.where(
+            timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan
+        )
         needed[rows] = needed_gib(forecasts.memory)
         for code, text in enumerate(forecasts.reasons[1:], start=1):
             reason[rows[forecasts.why == code]] = len(reasons)
@@ -128,19 +155,26 @@ def evaluate(setting: Setting, grid: Grid) -> Evaluation:
         for clash in np.unique(forecasts.clash[forecasts.clash > 0]).tolist():
             reason[rows[forecasts.clash == clash]] = len(reasons)
             name = CLASHES[clash]
-            reasons.append("the model has no chain of alike blocks that could be divided" if name == "no blocks" else
-                           f"its {name} clashes with the model or the cluster")  # fmt: skip
+            reasons.append(
+                "the model has no chain of alike blocks that could be divided"
+                if name == "no blocks"
+                else f"its {name} clashes with the model or the cluster"
+            )
     return Evaluation(step, evaluating, needed, reason, tuple(reasons))
 
 
-def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:
+def with_data_ms(
+    step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath
+) -> Floats:
     """A step together with its data: the later of both where samples are made beside the computation, else one after
     the other (the pipeline model of `loader.costs`, from the pace that it gave)."""
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
     return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
 
 
-def job_seconds(setting: Setting, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats) -> Floats:
+def job_seconds(
+    setting: Setting, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats
+) -> Floats:
     """Seconds of the whole job for every execution at its step with the data of each path, executions x paths."""
     kinds = 4 * grid.precision + grid.zero_stage  # the stages of ZeRO are 0 to 3
     _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
@@ -148,11 +182,18 @@ def job_seconds(setting: Setting, start: Execution, grid: Grid, evaluation: Eval
     steps, batch = _job_steps(setting, start, grid), grid.global_batch
     passes = steps * batch / (setting.schedule.samples_per_epoch or np.inf)
     training = Training(
-        steps=steps[:, None], epochs=passes[:, None], samples_per_step=batch[:, None], nodes=grid.nnodes[:, None],
-        devices=grid.world_size[:, None], compiles=grid.compile[:, None], conditions=setting.conditions,
+        steps=steps[:, None],
+        epochs=passes[:, None],
+        samples_per_step=batch[:, None],
+        nodes=grid.nnodes[:, None],
+        devices=grid.world_size[:, None],
+        compiles=grid.compile[:, None],
+        conditions=setting.conditions,
         state_bytes=states[:, None],
-    )  # fmt: skip
-    return training.total_s(step_ms / 1e3, np.broadcast_to(evaluation.evaluating_ms[:, None] / 1e3, step_ms.shape))
+    )
+    return training.total_s(
+        step_ms / 1e3, np.broadcast_to(evaluation.evaluating_ms[:, None] / 1e3, step_ms.shape)
+    )
 
 
 def _job_steps(setting: Setting, start: Execution, grid: Grid) -> Floats:
@@ -241,10 +282,16 @@ class Judge:
         time = self.job(choice)
         low_s, high_s = self._ends_s(choice, f)
         return Outlook(
-            choice=choice, changes=changes, step_ms=self.step_ms(choice), num_devices=choice.execution.world_size,
-            job_s=math.inf if time is None else time.total_s, cost_usd=None if time is None else time.usd,
-            needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)), job_low_s=low_s, job_high_s=high_s,
-        )  # fmt: skip
+            choice=choice,
+            changes=changes,
+            step_ms=self.step_ms(choice),
+            num_devices=choice.execution.world_size,
+            job_s=math.inf if time is None else time.total_s,
+            cost_usd=None if time is None else time.usd,
+            needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
+            job_low_s=low_s,
+            job_high_s=high_s,
+        )
 
     def _ends_s(self, choice: Choice, f: Forecast) -> tuple[float | None, float | None]:
         """The job at the ends of the step's 90 % interval; the data are as they are."""
@@ -253,7 +300,9 @@ class Judge:
             return None, None
         low, high = (
             self._job_at(
-                choice, float(with_data_ms(ms, e.micro_batch * e.accumulation, choice.data)), f.step.evaluating_ms
+                choice,
+                float(with_data_ms(ms, e.micro_batch * e.accumulation, choice.data)),
+                f.step.evaluating_ms,
             )
             for ms in (ends.low, ends.high)
         )

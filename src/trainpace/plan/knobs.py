@@ -27,7 +27,11 @@ class Knob(NamedTuple):
 
 
 def _sharding(e: Execution) -> str:
-    gathered = ", parameters kept until the backward pass" if e.zero_stage == 3 and not e.reshard_after_forward else ""
+    gathered = (
+        ", parameters kept until the backward pass"
+        if e.zero_stage == 3 and not e.reshard_after_forward
+        else ""
+    )
     return f"ZeRO-{e.zero_stage}{gathered}" if e.zero_stage else "no sharding"
 
 
@@ -37,21 +41,41 @@ def fleet_in_words(e: Execution) -> str:
 
 
 def _layout(e: Execution) -> str:
-    parts = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp), ("ep", e.ep)) if size > 1]
+    parts = [
+        f"{name} {size}"
+        for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp), ("ep", e.ep))
+        if size > 1
+    ]
     stages = f"{e.virtual_stages} virtual stages" if e.virtual_stages > 1 else ""
-    parts += ["sequence parallel" if e.sequence_parallel else "", "async tp" if e.async_tensor_parallel else "", stages]
+    parts += [
+        "sequence parallel" if e.sequence_parallel else "",
+        "async tp" if e.async_tensor_parallel else "",
+        stages,
+    ]
     return ", ".join(filter(None, parts)) or "no model parallelism"
 
 
 def _offload(e: Execution) -> str:
-    what = [name for name, on in (("optimizer", e.offload_optimizer), ("parameters", e.offload_parameters)) if on]
+    what = [
+        name
+        for name, on in (("optimizer", e.offload_optimizer), ("parameters", e.offload_parameters))
+        if on
+    ]
     return f"offload {' and '.join(what)} to the host" if what else "no offload"
 
 
 def data_in_words(c: Choice) -> str:
     """Workers and preparation of a data path; nothing where nothing is known."""
-    workers = "" if c.data.workers is None else f"{c.data.workers} loader worker{'' if c.data.workers == 1 else 's'}"
-    return "samples prepared offline" + (f", {workers}" if workers else "") if c.data.precomputed else workers
+    workers = (
+        ""
+        if c.data.workers is None
+        else f"{c.data.workers} loader worker{'' if c.data.workers == 1 else 's'}"
+    )
+    return (
+        "samples prepared offline" + (f", {workers}" if workers else "")
+        if c.data.precomputed
+        else workers
+    )
 
 
 def _data_title(before: Choice, after: Choice) -> str:
@@ -61,9 +85,11 @@ def _data_title(before: Choice, after: Choice) -> str:
 
 
 _PRECISION_KEYS: dict[str, Settings] = {
-    "tf32": {"tf32": True}, "amp_bf16": {"bf16": True}, "amp_fp16": {"fp16": True},
+    "tf32": {"tf32": True},
+    "amp_bf16": {"bf16": True},
+    "amp_fp16": {"fp16": True},
     "fp8": {"mixed_precision": "fp8"},
-}  # fmt: skip
+}
 
 
 def _changed(title: Callable[[Execution], str]) -> Callable[[Choice, Choice], str]:
@@ -71,44 +97,126 @@ def _changed(title: Callable[[Execution], str]) -> Callable[[Choice, Choice], st
 
 
 KNOBS: tuple[Knob, ...] = (
-    Knob("precision", ("precision",), "config key", _changed(lambda e: e.precision),
-         lambda c: _PRECISION_KEYS.get(c.execution.precision, {})),
-    Knob("micro-batch", ("micro_batch",), "config key",
-         lambda a, b: f"micro-batch {b.execution.micro_batch} instead of {a.execution.micro_batch}",
-         lambda c: {"per_device_train_batch_size": c.execution.micro_batch,
-                    "gradient_accumulation_steps": c.execution.accumulation}),
-    Knob("compile", ("compile",), "code change",
-         lambda a, b: "torch.compile" if b.execution.compile else "no torch.compile",
-         lambda c: {"torch_compile": c.execution.compile}),
-    Knob("memory format", ("channels_last",), "code change",
-         lambda a, b: "channels_last (NHWC)" if b.execution.channels_last else "contiguous tensors (NCHW)",
-         lambda c: {"memory_format": "channels_last" if c.execution.channels_last else "contiguous"}),
-    Knob("sharding", ("zero_stage", "shard_size", "reshard_after_forward"), "config key", _changed(_sharding),
-         # DeepSpeed runs no pipeline over stage 2, and no gathering but its own
-         lambda c: ({"fully_shard": True}
-                    if c.execution.zero_stage == 3 and (c.execution.pp > 1 or not c.execution.reshard_after_forward)
-                    else {"zero_optimization.stage": c.execution.zero_stage})
-         | ({} if c.execution.reshard_after_forward else {"reshard_after_forward": False})),
-    Knob("checkpointing", ("activation_checkpointing",), "config key",
-         _changed(lambda e: f"{e.activation_checkpointing} recomputation"),
-         lambda c: {"activation_checkpointing": str(c.execution.activation_checkpointing)}),
-    Knob("offload", ("offload_optimizer", "offload_parameters"), "config key",
-         lambda a, b: _offload(b.execution), lambda c: {"offload_optimizer": c.execution.offload_optimizer,
-                                                        "offload_param": c.execution.offload_parameters}),
-    Knob("model parallelism", ("tp", "pp", "cp", "sequence_parallel", "async_tensor_parallel", "pipeline_schedule",
-                               "virtual_stages", "ep", "expert_tp"), "code change", _changed(_layout),
-         lambda c: {"tp": c.execution.tp, "pp": c.execution.pp, "cp": c.execution.cp,
-                    "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}
-         | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})
-         | ({"ep": c.execution.ep} if c.execution.ep > 1 else {})),
-    Knob("GPUs", ("nnodes", "nproc_per_node"), "infrastructure", _changed(fleet_in_words),
-         lambda c: {"--nnodes": c.execution.nnodes, "--nproc-per-node": c.execution.nproc_per_node}),
-    Knob("global batch", (), "config key",
-         lambda a, b: f"global batch {b.execution.global_batch:,} instead of {a.execution.global_batch:,}",
-         lambda c: {"gradient_accumulation_steps": c.execution.accumulation}),
-    Knob("data", (), "config key", _data_title,
-         lambda c: {"dataloader_num_workers": c.data.workers or 0} | ({"precompute": True} if c.data.precomputed else {})),
-)  # fmt: skip
+    Knob(
+        "precision",
+        ("precision",),
+        "config key",
+        _changed(lambda e: e.precision),
+        lambda c: _PRECISION_KEYS.get(c.execution.precision, {}),
+    ),
+    Knob(
+        "micro-batch",
+        ("micro_batch",),
+        "config key",
+        lambda a, b: f"micro-batch {b.execution.micro_batch} instead of {a.execution.micro_batch}",
+        lambda c: {
+            "per_device_train_batch_size": c.execution.micro_batch,
+            "gradient_accumulation_steps": c.execution.accumulation,
+        },
+    ),
+    Knob(
+        "compile",
+        ("compile",),
+        "code change",
+        lambda a, b: "torch.compile" if b.execution.compile else "no torch.compile",
+        lambda c: {"torch_compile": c.execution.compile},
+    ),
+    Knob(
+        "memory format",
+        ("channels_last",),
+        "code change",
+        lambda a, b: (
+            "channels_last (NHWC)" if b.execution.channels_last else "contiguous tensors (NCHW)"
+        ),
+        lambda c: {"memory_format": "channels_last" if c.execution.channels_last else "contiguous"},
+    ),
+    Knob(
+        "sharding",
+        ("zero_stage", "shard_size", "reshard_after_forward"),
+        "config key",
+        _changed(_sharding),
+        # DeepSpeed runs no pipeline over stage 2, and no gathering but its own
+        lambda c: (
+            (
+                {"fully_shard": True}
+                if c.execution.zero_stage == 3
+                and (c.execution.pp > 1 or not c.execution.reshard_after_forward)
+                else {"zero_optimization.stage": c.execution.zero_stage}
+            )
+            | ({} if c.execution.reshard_after_forward else {"reshard_after_forward": False})
+        ),
+    ),
+    Knob(
+        "checkpointing",
+        ("activation_checkpointing",),
+        "config key",
+        _changed(lambda e: f"{e.activation_checkpointing} recomputation"),
+        lambda c: {"activation_checkpointing": str(c.execution.activation_checkpointing)},
+    ),
+    Knob(
+        "offload",
+        ("offload_optimizer", "offload_parameters"),
+        "config key",
+        lambda a, b: _offload(b.execution),
+        lambda c: {
+            "offload_optimizer": c.execution.offload_optimizer,
+            "offload_param": c.execution.offload_parameters,
+        },
+    ),
+    Knob(
+        "model parallelism",
+        (
+            "tp",
+            "pp",
+            "cp",
+            "sequence_parallel",
+            "async_tensor_parallel",
+            "pipeline_schedule",
+            "virtual_stages",
+            "ep",
+            "expert_tp",
+        ),
+        "code change",
+        _changed(_layout),
+        lambda c: (
+            {
+                "tp": c.execution.tp,
+                "pp": c.execution.pp,
+                "cp": c.execution.cp,
+                "sequence_parallel": c.execution.sequence_parallel,
+                "virtual_stages": c.execution.virtual_stages,
+            }
+            | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})
+            | ({"ep": c.execution.ep} if c.execution.ep > 1 else {})
+        ),
+    ),
+    Knob(
+        "GPUs",
+        ("nnodes", "nproc_per_node"),
+        "infrastructure",
+        _changed(fleet_in_words),
+        lambda c: {"--nnodes": c.execution.nnodes, "--nproc-per-node": c.execution.nproc_per_node},
+    ),
+    Knob(
+        "global batch",
+        (),
+        "config key",
+        lambda a, b: (
+            f"global batch {b.execution.global_batch:,} instead of {a.execution.global_batch:,}"
+        ),
+        lambda c: {"gradient_accumulation_steps": c.execution.accumulation},
+    ),
+    Knob(
+        "data",
+        (),
+        "config key",
+        _data_title,
+        lambda c: (
+            {"dataloader_num_workers": c.data.workers or 0}
+            | ({"precompute": True} if c.data.precomputed else {})
+        ),
+    ),
+)
 KNOB_NAMES = tuple(knob.name for knob in KNOBS)
 
 
@@ -120,7 +228,9 @@ def differing(a: Choice, b: Choice) -> tuple[Knob, ...]:
 def differing_rows(grid: Grid, other: Execution) -> dict[str, NDArray[np.bool_]]:
     """The knobs between every execution of a grid and another, but for the data: by knob, which rows differ."""
     differ = {
-        knob.name: np.any([~grid.has(field, getattr(other, field)) for field in knob.fields], axis=0)
+        knob.name: np.any(
+            [~grid.has(field, getattr(other, field)) for field in knob.fields], axis=0
+        )
         for knob in KNOBS
         if knob.fields
     }
@@ -161,25 +271,45 @@ def risk_of(knob: Knob, before: Choice, after: Choice, workload: Workload) -> tu
     if knob.name == "precision":
         return {
             "tf32": ("low", "matrix products round their operands to 10 bits of mantissa"),
-            "amp_bf16": ("low", "products in 8 bits of mantissa; weights, sums and the optimizer stay in fp32"),
+            "amp_bf16": (
+                "low",
+                "products in 8 bits of mantissa; weights, sums and the optimizer stay in fp32",
+            ),
             "amp_fp16": ("low", "fp16 overflows above 65504: it needs loss scaling (GradScaler)"),
-            "fp8": ("medium", "products in 3 bits of mantissa need scaling factors; follow the loss beside a bf16 run"),
+            "fp8": (
+                "medium",
+                (
+                    "products in 3 bits of mantissa need scaling factors; follow the loss beside a"
+                    " bf16 run"
+                ),
+            ),
         }.get(e.precision, ("none", "more precise than before"))  # type: ignore[return-value]
     if knob.name == "global batch":
-        return "medium", "fewer, larger updates: the learning rate and its warm-up have to be tuned again"
+        return (
+            "medium",
+            "fewer, larger updates: the learning rate and its warm-up have to be tuned again",
+        )
     if knob.name == "data" and after.data.precomputed:
         return "low", "random augmentation has to stay in training, or every epoch sees the same"
     if knob.name in ("micro-batch", "GPUs") and normalises_over_batch(workload):
         if before.execution.micro_batch != e.micro_batch:
-            return "low", "batch normalisation takes its statistics over one micro-batch, whose size changes"
+            return (
+                "low",
+                "batch normalisation takes its statistics over one micro-batch, whose size changes",
+            )
         return "none", "the same micro-batches"
     return "none", {
         "micro-batch": "the same global batch, added up in other pieces",
-        "compile": "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed), or several",
-        "sharding": "the same numbers, kept elsewhere", "checkpointing": "the same numbers, computed twice",
-        "offload": "the same numbers, kept elsewhere", "model parallelism": "the same numbers, computed elsewhere",
+        "compile": (
+            "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed),"
+            " or several"
+        ),
+        "sharding": "the same numbers, kept elsewhere",
+        "checkpointing": "the same numbers, computed twice",
+        "offload": "the same numbers, kept elsewhere",
+        "model parallelism": "the same numbers, computed elsewhere",
         "GPUs": "the global batch stays",
-    }.get(knob.name, "the same numbers")  # fmt: skip
+    }.get(knob.name, "the same numbers")
 
 
 def normalises_over_batch(workload: Workload) -> bool:
@@ -191,11 +321,22 @@ def config_line(choice: Choice) -> str:
     """One line that says everything that is not the default."""
     e = choice.execution
     parts = [
-        f"micro-batch {e.micro_batch} x accumulation {e.accumulation} x dp {e.data_parallel_size} = {e.global_batch:,}",
-        fleet_in_words(e), e.precision, _sharding(e) if e.data_parallel_size > 1 or e.zero_stage else "",
+        (
+            f"micro-batch {e.micro_batch} x accumulation {e.accumulation} x dp"
+            f" {e.data_parallel_size} = {e.global_batch:,}"
+        ),
+        fleet_in_words(e),
+        e.precision,
+        _sharding(e) if e.data_parallel_size > 1 or e.zero_stage else "",
         _layout(e) if e.tp * e.pp * e.cp * e.ep > 1 else "",
-        "torch.compile" if e.compile else "", "channels_last" if e.channels_last else "",
-        "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
-        _offload(e) if e.offload_optimizer or e.offload_parameters else "", data_in_words(choice),
-    ]  # fmt: skip
+        "torch.compile" if e.compile else "",
+        "channels_last" if e.channels_last else "",
+        (
+            ""
+            if e.activation_checkpointing == "none"
+            else f"{e.activation_checkpointing} recomputation"
+        ),
+        _offload(e) if e.offload_optimizer or e.offload_parameters else "",
+        data_in_words(choice),
+    ]
     return ", ".join(part for part in parts if part)

@@ -29,7 +29,11 @@ class Layout(Record):
     @property
     def fits(self) -> bool:
         """Whether it can be trained so, as far as is known."""
-        short = self.needed_gib is not None and self.room_gib is not None and self.needed_gib > self.room_gib
+        short = (
+            self.needed_gib is not None
+            and self.room_gib is not None
+            and self.needed_gib > self.room_gib
+        )
         return self.step_ms is not None and not short
 
 
@@ -41,13 +45,22 @@ def layouts_of(setting: Setting, chosen: Execution) -> tuple[Layout, ...]:
         spread = {sizes[i] for i in np.linspace(0, len(sizes) - 1, MOST_SIZES).astype(int)}
         sizes = sorted(spread | {chosen.micro_batch})
     tried = [
-        e for stage in STAGES for size in sizes
-        if is_legal(e := replace(chosen, zero_stage=stage, micro_batch=size, accumulation=share // size), chosen)
-    ]  # fmt: skip
+        e
+        for stage in STAGES
+        for size in sizes
+        if is_legal(
+            e := replace(chosen, zero_stage=stage, micro_batch=size, accumulation=share // size),
+            chosen,
+        )
+    ]
     found, room_gib = evaluate(setting, Grid.of(tried)), device_room_gib(setting.cluster)
     return tuple(
-        Layout(execution=e, step_ms=_known(step_ms), needed_gib=_known(gib), room_gib=_known(room_gib))
-        for e, step_ms, gib in zip(tried, found.step_ms.tolist(), found.needed_gib.tolist(), strict=True)
+        Layout(
+            execution=e, step_ms=_known(step_ms), needed_gib=_known(gib), room_gib=_known(room_gib)
+        )
+        for e, step_ms, gib in zip(
+            tried, found.step_ms.tolist(), found.needed_gib.tolist(), strict=True
+        )
     )
 
 

@@ -30,9 +30,12 @@ _EFFORTS = get_args(Effort)
 
 
 def plan_changes(
-    setting: Setting, start: Execution, data: tuple[DataPath, ...] = (NO_WAIT,), freedom: Freedom | None = None,
+    setting: Setting,
+    start: Execution,
+    data: tuple[DataPath, ...] = (NO_WAIT,),
+    freedom: Freedom | None = None,
     to: Literal["best", "fastest"] = "best",
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best: the simplest of
     those that forecasts cannot tell from the fastest.
 
@@ -42,7 +45,9 @@ def plan_changes(
     freedom, setting = freedom or Freedom(), setting.with_forecaster()
     present = forecast_of(setting, start)
     if present.step is None:
-        raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
+        raise TrainpaceError(
+            f"how it trains now cannot be forecast on this fleet: {present.reason}"
+        )
     paths = data if freedom.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
     grid, cut = freedom.within(executions_on(setting.cluster, setting.workload, start, freedom))
@@ -51,23 +56,40 @@ def plan_changes(
     searched = len(result.grid) * len(paths)
     fastest, best = result.best(), result.recommended(_elsewhere(setting, result))
     if fastest is None or best is None:
-        return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
-                    nearest=_nearest(setting, start, freedom, result))  # fmt: skip
+        return Plan(
+            start=start,
+            changes=(),
+            searched=searched,
+            start_fits=False,
+            reason=_what_binds(result),
+            nearest=_nearest(setting, start, freedom, result),
+        )
 
     def outlook(choice: Choice) -> Outlook:
         return judge.outlook(choice, len(differing(now, choice)))
 
     target, chosen = result.choice(best if to == "best" else fastest), outlook(result.choice(best))
     return Plan(
-        start=start, changes=ladder(judge, now, target), now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
-        best=chosen, fastest=outlook(result.choice(fastest)), because=because(setting, judge, result, best),
+        start=start,
+        changes=ladder(judge, now, target),
+        now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
+        best=chosen,
+        fastest=outlook(result.choice(fastest)),
+        because=because(setting, judge, result, best),
         cautions=cautions(chosen, result.room_gib, setting.workload),
-        pareto=tuple(outlook(result.choice(best if index == fastest else index)) for index in result.pareto()),
-        maybe=worth_measuring(result, judge, best), rejected=rejected(setting, result, judge, best, freedom, cut),
-        sensitivity=sensitivity(setting, result, judge, best), searched=searched, fitting=result.fitting,
-        start_fits=judge.fits(now), job=setting.schedule, conditions=setting.conditions,
+        pareto=tuple(
+            outlook(result.choice(best if index == fastest else index)) for index in result.pareto()
+        ),
+        maybe=worth_measuring(result, judge, best),
+        rejected=rejected(setting, result, judge, best, freedom, cut),
+        sensitivity=sensitivity(setting, result, judge, best),
+        searched=searched,
+        fitting=result.fitting,
+        start_fits=judge.fits(now),
+        job=setting.schedule,
+        conditions=setting.conditions,
         assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
-    )  # fmt: skip
+    )
 
 
 def _elsewhere(setting: Setting, result: SearchResult) -> list[SearchResult]:
@@ -87,8 +109,9 @@ def _what_binds(result: SearchResult) -> str:
     if needed[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
     return (
-        f"memory binds: the leanest of {len(result.grid):,} executions needs {format_number(needed[row])} GiB a device, and"
-        f" {format_number(result.room_gib)} can be used, {format_number(needed[row] - result.room_gib)} too few"
+        f"memory binds: the leanest of {len(result.grid):,} executions needs"
+        f" {format_number(needed[row])} GiB a device, and {format_number(result.room_gib)} can be"
+        f" used, {format_number(needed[row] - result.room_gib)} too few"
         f" ({config_line(result.choice((row, 0)))})."
     )
 
@@ -104,23 +127,48 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: Searc
         if cluster.nodes > 1:
             larger = replace(cluster, nodes=cluster.nodes * factor)
         elif more <= 8:
-            larger = replace(part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=more)
+            larger = replace(
+                part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=more
+            )
         else:
             break
-        wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,
-                        micro_batch=1, accumulation=1, virtual_stages=1)  # fmt: skip
+        wider = replace(
+            start,
+            nnodes=larger.nodes,
+            nproc_per_node=larger.devices_per_node,
+            tp=1,
+            pp=1,
+            cp=1,
+            micro_batch=1,
+            accumulation=1,
+            virtual_stages=1,
+        )
         limits = tuple(limit for limit in freedom.limits if limit.field not in _SIZES)
-        only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False, limits=limits)
+        only = replace(
+            freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False, limits=limits
+        )
         try:
-            grid, _ = only.within(executions_on(larger, setting.workload, wider, only, start.global_batch))
+            grid, _ = only.within(
+                executions_on(larger, setting.workload, wider, only, start.global_batch)
+            )
         except TrainpaceError:
             continue
         there = search(setting._replace(cluster=larger), wider, grid, (NO_WAIT,))
         index = there.best()
         if index is not None:
-            return f"on {larger.num_devices} of these devices it would fit: {config_line(there.choice(index))}."
-    device = least / result.room_gib * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
-    return f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model would too."
+            return (
+                f"on {larger.num_devices} of these devices it would fit:"
+                f" {config_line(there.choice(index))}."
+            )
+    device = (
+        least
+        / result.room_gib
+        * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
+    )
+    return (
+        f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model"
+        " would too."
+    )
 
 
 # ---- the order of changes
@@ -139,9 +187,13 @@ def ladder(judge: Judge, start: Choice, target: Choice) -> tuple[Change, ...]:
     knobs: tuple[Knob, ...] = ()
     begun, fitted = current, fits
     while left := differing(current, target):
-        more, after = _next(judge, current, target, left, math.inf if not fits else judge.job_s(current))
+        more, after = _next(
+            judge, current, target, left, math.inf if not fits else judge.job_s(current)
+        )
         knobs, current, fits = (*knobs, *more), after, True
-        small = fitted and judge.job_s(begun) - judge.job_s(after) < judge.setting.noise_s(judge.job_s(after))
+        small = fitted and judge.job_s(begun) - judge.job_s(after) < judge.setting.noise_s(
+            judge.job_s(after)
+        )
         if small and differing(after, target):
             continue
         if small and rungs:
@@ -168,7 +220,9 @@ def _next(
     return tuple(left), target
 
 
-def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, fitted: bool) -> Change:
+def _change(
+    judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, fitted: bool
+) -> Change:
     risks = [risk_of(knob, before, after, judge.setting.workload) for knob in knobs]
     worst = max((risk for risk, _ in risks), key=_RISKS.index)
     reasons = dict.fromkeys(reason for risk, reason in risks if risk == worst)
@@ -181,9 +235,15 @@ def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, 
     # the job after it may be longer by what forecasts of the two are told apart by
     at_least_s = before_s - after_s * math.exp(told_apart(knob.name for knob in knobs))
     return Change(
-        title=", ".join(knob.title(before, after) for knob in knobs), execution=after.execution, data=after.data,
-        forecast_saved_s=before_s - after_s if fitted else 0.0, makes_fit=not fitted,
+        title=", ".join(knob.title(before, after) for knob in knobs),
+        execution=after.execution,
+        data=after.data,
+        forecast_saved_s=before_s - after_s if fitted else 0.0,
+        makes_fit=not fitted,
         saved_at_least_s=at_least_s if fitted else None,
-        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst, risk_reason="; ".join(reasons),
-        settings=settings, code=snippet(knobs, before, after, judge.setting.workload),
-    )  # fmt: skip
+        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index),
+        risk=worst,
+        risk_reason="; ".join(reasons),
+        settings=settings,
+        code=snippet(knobs, before, after, judge.setting.workload),
+    )

@@ -30,7 +30,10 @@ def because(setting: Setting, judge: Judge, result: SearchResult, best: tuple[in
     if e.world_size == 1:
         said = f"one GPU holds all of {parameters}, so there is nothing to divide"
         if e.offload_optimizer or e.offload_parameters:
-            said = f"{parameters} do not fit on one GPU, so that a part of their states stays in the host's memory"
+            said = (
+                f"{parameters} do not fit on one GPU, so that a part of their states stays in the"
+                " host's memory"
+            )
     else:
         said = " and ".join(_divided(setting, judge, e, f, result.room_gib, parameters))
     if e.activation_checkpointing != "none":
@@ -44,15 +47,18 @@ def cautions(chosen: Outlook, room_gib: float, workload: Workload) -> tuple[str,
     e = chosen.choice.execution
     if math.isfinite(room_gib) and chosen.needed_gib > TIGHT * room_gib:
         found.append(
-            f"it fills {chosen.needed_gib / room_gib:.0%} of a GPU's usable memory, and forecasts of memory err by a tenth: try"
-            " the first steps before you leave it alone"
+            f"it fills {chosen.needed_gib / room_gib:.0%} of a GPU's usable memory, and forecasts"
+            " of memory err by a tenth: try the first steps before you leave it alone"
         )
     if e.pp > 1:
         found.append(
-            "a pipeline needs a model that can be cut into stages, and an engine that runs them (torchtitan, Megatron)"
+            "a pipeline needs a model that can be cut into stages, and an engine that runs them"
+            " (torchtitan, Megatron)"
         )
     elif e.tp > 1 or e.cp > 1 or e.ep > 1:
-        found.append("the model's code, or its engine, has to divide the layers (DTensor, Megatron)")
+        found.append(
+            "the model's code, or its engine, has to divide the layers (DTensor, Megatron)"
+        )
     return tuple(found)
 
 
@@ -87,19 +93,26 @@ def _divided(
         name = f"ZeRO-{e.zero_stage}" if e.zero_stage < 3 else "full sharding (FSDP, ZeRO-3)"
         if whole is not None and states is not None:
             yield (
-                f"{name}, as the states of {parameters} take {format_number(whole)} GiB of every GPU unsharded, of"
-                f" {format_number(room_gib)}, and {format_number(states)} so"
+                f"{name}, as the states of {parameters} take {format_number(whole)} GiB of every"
+                f" GPU unsharded, of {format_number(room_gib)}, and {format_number(states)} so"
             )
         else:
             yield f"{name} for {parameters}, which no GPU holds alone"
         return
-    sharded = f" with {'FSDP' if e.zero_stage == 3 else f'ZeRO-{e.zero_stage}'} over the rest" if e.zero_stage else ""
+    sharded = (
+        f" with {'FSDP' if e.zero_stage == 3 else f'ZeRO-{e.zero_stage}'} over the rest"
+        if e.zero_stage
+        else ""
+    )
     if e.tp > 1:
         yield f"tensor parallelism over {e.tp} GPUs of a node, which have the fastest links"
     if e.ep > 1:
         yield f"the experts divided over {e.ep} GPUs"
     if e.cp > 1:
-        yield f"the sequence of {setting.workload.sequence_length or 0:,} tokens divided over {e.cp} GPUs"
+        yield (
+            f"the sequence of {setting.workload.sequence_length or 0:,} tokens divided over {e.cp}"
+            " GPUs"
+        )
     if e.pp > 1:
         yield f"a pipeline of {e.pp} stages, which exchanges least between nodes"
     yield f"{format_number(states or 0.0)} GiB of states a GPU of {parameters}{sharded}"
@@ -110,13 +123,19 @@ def _recomputed(setting: Setting, judge: Judge, e: Execution, room_gib: float) -
     if isinstance(kept, str) or kept.memory is None:
         return "activations are computed again, to make room"
     return (
-        f"activations are computed again, as all of them would need {format_number(float(needed_gib(kept.memory)))} GiB"
+        "activations are computed again, as all of them would need"
+        f" {format_number(float(needed_gib(kept.memory)))} GiB"
     )
 
 
 def _plain(e: Execution) -> Execution:
     return replace(
-        e, zero_stage=0, shard_size=None, reshard_after_forward=True, offload_optimizer=False, offload_parameters=False
+        e,
+        zero_stage=0,
+        shard_size=None,
+        reshard_after_forward=True,
+        offload_optimizer=False,
+        offload_parameters=False,
     )
 
 

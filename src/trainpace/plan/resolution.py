@@ -14,9 +14,18 @@ from trainpace.plan.changes import NOISE
 from trainpace.workload import Floats
 
 RESOLUTION: Mapping[str, float] = {
-    "precision": 0.16, "micro-batch": 0.11, "compile": 0.26, "memory format": 0.15, "sharding": 0.16, "checkpointing": 0.14,
-    "model parallelism": 0.16, "GPUs": NOISE, "offload": 0.16, "global batch": 0.11, "data": 0.11,
-}  # fmt: skip
+    "precision": 0.16,
+    "micro-batch": 0.11,
+    "compile": 0.26,
+    "memory format": 0.15,
+    "sharding": 0.16,
+    "checkpointing": 0.14,
+    "model parallelism": 0.16,
+    "GPUs": NOISE,
+    "offload": 0.16,
+    "global batch": 0.11,
+    "data": 0.11,
+}
 """By knob: what 8 of 10 forecast ratios err by at most, as a logarithm, so that a change forecast to save more does save
 something in 9 of 10 cases. From 12 pairs (checkpointing) to 1,659 (micro-batch) of 2026-11-24. No pair differs in the stage of
 sharding on the same GPUs, or in offload: taken as model parallelism; nor in the global batch or the data: taken as the

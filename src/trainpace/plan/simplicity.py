@@ -33,9 +33,14 @@ def _costs(grid: Grid) -> Mapping[str, Floats | float]:
     """What it takes to turn each knob to the value of a row."""
     e = grid
     parallel = (
-        6.0 * (e.tp > 1) + 6.5 * (e.cp > 1) + 5.0 * (e.ep > 1) + 10.0 * (e.pp > 1) + 2.0 * (e.virtual_stages > 1)
-        + 0.5 * e.sequence_parallel + 1.0 * e.async_tensor_parallel
-    )  # fmt: skip
+        6.0 * (e.tp > 1)
+        + 6.5 * (e.cp > 1)
+        + 5.0 * (e.ep > 1)
+        + 10.0 * (e.pp > 1)
+        + 2.0 * (e.virtual_stages > 1)
+        + 0.5 * e.sequence_parallel
+        + 1.0 * e.async_tensor_parallel
+    )
     # GradScaler beside fp16, and scaling factors and a loss to follow beside fp8
     asks = {"amp_fp16": 1.5, "fp16": 1.5, "fp8": 3.0}
     precision = np.ones(len(grid))
@@ -43,9 +48,14 @@ def _costs(grid: Grid) -> Mapping[str, Floats | float]:
         precision[e.precision == EXECUTION_FIELDS["precision"].encode(name)] = cost
     recomputes = ~e.has("activation_checkpointing", "none")
     return {
-        "precision": precision, "micro-batch": 1.0,
-        "compile": 1.0 + 0.5 * e.compile, "memory format": 1.0 + 0.5 * e.channels_last,
+        "precision": precision,
+        "micro-batch": 1.0,
+        "compile": 1.0 + 0.5 * e.compile,
+        "memory format": 1.0 + 0.5 * e.channels_last,
         "sharding": 1.0 + e.zero_stage + 0.5 * ((e.zero_stage == 3) & ~e.reshard_after_forward),
-        "checkpointing": 1.0 + 1.0 * recomputes, "offload": 1.0 + 2.0 * e.offload_optimizer + 2.0 * e.offload_parameters,
-        "model parallelism": 1.0 + parallel, "GPUs": 1.0, "global batch": 5.0,
-    }  # fmt: skip
+        "checkpointing": 1.0 + 1.0 * recomputes,
+        "offload": 1.0 + 2.0 * e.offload_optimizer + 2.0 * e.offload_parameters,
+        "model parallelism": 1.0 + parallel,
+        "GPUs": 1.0,
+        "global batch": 5.0,
+    }

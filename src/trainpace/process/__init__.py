@@ -17,6 +17,21 @@ from trainpace.process.worker import (
 )
 
 __all__ = [
-    "Child", "DiskFull", "Pool", "allowed_cores", "end", "ending_of", "explain", "failure_of", "is_out_of_memory", "no_command",
-    "place_in_code", "run_isolated", "run_ranks", "serve", "serve_lines", "started_isolated", "usable_cores",
-]  # fmt: skip
+    "Child",
+    "DiskFull",
+    "Pool",
+    "allowed_cores",
+    "end",
+    "ending_of",
+    "explain",
+    "failure_of",
+    "is_out_of_memory",
+    "no_command",
+    "place_in_code",
+    "run_isolated",
+    "run_ranks",
+    "serve",
+    "serve_lines",
+    "started_isolated",
+    "usable_cores",
+]

@@ -24,16 +24,21 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def allowed_cores(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+def allowed_cores(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> float:
     """The cores that this process can keep busy: those that it may run on, or fewer where a control group has a quota, as
-    containers and Slurm's nodes may. Source: the kernel's cgroup-v2 (cpu.max) and sched-bwc (cpu.cfs_quota_us) documents."""
+    containers and Slurm's nodes may. Source: the kernel's cgroup-v2 (cpu.max) and sched-bwc (cpu.cfs_quota_us) documents.
+    """
     cores = float(usable_cores())
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         for line in groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if "cpu" in controllers.split(","):
                 group = root / "cpu" / path.lstrip("/")
-                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                quota, period = (
+                    (group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+                )
             elif not controllers and (root / path.lstrip("/") / "cpu.max").exists():
                 quota, period = (root / path.lstrip("/") / "cpu.max").read_text().split()
             else:
@@ -62,9 +67,13 @@ class Child:
         numbers = "" if limits is None else ",".join(map(str, limits))
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(theirs.fileno()), numbers, *command], start_new_session=True,
-                env=environment, cwd=cwd, pass_fds=(theirs.fileno(),), **{"stdin": subprocess.DEVNULL, **streams},
-            )  # fmt: skip
+                [sys.executable, "-IS", guard.__file__, str(theirs.fileno()), numbers, *command],
+                start_new_session=True,
+                env=environment,
+                cwd=cwd,
+                pass_fds=(theirs.fileno(),),
+                **{"stdin": subprocess.DEVNULL, **streams},
+            )
         except BaseException:
             self._lifeline.close()
             raise
@@ -141,4 +150,6 @@ def no_command(program: str) -> TrainpaceError:
             f"{program} is not on the PATH, though {beside} exists.",
             f'Activate that environment, or: export PATH="{os.path.dirname(beside)}:$PATH"',
         )
-    return TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
+    return TrainpaceError(
+        f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS"
+    )

@@ -53,7 +53,9 @@ def _watch_of(child: int, numbers: str) -> "limits.Watch | None":
     sys.path.insert(0, os.path.dirname(__file__))
     module = importlib.import_module("limits")
     module.offer_to_the_kernel(child)
-    watch: limits.Watch = module.Watch(module.Limits(*map(int, numbers.split(","))), lambda: descendants(os.getpid()))
+    watch: limits.Watch = module.Watch(
+        module.Limits(*map(int, numbers.split(","))), lambda: descendants(os.getpid())
+    )
     return watch
 
 
@@ -65,7 +67,12 @@ def _wait(child: int, lifeline: int, watch: "limits.Watch | None") -> int | None
     handles, timeout_s = [lifeline], _POLL_S
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or an old kernel
         handles, timeout_s = [lifeline, os.pidfd_open(child)], 60.0
-    while lifeline not in select.select(handles, [], [], min(timeout_s, watch.pause_s) if watch else timeout_s)[0]:
+    while (
+        lifeline
+        not in select.select(
+            handles, [], [], min(timeout_s, watch.pause_s) if watch else timeout_s
+        )[0]
+    ):
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
             return os.waitstatus_to_exitcode(status)
@@ -104,7 +111,9 @@ def end_descendants(at_once: bool = True) -> None:
                 continue
         time.sleep(0.005)
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:  # so that they leave no entry behind, whoever adopts orphans above us
+        while os.waitpid(-1, os.WNOHANG)[
+            0
+        ]:  # so that they leave no entry behind, whoever adopts orphans above us
             pass
     except ChildProcessError:
         return

@@ -43,7 +43,8 @@ def usual_limits(root: str = "/") -> Limits:
 
 def free_bytes(root: str = "/") -> int | None:
     """Memory that can still be had, with swap and what the page cache would give back: of the machine, or less where a control
-    group has a limit. None where nothing says so. Source: proc(5), the kernel's cgroup-v2 and cgroup-v1/memory documents."""
+    group has a limit. None where nothing says so. Source: proc(5), the kernel's cgroup-v2 and cgroup-v1/memory documents.
+    """
     machine = _meminfo(root)
     if "MemAvailable" not in machine:
         return None
@@ -54,7 +55,9 @@ def free_bytes(root: str = "/") -> int | None:
 class Watch:
     """Looks at what a command takes. `descendants` gives the ids of its processes."""
 
-    def __init__(self, limits: Limits, descendants: Callable[[], list[int]], root: str = "/") -> None:
+    def __init__(
+        self, limits: Limits, descendants: Callable[[], list[int]], root: str = "/"
+    ) -> None:
         self._limits, self._descendants, self._root = limits, descendants, root
         self._threads = _threads(root)
         self.pause_s = _SHORTEST_PAUSE_S

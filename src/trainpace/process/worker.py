@@ -31,8 +31,12 @@ from trainpace.units import format_duration, gib_from_bytes
 Answer = dict[str, Any]
 
 _MEMORY_WORDS = (
-    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
-)  # fmt: skip
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+)
 _PYTHON = (sys.executable, "-P", "-m")
 """Without the current folder on its path, where a torch.py or random.py of anybody's would be imported in place of the real one;
 who names a FILE.py brings its folder in by that."""
@@ -68,7 +72,10 @@ def serve(work: Callable[[dict[str, Any]], str]) -> None:
 
 def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
     """(requests as they come, a file that takes answers), each JSON on a line. What the user's code prints goes to stderr."""
-    requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, answers = (
+        os.fdopen(os.dup(0), encoding="utf-8"),
+        os.fdopen(os.dup(1), "w", encoding="utf-8"),
+    )
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     return (json.loads(line) for line in requests), answers
@@ -88,7 +95,11 @@ def failure_of(
     if is_out_of_memory(error.__cause__ or error):
         return {"error": "the memory is not enough.", "hint": memory_hint, "out_of_memory": True}
     if isinstance(error, TrainpaceError):
-        return {"error": error.message, "hint": error.hint, "misuse": not isinstance(error, UserCodeError)}
+        return {
+            "error": error.message,
+            "hint": error.hint,
+            "misuse": not isinstance(error, UserCodeError),
+        }
     return {"error": explain(error, who), "hint": ""}
 
 
@@ -96,7 +107,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short: Python's, torch's on any device, or a C++ allocation's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(word in _message(error).lower() for word in _MEMORY_WORDS)
+    return isinstance(error, RuntimeError) and any(
+        word in _message(error).lower() for word in _MEMORY_WORDS
+    )
 
 
 def _message(error: BaseException) -> str:
@@ -119,14 +132,20 @@ def place_in_code(error: BaseException) -> str:
 
 def _short(file: str) -> str:
     """A file's name; of an installed package, the path that tells which."""
-    return file.rpartition(f"{os.sep}site-packages{os.sep}")[2] if "site-packages" in file else os.path.basename(file)
+    return (
+        file.rpartition(f"{os.sep}site-packages{os.sep}")[2]
+        if "site-packages" in file
+        else os.path.basename(file)
+    )
 
 
 def explain(error: BaseException, who: str = "the model's code") -> str:
     """One sentence: that `who` raised, the exception, and the last line of the user's own code that it went through."""
     place = place_in_code(error)
     where = f" at {place}" if place else ""
-    lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or ["no message"]
+    lines = [line.strip() for line in _message(error).splitlines() if line.strip()] or [
+        "no message"
+    ]
     # a DataLoader's worker sends its whole traceback, whose last line is the exception
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
@@ -144,7 +163,9 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
 
 
 @contextlib.contextmanager
-def started_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> Iterator[Callable[[], str]]:
+def started_isolated(
+    module: str, request: dict[str, Any], timeout_s: float, what: str
+) -> Iterator[Callable[[], str]]:
     """Start ``python -m module``, and give a function that waits for its answer, so that something can be done meanwhile. The
     process ends with the context, whether it was waited for or not."""
     with _started(module, request) as (worker, folder):
@@ -167,7 +188,9 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_started(module, request)) for request in requests]
         while time.monotonic() < deadline:
-            ended = [rank for rank, (worker, _) in enumerate(workers) if worker.exit_code is not None]
+            ended = [
+                rank for rank, (worker, _) in enumerate(workers) if worker.exit_code is not None
+            ]
             for rank in sorted(ended, key=lambda rank: _answered_at(workers[rank][1])):
                 _answer_of(*workers[rank], f"rank {rank} of {what}")
             if 0 in ended:
@@ -182,16 +205,28 @@ class Pool:
     """`count` processes of ``python -m module argument``, which use `serve_lines`. Leaving its context ends them all. `note`
     hears when nothing has come from any worker for a minute."""
 
-    def __init__(self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._command, self._count, self._note = [*_PYTHON, module, argument], count, note
         self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue(_WAITING_ANSWERS)
         self._workers: list[Child] = []
 
     def __enter__(self) -> Pool:
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one thread each: the workers are the parallelism
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+        }  # one thread each: the workers are the parallelism
         for number in range(self._count):
             limits = LIMITS or usual_limits()
-            worker = Child(self._command, environment, None, limits, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            worker = Child(
+                self._command,
+                environment,
+                None,
+                limits,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
             self._workers.append(worker)
             threading.Thread(target=self._listen, args=(number,), daemon=True).start()
         return self
@@ -214,12 +249,16 @@ class Pool:
                 worker, answer = self._answers.get(timeout=PATIENCE_S)
             except queue.Empty:
                 doing = sorted({what(worker) for worker in range(self._count)})
-                self._note(f"no sample has come for {format_duration(PATIENCE_S)} ({'; '.join(doing)})")
+                self._note(
+                    f"no sample has come for {format_duration(PATIENCE_S)} ({'; '.join(doing)})"
+                )
                 continue
             if answer is None:
                 ending = ending_of(self._workers[worker].wait() or 0)
                 _raise_overstep(self._workers[worker], what(worker), "Try fewer --workers.")
-                raise UserCodeError(f"a worker {ending} while {what(worker)}.", "What is finished is kept.")
+                raise UserCodeError(
+                    f"a worker {ending} while {what(worker)}.", "What is finished is kept."
+                )
             _raise_error_of(answer)
             yield worker, answer
 
@@ -242,13 +281,21 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
         Path(files[0]).write_text(json.dumps(request))
         try:
             output = sys.stderr.fileno()
-        except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
+        except (
+            OSError,
+            AttributeError,
+            ValueError,
+        ):  # this process's own standard error is no file
             output = subprocess.DEVNULL
         around = {**os.environ, "TMPDIR": name}
         with contextlib.suppress(KeyError, OSError):  # a user without a name
             compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-            around.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)  # where torch keeps it by default
-        with Child([*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output) as worker:
+            around.setdefault(
+                "TORCHINDUCTOR_CACHE_DIR", compiled
+            )  # where torch keeps it by default
+        with Child(
+            [*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output
+        ) as worker:
             yield worker, folder
 
 
@@ -269,8 +316,15 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
         answer = read_json(file)
         _raise_error_of(answer)
         return str(answer["result"])
-    except (UnreadableInput, AttributeError, KeyError, TypeError):  # users' code runs beside it, and may write anywhere
-        raise UserCodeError(f"{what} left an answer that is damaged; it {ending_of(code)}.") from None
+    except (
+        UnreadableInput,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):  # users' code runs beside it, and may write anywhere
+        raise UserCodeError(
+            f"{what} left an answer that is damaged; it {ending_of(code)}."
+        ) from None
 
 
 def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch.") -> None:
@@ -281,7 +335,10 @@ def _raise_overstep(worker: Child, what: str, hint: str = "Try a smaller batch."
     if over.processes:
         raise UserCodeError(f"{what} was ended: it ran {over.processes:,} processes at once.")
     held, free = (f"{gib_from_bytes(size):.1f} GiB" for size in (over.held_bytes, over.free_bytes))
-    raise OutOfMemory(f"{what} was ended: it held {held}, and only {free} of this machine's memory were left.", hint)
+    raise OutOfMemory(
+        f"{what} was ended: it held {held}, and only {free} of this machine's memory were left.",
+        hint,
+    )
 
 
 def _check_size(folder: Path, what: str) -> None:
@@ -296,7 +353,9 @@ def _check_size(folder: Path, what: str) -> None:
 def _raise_error_of(answer: Answer) -> None:
     if "error" in answer:
         kinds = {"out_of_memory": OutOfMemory, "disk_full": DiskFull, "misuse": TrainpaceError}
-        kind: type[TrainpaceError] = next((kind for key, kind in kinds.items() if answer.get(key)), UserCodeError)
+        kind: type[TrainpaceError] = next(
+            (kind for key, kind in kinds.items() if answer.get(key)), UserCodeError
+        )
         raise kind(str(answer["error"]), str(answer["hint"]))
 
 

@@ -114,7 +114,9 @@ class Events:
             return []
         self._one_by_one = True  # until the next piece, unless this one can be decoded
         left = self._text[self._at :].encode("latin-1")
-        ends = [match.start() + 1 for match in _BOUNDARY.finditer(left, max(0, len(left) - _TAIL_BYTES))]
+        ends = [
+            match.start() + 1 for match in _BOUNDARY.finditer(left, max(0, len(left) - _TAIL_BYTES))
+        ]
         if not ends:
             return []
         try:
@@ -138,9 +140,13 @@ class Events:
                 if len(self._text) - self._at > MOST_VALUE_BYTES or not self._more():
                     raise self._broken() from None
             except RecursionError:
-                raise UnreadableInput(f"{self._name} is nested more than {DEEPEST} levels deep.") from None
+                raise UnreadableInput(
+                    f"{self._name} is nested more than {DEEPEST} levels deep."
+                ) from None
             except ValueError:
-                raise UnreadableInput(f"{self._name} holds an integer of thousands of digits.") from None
+                raise UnreadableInput(
+                    f"{self._name} holds an integer of thousands of digits."
+                ) from None
 
     def _peek(self) -> str:
         """The next character that is no blank; nothing at the end."""
@@ -168,7 +174,8 @@ class Events:
     def _broken(self) -> UnreadableInput:
         if len(self._text) - self._at > MOST_VALUE_BYTES:
             return UnreadableInput(
-                f"{self._name} holds a value of more than {MOST_VALUE_BYTES >> 20} MiB, or is damaged."
+                f"{self._name} holds a value of more than {MOST_VALUE_BYTES >> 20} MiB, or is"
+                " damaged."
             )
         return UnreadableInput(
             f"{self._name} is not a whole trace in JSON: it is cut short or damaged.",

@@ -51,7 +51,9 @@ def closed(of: Intervals, gap_us: float) -> Intervals:
     if not len(of.start_us):
         return of
     apart = of.start_us[1:] - of.end_us[:-1] > gap_us
-    return Intervals(of.start_us[np.concatenate(([True], apart))], of.end_us[np.concatenate((apart, [True]))])
+    return Intervals(
+        of.start_us[np.concatenate(([True], apart))], of.end_us[np.concatenate((apart, [True]))]
+    )
 
 
 def sweep(low_us: float, high_us: float, sets: Sequence[Intervals], marks_us: Times) -> Segments:

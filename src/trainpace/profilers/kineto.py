@@ -48,7 +48,9 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
             skipped += 1
             continue
         if origin_us is None:
-            origin_us = start  # doubles hold a quarter of a microsecond where a clock counts from 1970
+            origin_us = (
+                start  # doubles hold a quarter of a microsecond where a clock counts from 1970
+            )
         begins = start - origin_us
         column.add(
             begins,
@@ -65,15 +67,29 @@ def read_kineto(path: str | os.PathLike[str]) -> Trace:
     rank, world_size = _place(events.about, Path(path).name)
     call_ids = columns.calls.ids()
     return Trace(
-        source=os.fspath(path), made_by=MADE_BY, rank=rank, world_size=world_size, device=_device(events.about),
-        names=names.all(), kernels=kernels, kernels_launched_us=launched(columns.kernels.ids(), calls, call_ids),
-        copies=copies, copies_launched_us=launched(columns.copies.ids(), calls, call_ids), operators=operators, calls=calls,
-        ranges=ranges, skipped=skipped,
-    )  # fmt: skip
+        source=os.fspath(path),
+        made_by=MADE_BY,
+        rank=rank,
+        world_size=world_size,
+        device=_device(events.about),
+        names=names.all(),
+        kernels=kernels,
+        kernels_launched_us=launched(columns.kernels.ids(), calls, call_ids),
+        copies=copies,
+        copies_launched_us=launched(columns.copies.ids(), calls, call_ids),
+        operators=operators,
+        calls=calls,
+        ranges=ranges,
+        skipped=skipped,
+    )
 
 
 def _whole(events: Events) -> Iterator[Event]:
-    return (e for e in events if e.ph == "X" and isinstance(e.cat, str) and isinstance(e.name, str) and e.name)
+    return (
+        e
+        for e in events
+        if e.ph == "X" and isinstance(e.cat, str) and isinstance(e.name, str) and e.name
+    )
 
 
 def _column_of(event: Event, columns: _Columns) -> Column | None:

@@ -19,7 +19,11 @@ from trainpace.intake import opened_database
 from trainpace.profilers.spans import Column, Names, Trace, identity_of, launched
 
 MADE_BY = "Nsight Systems"
-KERNELS, COPIES, FILLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+KERNELS, COPIES, FILLS = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+)
 CALLS, RANGES, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
 LARGEST_NS = 1 << 62
 MOST_ROWS = 100_000_000
@@ -47,7 +51,11 @@ def read_nsight(path: str | os.PathLike[str]) -> list[Trace]:
                 f"{os.fspath(path)} holds no kernel of a GPU.",
                 "Record with nsys profile --trace cuda,nvtx, then nsys export --type sqlite.",
             )
-        strings = {key: text for key, text in _rows(database, tables, STRINGS, "id", "value") if isinstance(text, str)}
+        strings = {
+            key: text
+            for key, text in _rows(database, tables, STRINGS, "id", "value")
+            if isinstance(text, str)
+        }
         return _read(database, tables, strings, os.fspath(path))
 
 
@@ -67,7 +75,9 @@ def _read(
             origin = start
         process = owner // PROCESS if type(owner) is int else 0
         into: Column = getattr(processes[process], column)
-        into.add((start - origin) / 1e3, (end - origin) / 1e3, names.number(name), identity_of(identity))
+        into.add(
+            (start - origin) / 1e3, (end - origin) / 1e3, names.number(name), identity_of(identity)
+        )
 
     def rows(table: str, owner: str, *more: str) -> Iterator[Sequence[Any]]:
         return _rows(database, tables, table, "start", "end", owner, *more)
@@ -81,13 +91,28 @@ def _read(
         put("copies", owner, start, end, "Memset", identity)
     for start, end, owner, name, identity in rows(CALLS, "globalTid", "nameId", "correlationId"):
         put("calls", owner, start, end, strings.get(name, "a call without a name"), identity)
-    for start, end, owner, text, key, kind in rows(RANGES, "globalTid", "text", "textId", "eventType"):
+    for start, end, owner, text, key, kind in rows(
+        RANGES, "globalTid", "text", "textId", "eventType"
+    ):
         if end is not None and (kind is None or kind in RANGE_TYPES):
-            name = text if isinstance(text, str) and text else strings.get(key, "a range without a name")
+            name = (
+                text
+                if isinstance(text, str) and text
+                else strings.get(key, "a range without a name")
+            )
             put("ranges", owner, start, end, name)
     if not any(len(process.kernels.ids()) for process in processes.values()):
-        raise UnreadableInput(f"{source} holds no kernel of a GPU.", "Record with nsys profile --trace cuda,nvtx.")
-    device = next((text for (text,) in _rows(database, tables, "TARGET_INFO_GPU", "name") if isinstance(text, str)), "")
+        raise UnreadableInput(
+            f"{source} holds no kernel of a GPU.", "Record with nsys profile --trace cuda,nvtx."
+        )
+    device = next(
+        (
+            text
+            for (text,) in _rows(database, tables, "TARGET_INFO_GPU", "name")
+            if isinstance(text, str)
+        ),
+        "",
+    )
     return _traces(processes, names.all(), source, device[:80], skipped)
 
 
@@ -100,20 +125,33 @@ def _traces(
     for number, key in enumerate(computing):
         process = processes[key]
         host = process
-        others = [one for other, one in processes.items() if other not in computing and len(one.calls.ids())]
+        others = [
+            one
+            for other, one in processes.items()
+            if other not in computing and len(one.calls.ids())
+        ]
         if not len(process.calls.ids()) and len(computing) == len(others) == 1:
             host = others[0]
         calls, call_ids = host.calls.spans(), host.calls.ids()
         nothing = Column().spans()
         traces.append(
             Trace(
-                source=source, made_by=MADE_BY, rank=number if len(computing) > 1 else None,
-                world_size=len(computing) if len(computing) > 1 else None, device=device, names=names,
-                kernels=process.kernels.spans(), kernels_launched_us=launched(process.kernels.ids(), calls, call_ids),
-                copies=process.copies.spans(), copies_launched_us=launched(process.copies.ids(), calls, call_ids),
-                operators=nothing, calls=calls, ranges=host.ranges.spans(), skipped=skipped if not number else 0,
+                source=source,
+                made_by=MADE_BY,
+                rank=number if len(computing) > 1 else None,
+                world_size=len(computing) if len(computing) > 1 else None,
+                device=device,
+                names=names,
+                kernels=process.kernels.spans(),
+                kernels_launched_us=launched(process.kernels.ids(), calls, call_ids),
+                copies=process.copies.spans(),
+                copies_launched_us=launched(process.copies.ids(), calls, call_ids),
+                operators=nothing,
+                calls=calls,
+                ranges=host.ranges.spans(),
+                skipped=skipped if not number else 0,
             )
-        )  # fmt: skip
+        )
     return traces
 
 

@@ -44,29 +44,50 @@ def together(ranks: Sequence[RankShares], left_out: Sequence[str] = ()) -> Profi
     """The ranks together. `left_out`: what was not read, as sentences."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     first = ranks[0]
-    causes: dict[str, float] = {cause: fmean(rank.causes_ms[cause] for rank in ranks) for cause in first.causes_ms}
+    causes: dict[str, float] = {
+        cause: fmean(rank.causes_ms[cause] for rank in ranks) for cause in first.causes_ms
+    }
     causes["straggler"], straggler = _waiting_for_one(ranks)
     causes["communication"] -= causes["straggler"]
     step = math.fsum(causes.values())
-    shares = sorted((_share(cause, words(cause, first), ms, step) for cause, ms in causes.items()), key=lambda s: -s.ms)
+    shares = sorted(
+        (_share(cause, words(cause, first), ms, step) for cause, ms in causes.items()),
+        key=lambda s: -s.ms,
+    )
     kinds = {kind: fmean(rank.compute_ms[kind] for rank in ranks) for kind in KERNEL_KINDS}
-    compute = [_share(kind, KERNEL_KINDS[kind], ms, step) for kind, ms in kinds.items() if ms > 0 and first.on_device]
+    compute = [
+        _share(kind, KERNEL_KINDS[kind], ms, step)
+        for kind, ms in kinds.items()
+        if ms > 0 and first.on_device
+    ]
     return ProfiledTraining(
-        verdict=shares[0].cause, step_ms=step, median_ms=fmean(r.median_ms for r in ranks),
-        median_ms_low=fmean(r.median_ms_low for r in ranks), median_ms_high=fmean(r.median_ms_high for r in ranks),
-        shares=tuple(shares), kernels=first.heaviest, ranks=tuple(ranks), straggler=straggler,
+        verdict=shares[0].cause,
+        step_ms=step,
+        median_ms=fmean(r.median_ms for r in ranks),
+        median_ms_low=fmean(r.median_ms_low for r in ranks),
+        median_ms_high=fmean(r.median_ms_high for r in ranks),
+        shares=tuple(shares),
+        kernels=first.heaviest,
+        ranks=tuple(ranks),
+        straggler=straggler,
         compute=tuple(compute),
-        bounds=bounds(ranks, causes), warnings=(*left_out, *_warnings(ranks)),
-    )  # fmt: skip
+        bounds=bounds(ranks, causes),
+        warnings=(*left_out, *_warnings(ranks)),
+    )
 
 
 def words(cause: str, rank: RankShares) -> str:
     """A cause in words, as `diagnose` has them, but that a trace knows copies in both directions and waiting for what it is."""
-    own = {"host_to_device": "copies between host and device", "logging": "waiting for the device, then launching anew"}
+    own = {
+        "host_to_device": "copies between host and device",
+        "logging": "waiting for the device, then launching anew",
+    }
     if rank.on_device and cause == "communication":
         return "exchange between ranks, not hidden"
     if rank.on_device and cause == "own_code":
-        own_code = "the script's own code running" if rank.with_operators else "for reasons not recorded"
+        own_code = (
+            "the script's own code running" if rank.with_operators else "for reasons not recorded"
+        )
         return f"the device idle, {own_code}"
     return own.get(cause, IN_WORDS[cause])
 
@@ -91,8 +112,10 @@ def _waiting_for_one(ranks: Sequence[RankShares]) -> tuple[float, int | None]:
 def _warnings(ranks: Sequence[RankShares]) -> list[str]:
     first, lines = ranks[0], []
     if not first.told_by:
-        lines.append("No steps can be told in this trace, so that all of it counts as one; call prof.step() after each step, or"
-                     " name them with NVTX.")  # fmt: skip
+        lines.append(
+            "No steps can be told in this trace, so that all of it counts as one; call prof.step()"
+            " after each step, or name them with NVTX."
+        )
     elif (fewest := min(rank.steps for rank in ranks)) < FEW_STEPS:
         counted = "one step" if fewest == 1 else f"{fewest} steps"
         lines.append(f"Only {counted} could be counted, so that the times are rough.")

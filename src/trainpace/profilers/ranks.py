@@ -70,7 +70,9 @@ def rank_shares(trace: Trace, number: int) -> RankShares:
     """One rank's trace summed up, so that the trace can be let go. `number`: its rank where the trace does not say."""
     windows = windows_of(trace)
     if not (windows.end_us > windows.start_us).all():
-        raise UnreadableInput(f"{trace.source} has no stretch of time: all that it holds happened in one moment.")
+        raise UnreadableInput(
+            f"{trace.source} has no stretch of time: all that it holds happened in one moment."
+        )
     parts = split(trace, windows)
     means: dict[str, float] = {part: float(ms.mean()) for part, ms in parts.parts_ms.items()}
     compute = {kind: means.pop(kind) for kind in KERNEL_KINDS}
@@ -78,14 +80,29 @@ def rank_shares(trace: Trace, number: int) -> RankShares:
     low, high = median_interval(times)
     heaviest, kernels = _heaviest(trace, windows)
     return RankShares(
-        rank=number if trace.rank is None else trace.rank, source=trace.source, made_by=trace.made_by, device=trace.device,
-        world_size=trace.world_size, steps=len(times), told_by=windows.told_by, step_ms=fmean(times), median_ms=median(times),
-        median_ms_low=low, median_ms_high=high, causes_ms={"compute": math.fsum(compute.values())} | means, compute_ms=compute,
-        communication_ms=float(parts.communication_ms.mean()), copies_ms=float(parts.copies_ms.mean()),
+        rank=number if trace.rank is None else trace.rank,
+        source=trace.source,
+        made_by=trace.made_by,
+        device=trace.device,
+        world_size=trace.world_size,
+        steps=len(times),
+        told_by=windows.told_by,
+        step_ms=fmean(times),
+        median_ms=median(times),
+        median_ms_low=low,
+        median_ms_high=high,
+        causes_ms={"compute": math.fsum(compute.values())} | means,
+        compute_ms=compute,
+        communication_ms=float(parts.communication_ms.mean()),
+        copies_ms=float(parts.copies_ms.mean()),
         busy_ms=float(parts.busy_ms.mean()),
-        waits_ms={name: float(ms.mean()) for name, ms in parts.waits_ms.items()}, kernels=kernels, heaviest=heaviest,
-        on_device=bool(len(trace.kernels)), with_operators=bool(len(trace.operators)), skipped=trace.skipped,
-    )  # fmt: skip
+        waits_ms={name: float(ms.mean()) for name, ms in parts.waits_ms.items()},
+        kernels=kernels,
+        heaviest=heaviest,
+        on_device=bool(len(trace.kernels)),
+        with_operators=bool(len(trace.operators)),
+        skipped=trace.skipped,
+    )
 
 
 def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float]:
@@ -105,5 +122,7 @@ def _heaviest(trace: Trace, windows: Windows) -> tuple[tuple[Kernel, ...], float
         both = grouped.setdefault(key, [0.0, 0.0])
         both[0] += float(length[number])
         both[1] += float(count[number])
-    found = [Kernel(name=name, kind=kind, ms=ms, count=n) for (name, kind), (ms, n) in grouped.items()]
+    found = [
+        Kernel(name=name, kind=kind, ms=ms, count=n) for (name, kind), (ms, n) in grouped.items()
+    ]
     return tuple(sorted(found, key=lambda k: -k.ms)[:MOST_KERNELS]), float(count.sum())

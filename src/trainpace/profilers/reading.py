@@ -19,7 +19,9 @@ from trainpace.profilers.recognising import UNEXPORTED, trace_files
 from trainpace.profilers.spans import Trace
 
 
-def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None) -> ProfiledTraining:
+def read_profiled(
+    path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None
+) -> ProfiledTraining:
     """The profile of a trace, of an exported report, or of a folder of them, one for each rank. `tell` hears which file is read.
 
     Of several traces of one rank the one with the most steps counts. Raises UnreadableInput for anything else.
@@ -28,7 +30,8 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
     files = trace_files(place) if place.is_dir() else [place]
     if place.is_dir() and not files:
         raise UnreadableInput(
-            f"{place} holds no trace.", "Name a file, or a folder with one .json or .json.gz for each rank."
+            f"{place} holds no trace.",
+            "Name a file, or a folder with one .json or .json.gz for each rank.",
         )
     ranks: list[RankShares] = []
     unread = []
@@ -36,7 +39,10 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
         tell(f"reading {file.name}")
         try:
             # one at a time, so that no two traces are held
-            ranks += [rank_shares(trace, len(ranks) + number) for number, trace in enumerate(_traces(file))]
+            ranks += [
+                rank_shares(trace, len(ranks) + number)
+                for number, trace in enumerate(_traces(file))
+            ]
         except UnreadableInput as error:
             if not place.is_dir():
                 raise
@@ -50,7 +56,9 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
         left_out.append(f"{many} could not be read; {unread[0].message}")
     if again:
         left_out.append(
-            f"{again} more {'trace of the same rank is' if again == 1 else 'traces of the same ranks are'} left out."
+            f"{again} more"
+            f" {'trace of the same rank is' if again == 1 else 'traces of the same ranks are'} left"
+            " out."
         )
     return together(chosen, left_out)
 
@@ -58,7 +66,8 @@ def read_profiled(path: str | os.PathLike[str], tell: Callable[[str], None] = la
 def _traces(file: Path) -> Iterator[Trace]:
     if file.name.endswith(UNEXPORTED):
         raise UnreadableInput(
-            f"{file} is a report that only Nsight Systems reads.", f"Export it: nsys export --type sqlite {file.name}"
+            f"{file} is a report that only Nsight Systems reads.",
+            f"Export it: nsys export --type sqlite {file.name}",
         )
     begins = first_bytes(file)
     if begins.startswith(SQLITE):

@@ -20,7 +20,9 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
     place = Path(path)
     try:
         if place.is_dir():
-            return not (place / "command.json").is_file() and any(is_trace(file) for file in trace_files(place))
+            return not (place / "command.json").is_file() and any(
+                is_trace(file) for file in trace_files(place)
+            )
         if not place.is_file():
             return False
         if place.name.endswith(UNEXPORTED):
@@ -33,9 +35,13 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
     if begins.startswith(SQLITE):
         return place.suffix == ".sqlite"
     told = b'"traceEvents"' in begins or b'"deviceProperties"' in begins
-    return place.suffix == ".json" and (told or (begins.lstrip().startswith(b"[") and b'"ph"' in begins))
+    return place.suffix == ".json" and (
+        told or (begins.lstrip().startswith(b"[") and b'"ph"' in begins)
+    )
 
 
 def trace_files(folder: Path) -> list[Path]:
-    found = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+    found = sorted(
+        file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file()
+    )
     return found[:MOST_FILES]

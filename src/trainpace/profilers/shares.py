@@ -32,7 +32,16 @@ from trainpace.profilers.steps import Windows
 
 BETWEEN_OPERATORS_US = 100.0
 """Python between two operators is a part of launching them."""
-PARTS = (*KERNEL_KINDS, "communication", "host_to_device", "optimizer", "data", "logging", "launch", "own_code")
+PARTS = (
+    *KERNEL_KINDS,
+    "communication",
+    "host_to_device",
+    "optimizer",
+    "data",
+    "logging",
+    "launch",
+    "own_code",
+)
 """Of a step, in the words of `diagnose`; computing by kinds of kernels."""
 
 Mask = npt.NDArray[np.bool_]
@@ -41,7 +50,8 @@ Mask = npt.NDArray[np.bool_]
 class Split(NamedTuple):
     """Milliseconds by window. `parts` add up to `step_ms`. Of the others, which overlap: `communication_ms` and `copies_ms` are
     all of these, hidden ones too; `busy_ms` is the device with work of any kind; `waits_ms` what the host spent in its loader
-    ("data"), waiting for the device ("logging") and launching ("launch"), the device busy or not."""
+    ("data"), waiting for the device ("logging") and launching ("launch"), the device busy or not.
+    """
 
     step_ms: npt.NDArray[np.float64]
     parts_ms: dict[str, npt.NDArray[np.float64]]
@@ -59,10 +69,14 @@ def split(trace: Trace, windows: Windows) -> Split:
     # a call that waits for the device is no launch
     launching = _named(trace, trace.calls, lambda name: not waits_for_device(name))
     host = closed(
-        union(*(np.concatenate(pair) for pair in zip(launching[:2], trace.operators[:2], strict=True))),
+        union(
+            *(np.concatenate(pair) for pair in zip(launching[:2], trace.operators[:2], strict=True))
+        ),
         BETWEEN_OPERATORS_US,
     )
-    update = union_of(_named(trace, trace.ranges, lambda name: name.lower().startswith(OPTIMIZER_RANGE)))
+    update = union_of(
+        _named(trace, trace.ranges, lambda name: name.lower().startswith(OPTIMIZER_RANGE))
+    )
     exchange = union_of(_named(trace, trace.operators, exchanges))
     sets = [*by_kind.values(), data, waiting, host, update, exchange]
     low, high = float(windows.start_us[0]), float(windows.end_us[-1])
@@ -79,27 +93,42 @@ def split(trace: Trace, windows: Windows) -> Split:
 
     def ms(mask: Mask) -> npt.NDArray[np.float64]:
         chosen = mask & inside
-        return np.bincount(number[chosen], cut.width_us[chosen] / 1e3, len(windows.start_us)).astype(np.float64)
+        return np.bincount(
+            number[chosen], cut.width_us[chosen] / 1e3, len(windows.start_us)
+        ).astype(np.float64)
 
     everything = np.ones(len(cut.start_us), bool)
     none = np.zeros(len(cut.start_us), bool)
     return Split(
-        step_ms=ms(everything), parts_ms={part: ms(masks.get(part, none)) for part in PARTS},
-        communication_ms=ms(work["communication"]), copies_ms=ms(work["copy"]),
+        step_ms=ms(everything),
+        parts_ms={part: ms(masks.get(part, none)) for part in PARTS},
+        communication_ms=ms(work["communication"]),
+        copies_ms=ms(work["copy"]),
         busy_ms=ms(np.logical_or.reduce(list(work.values()))),
-        waits_ms={"data": ms(in_data), "logging": ms(in_wait & ~in_data), "launch": ms(in_host & ~in_wait & ~in_data)},
-    )  # fmt: skip
+        waits_ms={
+            "data": ms(in_data),
+            "logging": ms(in_wait & ~in_data),
+            "launch": ms(in_host & ~in_wait & ~in_data),
+        },
+    )
 
 
-def _device_work(trace: Trace) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+def _device_work(
+    trace: Trace,
+) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Starts and ends by kind: of kernels that compute, of communication and of copies."""
     kinds = (*KERNEL_KINDS, "communication", "copy")
-    of_kernels, of_copies = (np.array([of(name) for name in trace.names] or [""]) for of in (kind_of, kind_of_copy))
+    of_kernels, of_copies = (
+        np.array([of(name) for name in trace.names] or [""]) for of in (kind_of, kind_of_copy)
+    )
     found = {}
     for kind in kinds:
         pairs = (trace.kernels, of_kernels), (trace.copies, of_copies)
         spans = [column.where(kinds_of[column.name] == kind) for column, kinds_of in pairs]
-        found[kind] = (np.concatenate([s.start_us for s in spans]), np.concatenate([s.end_us for s in spans]))
+        found[kind] = (
+            np.concatenate([s.start_us for s in spans]),
+            np.concatenate([s.end_us for s in spans]),
+        )
     return found
 
 
@@ -124,7 +153,12 @@ def _idle(idle: Mask, in_data: Mask, in_wait: Mask, in_host: Mask) -> dict[str, 
     data = idle & in_data
     logging = after_wait & ~data
     launch = idle & in_host & ~data & ~logging
-    return {"data": data, "logging": logging, "launch": launch, "own_code": idle & ~data & ~logging & ~launch}
+    return {
+        "data": data,
+        "logging": logging,
+        "launch": launch,
+        "own_code": idle & ~data & ~logging & ~launch,
+    }
 
 
 def _on_host(in_data: Mask, in_update: Mask, in_exchange: Mask, in_host: Mask) -> dict[str, Mask]:
@@ -133,4 +167,10 @@ def _on_host(in_data: Mask, in_update: Mask, in_exchange: Mask, in_host: Mask) -
     exchange = in_exchange & ~data & ~update
     other = in_host & ~data & ~update & ~exchange
     rest = ~(data | update | exchange | other)
-    return {"data": data, "optimizer": update, "communication": exchange, "other": other, "own_code": rest}
+    return {
+        "data": data,
+        "optimizer": update,
+        "communication": exchange,
+        "other": other,
+        "own_code": rest,
+    }

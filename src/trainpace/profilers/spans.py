@@ -77,14 +77,21 @@ class Names:
         return len(self._numbers)
 
     def all(self) -> tuple[str, ...]:
-        return tuple(name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._numbers)
+        return tuple(
+            name.encode("utf-8", "replace").decode()[:LONGEST_NAME] for name in self._numbers
+        )
 
 
 class Column:
     """Spans as they are read: 32 bytes each, since a trace may hold ten million. `id` joins a call with what it started."""
 
     def __init__(self) -> None:
-        self._start_us, self._end_us, self._name, self._id = array("d"), array("d"), array("q"), array("q")
+        self._start_us, self._end_us, self._name, self._id = (
+            array("d"),
+            array("d"),
+            array("q"),
+            array("q"),
+        )
 
     def add(self, start_us: float, end_us: float, name: int, identity: int = -1) -> None:
         self._start_us.append(start_us)
@@ -93,7 +100,9 @@ class Column:
         self._id.append(identity)
 
     def spans(self) -> Spans:
-        return Spans(np.array(self._start_us), np.array(self._end_us), np.array(self._name, np.int64))
+        return Spans(
+            np.array(self._start_us), np.array(self._end_us), np.array(self._name, np.int64)
+        )
 
     def ids(self) -> Numbers:
         return np.array(self._id, np.int64)

@@ -30,7 +30,8 @@ class Windows(NamedTuple):
 
 def windows_of(trace: Trace) -> Windows:
     """The steps. Where a device computes behind the host, a step goes from the first work that the host launched in it to the
-    first that it launched in the next, so that a loader's wait at the start of a step counts to the one before."""
+    first that it launched in the next, so that a loader's wait at the start of a step counts to the one before.
+    """
     steps = _named(trace, STEP_RANGE)
     if len(steps):
         return _between(trace, steps.start_us, steps.end_us, "ProfilerStep spans of torch.profiler")
@@ -56,7 +57,9 @@ def extent_us(trace: Trace) -> tuple[float, float]:
 
 
 def _named(trace: Trace, prefix: str) -> Spans:
-    return trace.ranges.of(i for i, name in enumerate(trace.names) if name.lower().startswith(prefix)).in_order()
+    return trace.ranges.of(
+        i for i, name in enumerate(trace.names) if name.lower().startswith(prefix)
+    ).in_order()
 
 
 def _recurring(trace: Trace) -> tuple[Spans, str]:
@@ -86,10 +89,16 @@ def _between(trace: Trace, starts: Times, ends: Times, told_by: str) -> Windows:
     launched = np.sort(np.concatenate((trace.kernels_launched_us, trace.copies_launched_us)))
     begins = _first_work(trace, starts) if has_device and np.isfinite(launched).any() else starts
     pauses = starts[1:] - ends[:-1] > PAUSE * np.median(ends - starts)
-    windows = [(a, b) for a, b, pause in zip(begins[:-1], begins[1:], pauses, strict=True) if not pause and b > a]
+    windows = [
+        (a, b)
+        for a, b, pause in zip(begins[:-1], begins[1:], pauses, strict=True)
+        if not pause and b > a
+    ]
     if not has_device or not windows:  # the last one, or the only one
         done = max(float(ends[-1]), _last_work(trace, float(starts[-1]), float(ends[-1])))
-        windows.append((float(starts[-1]) if not windows else max(float(begins[-1]), windows[-1][1]), done))
+        windows.append(
+            (float(starts[-1]) if not windows else max(float(begins[-1]), windows[-1][1]), done)
+        )
     windows = [(a, b) for a, b in windows if b > a] or [extent_us(trace)]
     return Windows(np.array([a for a, _ in windows]), np.array([b for _, b in windows]), told_by)
 

@@ -44,9 +44,21 @@ if TYPE_CHECKING:
         print_precomputed,
     )
     from trainpace.report.look import look_json, print_looked
-    from trainpace.report.machine import print_catalogue, print_device, print_host_links, print_machine, print_profile
+    from trainpace.report.machine import (
+        print_catalogue,
+        print_device,
+        print_host_links,
+        print_machine,
+        print_profile,
+    )
     from trainpace.report.match import match_page, match_pictures, print_ranking, ranking_json
-    from trainpace.report.measurement import print_sweep, sweep_json, sweep_page, sweep_pictures, sweep_verdict
+    from trainpace.report.measurement import (
+        print_sweep,
+        sweep_json,
+        sweep_page,
+        sweep_pictures,
+        sweep_verdict,
+    )
     from trainpace.report.notebook import html_of
     from trainpace.report.offers import print_offers
     from trainpace.report.packing import padded_json
@@ -73,10 +85,29 @@ if TYPE_CHECKING:
     from trainpace.report.schedule import print_answer
     from trainpace.report.sharing import print_lessons, print_shared
     from trainpace.report.step_charts import Timed, memory_at_peak, step_breakdown
-    from trainpace.report.streams import Bar, TerminalProgress, never_fail_to_encode, open_closed_streams, tell, visible
+    from trainpace.report.streams import (
+        Bar,
+        TerminalProgress,
+        never_fail_to_encode,
+        open_closed_streams,
+        tell,
+        visible,
+    )
     from trainpace.report.sweep_charts import BATCH, FEWEST, measured_sweep
-    from trainpace.report.terminal import one_screen, print_lines, print_named, print_table, print_verdict
+    from trainpace.report.terminal import (
+        one_screen,
+        print_lines,
+        print_named,
+        print_table,
+        print_verdict,
+    )
     from trainpace.report.verify import WAY_IN_WORDS, equivalence_json, print_equivalence
-    from trainpace.report.watch import print_guarded, print_recording, print_timeline, timeline_page, timeline_svg
+    from trainpace.report.watch import (
+        print_guarded,
+        print_recording,
+        print_timeline,
+        timeline_page,
+        timeline_svg,
+    )
 
 __getattr__, __all__ = exports(__name__, __file__)

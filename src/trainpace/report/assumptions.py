@@ -10,9 +10,15 @@ HOST_MATTERS = 0.05
 
 def assumed_hosts(rows: Sequence[Forecast]) -> list[str]:
     """A line about hosts that nobody named, where a step hangs on its host; the JSON answer names them all."""
-    hanging = [f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms]
+    hanging = [
+        f for f in rows if f.step and f.step.host_overhead_ms > HOST_MATTERS * f.step.total_ms
+    ]
     hosts = dict.fromkeys(f"{f.host} beside {f.device}" for f in hanging if f.host_assumed)
-    return [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."] if hosts else []
+    return (
+        [f"The host is not named; taken as typical: {', '.join(hosts)} (--host names yours)."]
+        if hosts
+        else []
+    )
 
 
 def taken_for_granted(rows: Sequence[Forecast]) -> list[str]:
@@ -26,13 +32,16 @@ def _named(devices: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
 
 def software_lines(rows: Sequence[Forecast]) -> list[str]:
     """What software was taken, where somebody said something of it or attention depends on it; and what changes nothing."""
-    of = {f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)}
+    of = {
+        f.device: f for f in rows if f.software and (not f.software_assumed or ", " in f.software)
+    }
     each = dict.fromkeys(f.software for f in of.values())
     taken = next(iter(each), "")
     if len(each) > 1:  # the framework is the same on all devices, what it takes there is not
         framework = taken.partition(", ")[0]
         parts = {
-            software.partition(", ")[2]: [f.device for f in of.values() if f.software == software] for software in each
+            software.partition(", ")[2]: [f.device for f in of.values() if f.software == software]
+            for software in each
         }
         taken = f"{framework}, {'; '.join(f'{part} on {listed}' for part, listed in _named(parts))}"
     idle = dict.fromkeys(text for f in rows for text in f.software_idle)

@@ -33,7 +33,12 @@ _HUES = (
     ("host_to_device", ("#35748a", "#7cc6dc")),
     ("idle reserve", ("#808b97", "#6f7b87")),
 )
-TEXTURES = {"activations": "stripes", "communication": "stripes", "states": "dots", "host_overhead": "dots"}
+TEXTURES = {
+    "activations": "stripes",
+    "communication": "stripes",
+    "states": "dots",
+    "host_overhead": "dots",
+}
 """What is drawn over a tone whose neighbour in a stack looks alike to an eye without green, or on grey paper."""
 TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
 """Colour (on a light page, on a dark page) by what it stands for."""
@@ -76,15 +81,32 @@ class Series(Record):
 
     def __post_init__(self) -> None:
         _check_tone(self.tone)
-        columns = {"y": self.y, "low": self.low, "high": self.high, "labels": self.labels, "sizes": self.sizes}
+        columns = {
+            "y": self.y,
+            "low": self.low,
+            "high": self.high,
+            "labels": self.labels,
+            "sizes": self.sizes,
+        }
         for name, column in columns.items():
             if column and len(column) != len(self.x):
-                raise TrainpaceError(f"series {self.name!r} has {len(self.x)} x and {len(column)} {name}.")
-        if bool(self.low) != bool(self.high) or not (self.low if self.kind == "area" else self.y or not self.x):
+                raise TrainpaceError(
+                    f"series {self.name!r} has {len(self.x)} x and {len(column)} {name}."
+                )
+        if bool(self.low) != bool(self.high) or not (
+            self.low if self.kind == "area" else self.y or not self.x
+        ):
             raise TrainpaceError(f"series {self.name!r} is a {self.kind} without its values.")
-        if self.kind in ("line", "area") and any(b < a for a, b in zip(self.x, self.x[1:], strict=False)):
+        if self.kind in ("line", "area") and any(
+            b < a for a, b in zip(self.x, self.x[1:], strict=False)
+        ):
             raise TrainpaceError(f"series {self.name!r} is a {self.kind}, and its x do not ascend.")
-        values = (value for column in (self.x, self.y, self.low, self.high) for value in column if value is not None)
+        values = (
+            value
+            for column in (self.x, self.y, self.low, self.high)
+            for value in column
+            if value is not None
+        )
         if not all(map(math.isfinite, values)):
             raise TrainpaceError(f"series {self.name!r} has values that are not finite.")
 
@@ -131,7 +153,9 @@ class Segment(Record):
     def __post_init__(self) -> None:
         _check_tone(self.tone)
         if not (math.isfinite(self.value) and self.value >= 0):
-            raise TrainpaceError(f"segment {self.name!r} is {self.value}; a part of a bar is 0 or more.")
+            raise TrainpaceError(
+                f"segment {self.name!r} is {self.value}; a part of a bar is 0 or more."
+            )
 
 
 class Bar(Record):
@@ -184,14 +208,18 @@ class BarChart(Record):
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
         """(name, tone) of every part that is anywhere above 0, in order of appearance; bars may differ in the tone of a part."""
-        parts = [s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0]
+        parts = [
+            s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0
+        ]
         return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
 
     def longest(self, group: BarGroup) -> float:
         """The length that fills the width. An interval that reaches far beyond the bars is cut, or it would flatten them."""
         bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
         most = max((bar.end for bar in bars), default=0.0) or 1.0
-        return max(most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most))
+        return max(
+            most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most)
+        )
 
 
 class Cell(Record):
@@ -219,14 +247,20 @@ class HeatMap(Record):
         for name, cells in self.rows:
             if len(cells) != len(self.columns):
                 raise TrainpaceError(
-                    f"row {name!r} of a heat map has {len(cells)} cells in {len(self.columns)} columns."
+                    f"row {name!r} of a heat map has {len(cells)} cells in {len(self.columns)}"
+                    " columns."
                 )
 
     def shade(self, cell: Cell) -> int:
         """0 to SHADES - 1, by the logarithm of the value between the least and the greatest; -1 without a value."""
         if cell.value is None:
             return -1
-        values = [c.value for _, cells in self.rows for c in cells if c is not None and c.value is not None]
+        values = [
+            c.value
+            for _, cells in self.rows
+            for c in cells
+            if c is not None and c.value is not None
+        ]
         low, high = min(values), max(values)
         if not 0 < low < high:
             return SHADES - 1
@@ -252,14 +286,18 @@ def series(
     x, y = tuple(zip(*points, strict=True)) or ((), ())
     bounds = [(i.low, i.high) for i in intervals if i is not None]
     low, high = zip(*bounds, strict=True) if bounds and len(bounds) == len(x) else ((), ())
-    return Series(name=name, kind=kind, tone=tone, x=tuple(map(float, x)), y=y, low=low, high=high, **more)
+    return Series(
+        name=name, kind=kind, tone=tone, x=tuple(map(float, x)), y=y, low=low, high=high, **more
+    )
 
 
 def ideal_line(points: Iterable[tuple[float, float]]) -> Series:
     return series("ideal: in proportion", "line", "ideal", points, dashed=True)
 
 
-def bar(label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None) -> Bar:
+def bar(
+    label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None
+) -> Bar:
     """A bar of `parts` (name, tone, value), with the `interval` of the whole."""
     segments = tuple(Segment(name=name, tone=tone, value=value) for name, tone, value in parts)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
@@ -270,7 +308,9 @@ def tick_step(span: float, most: int) -> float:
     """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
+    return next(
+        times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9)
+    )
 
 
 def _check_tone(tone: str) -> None:

@@ -10,7 +10,15 @@ from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
 from trainpace.report.screen import in_details
-from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
@@ -18,18 +26,29 @@ LEAST_SHARE = 0.005
 LEAST_ROOF = 0.01
 MOST_OF_ALL = 0.99
 _TONES = {
-    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward", "contention": "backward",
+    "data": "data",
+    "host_to_device": "host_to_device",
+    "launch": "host_overhead",
+    "compute": "forward",
+    "contention": "backward",
     "threads": "backward",
-    "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
-}  # fmt: skip
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "straggler": "communication",
+    "logging": "backward",
+}
 _PROOFS = {
-    "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
-    "few_samples": "a batch of two samples", "batch_on_device": "the batch on the device already",
-    "fewer_threads": "fewer threads", "bf16": "the model in bf16",
-}  # fmt: skip
+    "cached_batch": "the same batch again and again",
+    "no_sync": "no communication between ranks",
+    "muted": "no output",
+    "few_samples": "a batch of two samples",
+    "batch_on_device": "the batch on the device already",
+    "fewer_threads": "fewer threads",
+    "bf16": "the model in bf16",
+}
 PROVED = (
-    "Trainpace removed this cause for some steps of this training, or timed it separately; what is not proved is estimated from"
-    " recorded times"
+    "Trainpace removed this cause for some steps of this training, or timed it separately; what is"
+    " not proved is estimated from recorded times"
 )
 
 
@@ -40,38 +59,56 @@ def nothing_worth(d: Diagnosis) -> str:
     return f"No change known here saves {percent(WORTH)} of a step; {others}."
 
 
-def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()) -> None:
+def print_diagnosis(
+    d: Diagnosis, folder: str, again: Sequence[str] = (), notes: Iterable[str] = ()
+) -> None:
     """`again`: of a recording without interventions, the command that would prove it. `notes`: of the run itself."""
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
     share = roof = ""
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
-        share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
+        share = (
+            f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
+        )
     if d.verdict == "compute" and d.share_of_roof is not None and d.share_of_roof >= LEAST_ROOF:
         measured = "the FLOP/s measured for a large matrix product in the same number format"
         # a convolution may need fewer multiplications than its definition, by which FLOPs are counted
         roof = (
             f" While computing, the model reaches {percent(d.share_of_roof)} of {measured}."
             if d.share_of_roof <= 1
-            else f" While computing, the model exceeds {measured}: convolutions may need fewer multiplications than are"
-            " counted, or another program slowed that product down."
+            else (
+                f" While computing, the model exceeds {measured}: convolutions may need fewer"
+                " multiplications than are counted, or another program slowed that product down."
+            )
         )
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
-        for s in d.shares if s.share >= LEAST_SHARE
-    ]  # fmt: skip
-    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, 8))
+        for s in d.shares
+        if s.share >= LEAST_SHARE
+    ]
+    causes = (
+        words("where it goes", least=18),
+        Column("ms"),
+        Column("share"),
+        words("proved", 1, 6),
+        words("", 2, 8),
+    )
     print_table(causes, rows)
     with in_details("what proved means"):
         print_lines(f"Proved: {PROVED}.")
-    print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in (*d.warnings, *notes)))
+    print_lines(
+        *(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in (*d.warnings, *notes))
+    )
     if d.advice:
         columns = [
-            words("what to change", least=16), Column("saves a step"), Column("an epoch", 1), Column("the job", 1),
+            words("what to change", least=16),
+            Column("saves a step"),
+            Column("an epoch", 1),
+            Column("the job", 1),
             Column("at most", 2),
-        ]  # fmt: skip
+        ]
         print_table(columns, [[a.title, *savings(a, d)] for a in d.advice], filled_only=True)
         if d.job_by and d.job_steps is not None:
             print_lines(f"The job's length is taken from {d.job_by}; --epochs N changes it.")
@@ -81,14 +118,22 @@ def print_diagnosis(d: Diagnosis, folder: str, again: Sequence[str] = (), notes:
     with in_details("what is not worth a change"):
         for a in d.not_worth:
             epoch = d.seconds_an_epoch(a.saves_ms)
-            saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
-            print_lines(f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}.")
+            saved = (
+                f"{number(a.saves_ms)} ms a step"
+                if epoch is None
+                else f"{duration(epoch)} an epoch"
+            )
+            print_lines(
+                f"Not worth it: {a.title} saves {saved if a.saves_ms > 0 else 'nothing here'}."
+            )
     if not d.advice:
         print_lines(nothing_worth(d))
     if again:
         print_next(again, "proves the shares, by taking one cause after another away")
     else:
-        print_next(["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline")
+        print_next(
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline"
+        )
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
@@ -96,8 +141,9 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
     epoch, job = d.seconds_an_epoch(a.saves_ms), d.seconds_a_job(a.saves_ms)
     return [
         f"{saved_ms(a)} ({percent(a.saves_ms / d.step_ms)})",
-        *(duration(seconds, "") for seconds in (epoch, job)), f"{number(a.ceiling_ms)} ms",
-    ]  # fmt: skip
+        *(duration(seconds, "") for seconds in (epoch, job)),
+        f"{number(a.ceiling_ms)} ms",
+    ]
 
 
 def saved_ms(a: Advice) -> str:
@@ -114,9 +160,13 @@ def shares_chart(shares: Sequence[Share], verdict: str, note: str) -> BarChart:
     ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
     bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
     return BarChart(
-        title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
-        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),), note=note,
-    )  # fmt: skip
+        title="Where a step's time goes",
+        finding=f"{top.share:.0%} of a step is {top.in_words}.",
+        label="time of the mean step",
+        unit="ms",
+        groups=(BarGroup(bars=tuple(bars)),),
+        note=note,
+    )
 
 
 def proofs_chart(d: Diagnosis) -> BarChart | None:
@@ -126,12 +176,21 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
     strongest = max(d.proofs, key=lambda p: p.saved_ms)
     return BarChart(
         title="Proved by removing the cause",
-        finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {number(strongest.without_ms)} ms"
-        f" instead of {number(strongest.plain_ms)}.",
-        label="time of a step", unit="ms",
-        groups=tuple(BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p)) for p in d.proofs),
-        note="Whiskers: 90 % interval of the step without the cause, from alternating blocks of steps.",
-    )  # fmt: skip
+        finding=(
+            f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes"
+            f" {number(strongest.without_ms)} ms instead of {number(strongest.plain_ms)}."
+        ),
+        label="time of a step",
+        unit="ms",
+        groups=tuple(
+            BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p))
+            for p in d.proofs
+        ),
+        note=(
+            "Whiskers: 90 % interval of the step without the cause, from alternating blocks of"
+            " steps."
+        ),
+    )
 
 
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
@@ -150,12 +209,25 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {step}."
     return page(
-        "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
-        styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
-        not_worth=[f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth],
-        nothing=nothing_worth(d), timeline=None if timeline is None else timeline_context(timeline),
-    )  # fmt: skip
+        "diagnosis.html",
+        f"What slows it down: {command}",
+        [answer, *d.why],
+        diagnosis_pictures(d),
+        to_jsonable(d),
+        styles=() if timeline is None else ("timeline.css",),
+        d=d,
+        advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
+        not_worth=[
+            f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth
+        ],
+        nothing=nothing_worth(d),
+        timeline=None if timeline is None else timeline_context(timeline),
+    )
 
 
 def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
-    return [shares_chart(d.shares, d.verdict, f"Proved: {PROVED}."), ranks_chart(d.together), proofs_chart(d)]
+    return [
+        shares_chart(d.shares, d.verdict, f"Proved: {PROVED}."),
+        ranks_chart(d.together),
+        proofs_chart(d),
+    ]

@@ -41,11 +41,20 @@ def examination_json(examination: Examination) -> dict[str, Any]:
 
 
 def examination_page(examination: Examination) -> str:
-    groups = [(TITLES[s], [(c.part, c.finding, c.advice) for c in same]) for s, same in _grouped(examination)]
+    groups = [
+        (TITLES[s], [(c.part, c.finding, c.advice) for c in same])
+        for s, same in _grouped(examination)
+    ]
     return page(
-        "doctor.html", f"Examination of {examination.device}", [examination_verdict(examination)], [],
-        examination_json(examination), answer=examination.is_well, groups=groups, traces=examination.traces,
-    )  # fmt: skip
+        "doctor.html",
+        f"Examination of {examination.device}",
+        [examination_verdict(examination)],
+        [],
+        examination_json(examination),
+        answer=examination.is_well,
+        groups=groups,
+        traces=examination.traces,
+    )
 
 
 def _grouped(examination: Examination) -> Iterator[tuple[str, list[Check]]]:

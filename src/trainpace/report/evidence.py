@@ -26,7 +26,8 @@ def print_evidence(evidence: Sequence[Nearness]) -> None:
     if shown:
         fitted = " (* it was in the fit)" if any(near.run.in_fit for near in shown) else ""
         print_lines(
-            f"{TITLE}, and the forecast of the same{fitted}:", *_fitting([f"  {_line(near)}" for near in shown])
+            f"{TITLE}, and the forecast of the same{fitted}:",
+            *_fitting([f"  {_line(near)}" for near in shown]),
         )
     far = (_none_near(nearness, len(evidence) > 1) for nearness in evidence if not nearness.runs)
     print_lines(*filter(None, far))
@@ -57,7 +58,10 @@ def _line(near: Near) -> str:
     text = f"{what(run)}: {number(measured)} {unit}"
     if run.forecast_ms is not None:
         forecast, _ = rate(run, run.forecast_ms)
-        text += f", forecast {number(forecast)} ({100 * (forecast / measured - 1):+.0f} %{'*' if run.in_fit else ''})"
+        text += (
+            f", forecast {number(forecast)} ({100 * (forecast / measured - 1):+.0f}"
+            f" %{'*' if run.in_fit else ''})"
+        )
     more = [word for word in near.unlike if not _IN_WHAT.search(word)]
     return f"{text}; {', '.join(more)}" if more else text
 
@@ -67,7 +71,10 @@ def _none_near(nearness: Nearness, with_device: bool) -> str:
     if closest is None:
         return ""
     where = f" on {nearness.device}" if with_device else ""
-    return f"{TITLE}: nothing near{where}. The nearest is {what(closest.run)} ({', '.join(closest.unlike[:2])})."
+    return (
+        f"{TITLE}: nothing near{where}. The nearest is {what(closest.run)}"
+        f" ({', '.join(closest.unlike[:2])})."
+    )
 
 
 def what(run: PublicRun) -> str:
@@ -93,7 +100,8 @@ def differences(near: Near) -> str:
 
 
 _IN_WHAT = re.compile(
-    r"^(batch [\d,]+|[\d,]+ GPUs?|\w*(16|32|8)) instead of | card\b|^a card|a forward pass|the optimizer$"
+    r"^(batch [\d,]+|[\d,]+ GPUs?|\w*(16|32|8)) instead of | card\b|^a card|a forward pass|the"
+    r" optimizer$"
 )
 """Words for what stands in `what` too."""
 
@@ -102,22 +110,30 @@ def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
     """The key `evidence` of JSON answers: runs with their sources, distances and what makes them near or far."""
     return [
         {
-            "model": nearness.model, "gpu": nearness.device, "batch": nearness.batch,
+            "model": nearness.model,
+            "gpu": nearness.device,
+            "batch": nearness.batch,
             "nearest": [_near_json(near) for near in nearness.runs],
             "none_near": not nearness.runs,
-            "closest": None if nearness.closest is None or nearness.runs else _near_json(nearness.closest),
+            "closest": (
+                None if nearness.closest is None or nearness.runs else _near_json(nearness.closest)
+            ),
         }
         for nearness in evidence
-    ]  # fmt: skip
+    ]
 
 
 def _near_json(near: Near) -> dict[str, Any]:
     run = msgspec.to_builtins(near.run)
     error = near.run.error_pct
     return {
-        **run, "error_pct": None if error is None else round(error, 2), "samples_per_second": near.run.samples_per_second,
-        "distance": near.distance, "alike": list(near.alike), "unlike": list(near.unlike),
-    }  # fmt: skip
+        **run,
+        "error_pct": None if error is None else round(error, 2),
+        "samples_per_second": near.run.samples_per_second,
+        "distance": near.distance,
+        "alike": list(near.alike),
+        "unlike": list(near.unlike),
+    }
 
 
 def evidence_rows(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
@@ -127,11 +143,25 @@ def evidence_rows(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
         shown = nearness.runs or ((nearness.closest,) if nearness.closest is not None else ())
         for near in shown:
             measured, unit = rate(near.run, near.run.step_time_ms)
-            forecast = None if near.run.forecast_ms is None else rate(near.run, near.run.forecast_ms)[0]
+            forecast = (
+                None if near.run.forecast_ms is None else rate(near.run, near.run.forecast_ms)[0]
+            )
             off = None if forecast is None else f"{100 * (forecast / measured - 1):+.0f} %"
-            rows.append({
-                "what": what(near.run), "measured": measured, "unit": unit, "forecast": forecast, "off": off,
-                "in_fit": near.run.in_fit, "differences": differences(near), "is_near": near.is_near, "source": near.run.source,
-                "url": near.run.url, "licence": near.run.licence, "date": near.run.date or "", "trust": near.run.trust,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "what": what(near.run),
+                    "measured": measured,
+                    "unit": unit,
+                    "forecast": forecast,
+                    "off": off,
+                    "in_fit": near.run.in_fit,
+                    "differences": differences(near),
+                    "is_near": near.is_near,
+                    "source": near.run.source,
+                    "url": near.run.url,
+                    "licence": near.run.licence,
+                    "date": near.run.date or "",
+                    "trust": near.run.trust,
+                }
+            )
     return rows

@@ -26,7 +26,7 @@ from trainpace.report.charts import (
     Picture,
     Series,
     shade_share,
-)  # fmt: skip
+)
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
@@ -44,14 +44,20 @@ BETWEEN = 24
 """Places along a line between two points that names keep free of."""
 HATCHES = {"stripes": "////", "dots": "xxxx"}
 """Of matplotlib, by texture; its dots make an SVG of 250 KB."""
-NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
+NO_DATE: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+    ".png": {},
+}
 """The same chart gives the same file."""
 
 
 def check_suffix(path: str) -> None:
     """Raises TrainpaceError for a file that is none of the three."""
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise TrainpaceError(f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf.")
+        raise TrainpaceError(
+            f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf."
+        )
 
 
 def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
@@ -64,12 +70,16 @@ def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
     if not pictures:
         raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
     first = Path(path)
-    slugs = (re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:])
+    slugs = (
+        re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:]
+    )
     files = [first, *(first.with_name(f"{first.stem}-{slug}{first.suffix}") for slug in slugs)]
     for picture, file in zip(pictures, files, strict=True):
         with written_aside(file) as aside, _settings():
             suffix = file.suffix.lower()
-            _figure_of(picture).savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
+            _figure_of(picture).savefig(
+                aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix]
+            )
     return files
 
 
@@ -85,11 +95,22 @@ def _settings() -> Any:
     except ImportError:
         missing = "pictures as files need matplotlib, which is not installed."
         raise TrainpaceError(missing, "pip install 'trainpace[figures]'") from None
-    return mpl.rc_context({
-        "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
-        "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
-        "grid.color": LINE[0], "text.parse_math": False, "hatch.linewidth": 0.5, "hatch.color": "white",
-    })  # fmt: skip
+    return mpl.rc_context(
+        {
+            "font.size": 8,
+            "font.family": "sans-serif",
+            "svg.hashsalt": "trainpace",
+            "text.color": INK[0],
+            "axes.labelcolor": SOFT[0],
+            "xtick.color": SOFT[0],
+            "ytick.color": SOFT[0],
+            "axes.edgecolor": LINE[0],
+            "grid.color": LINE[0],
+            "text.parse_math": False,
+            "hatch.linewidth": 0.5,
+            "hatch.color": "white",
+        }
+    )
 
 
 def _figure(height_in: float) -> Figure:
@@ -107,7 +128,10 @@ def chart_figure(chart: Chart) -> Figure:
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set(xlabel=chart.x.words, ylabel=chart.y.words)
-    for drawn, axis, rescale in ((axes.xaxis, chart.x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
+    for drawn, axis, rescale in (
+        (axes.xaxis, chart.x, axes.set_xscale),
+        (axes.yaxis, chart.y, axes.set_yscale),
+    ):
         if axis.scale != "linear":
             rescale("log", base=2 if axis.scale == "log2" else 10)
             drawn.set_minor_formatter(NullFormatter())
@@ -116,8 +140,13 @@ def chart_figure(chart: Chart) -> Figure:
         _draw(axes, series)
     if chart.y.scale == "linear":  # room for the names of upright marks
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low))
-    for drawn, axis, (low, high) in ((axes.xaxis, chart.x, axes.get_xlim()), (axes.yaxis, chart.y, axes.get_ylim())):
+        axes.set_ylim(
+            low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low)
+        )
+    for drawn, axis, (low, high) in (
+        (axes.xaxis, chart.x, axes.get_xlim()),
+        (axes.yaxis, chart.y, axes.get_ylim()),
+    ):
         if axis.scale == "log10" and high < ONE_POWER * low:
             drawn.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
     axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
@@ -137,7 +166,9 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
 
     boxes = []
     for s in (s for s in chart.series if s.kind == "line" and chart.nearest == "point"):
-        ends = [axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None]
+        ends = [
+            axes.transData.transform((x, y)) for x, y in zip(s.x, s.y, strict=True) if y is not None
+        ]
         for (x0, y0), (x1, y1) in itertools.pairwise(ends):
             for i in range(BETWEEN + 1):
                 x, y = x0 + (x1 - x0) * i / BETWEEN, y0 + (y1 - y0) * i / BETWEEN
@@ -154,21 +185,50 @@ def _draw(axes: Any, s: Series) -> None:
     colour = TONES[s.tone][0]
     if s.kind == "area":
         hatch = HATCHES.get(TEXTURES.get(s.tone, ""))
-        look = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "alpha": 0.92, "linewidth": 0}
+        look = {
+            "facecolor": colour,
+            "edgecolor": "white",
+            "hatch": hatch,
+            "alpha": 0.92,
+            "linewidth": 0,
+        }
         axes.fill_between(s.x, s.low, s.high, label=s.name, **look)
         return
     known = [i for i, y in enumerate(s.y) if y is not None]
     x, y = [s.x[i] for i in known], [s.y[i] for i in known]
     if s.kind == "line":
         gapped = [math.nan if v is None else v for v in s.y]
-        axes.plot(s.x, gapped, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
+        axes.plot(
+            s.x,
+            gapped,
+            color=colour,
+            linestyle="--" if s.dashed else "-",
+            linewidth=1.4,
+            label=s.name,
+        )
         if s.low:
             axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
         return
     if s.low:
-        axes.vlines(x, [s.low[i] for i in known], [s.high[i] for i in known], color=colour, alpha=0.6, linewidth=1)
+        axes.vlines(
+            x,
+            [s.low[i] for i in known],
+            [s.high[i] for i in known],
+            color=colour,
+            alpha=0.6,
+            linewidth=1,
+        )
     sizes = [8 + 180 * s.sizes[i] for i in known] if s.sizes else 12
-    axes.scatter(x, y, s=sizes, color=colour, alpha=0.75 if s.sizes else 1.0, linewidth=0, label=s.name, zorder=3)
+    axes.scatter(
+        x,
+        y,
+        s=sizes,
+        color=colour,
+        alpha=0.75 if s.sizes else 1.0,
+        linewidth=0,
+        label=s.name,
+        zorder=3,
+    )
 
 
 def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bool) -> None:
@@ -189,10 +249,24 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any], ringed: bo
         at, over = (mark.at, mark.y or 0.0), axes.transData
         if ringed:
             axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
-        places = [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56) for side in (1, -1)]
-    for right, up, others in [(*place, [*taken, *points]) for place in places] + [(*place, taken) for place in places]:
-        text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
-                             ha="left" if right > 0 else "right", color=colour)  # fmt: skip
+        places = [
+            (side * 6, up)
+            for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56)
+            for side in (1, -1)
+        ]
+    for right, up, others in [(*place, [*taken, *points]) for place in places] + [
+        (*place, taken) for place in places
+    ]:
+        text = axes.annotate(
+            mark.text,
+            at,
+            xycoords=over,
+            xytext=(right, up),
+            textcoords="offset points",
+            fontsize=6.5,
+            ha="left" if right > 0 else "right",
+            color=colour,
+        )
         text.set_in_layout(False)
         text.set_zorder(5)  # above points
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
@@ -225,24 +299,46 @@ def bars_figure(chart: BarChart) -> Figure:
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.set_xticks([])
     if len(chart.key) > 1:
-        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2)
+        figure.legend(
+            loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2
+        )
     return figure
 
 
 def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
     for s, start in bar.placed:
         if s.value > 0:
-            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5, "height": 0.7}
+            look = {
+                "color": TONES[s.tone][0],
+                "edgecolor": "white",
+                "linewidth": 0.5,
+                "height": 0.7,
+            }
             look |= {"hatch": HATCHES.get(TEXTURES.get(s.tone, ""))}
-            axes.barh(at, s.value * scale, left=start * scale, label=None if s.name in seen else s.name, **look)
+            axes.barh(
+                at,
+                s.value * scale,
+                left=start * scale,
+                label=None if s.name in seen else s.name,
+                **look,
+            )
             seen.add(s.name)
     left = end = bar.end * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
-        axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,
-                      capsize=2)  # fmt: skip
+        axes.errorbar(
+            [left],
+            [at],
+            xerr=[[max(left - low, 0)], [max(high - left, 0)]],
+            fmt="none",
+            ecolor=INK[0],
+            elinewidth=1,
+            capsize=2,
+        )
         end = max(left, high)
-    axes.annotate(bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.annotate(
+        bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
+    )
 
 
 def heat_figure(chart: HeatMap) -> Figure:
@@ -262,14 +358,31 @@ def heat_figure(chart: HeatMap) -> Figure:
             colour = tuple((1 - share) * p + share * i for p, i in zip(page, ink, strict=True))
             hatch, edge = ("///", LINE[0]) if cell.value is None else (None, PAGE[0])
             axes.add_patch(
-                Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, linewidth=1, hatch=hatch, edgecolor=edge)
+                Rectangle(
+                    (x - 0.5, y - 0.5),
+                    1,
+                    1,
+                    facecolor=colour,
+                    linewidth=1,
+                    hatch=hatch,
+                    edgecolor=edge,
+                )
             )
             if cell.mark:
                 edge = SOFT[0] if cell.mark == "now" else TONES["best"][0]
-                axes.add_patch(Rectangle((x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5))
+                axes.add_patch(
+                    Rectangle(
+                        (x - 0.45, y - 0.45), 0.9, 0.9, fill=False, edgecolor=edge, linewidth=1.5
+                    )
+                )
             text = "\n".join(filter(None, (cell.said, cell.mark)))
             axes.annotate(
-                text, (x, y), ha="center", va="center", fontsize=size, color=SOFT[0] if cell.value is None else INK[0]
+                text,
+                (x, y),
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=SOFT[0] if cell.value is None else INK[0],
             )
     axes.set_xlim(-0.5, len(chart.columns) - 0.5)
     axes.set_ylim(len(chart.rows) - 0.5, -0.5)

@@ -23,7 +23,16 @@ from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
-from trainpace.report.phrases import duration, interval, noise_scale, number, plural, span, to_the_same_loss, usd
+from trainpace.report.phrases import (
+    duration,
+    interval,
+    noise_scale,
+    number,
+    plural,
+    span,
+    to_the_same_loss,
+    usd,
+)
 from trainpace.report.screen import in_details
 from trainpace.report.terminal import (
     Column,
@@ -38,20 +47,23 @@ from trainpace.report.terminal import (
 )
 
 PAIRED = (
-    "A rung's speed-up compares its trials with those of the setup kept before it, run one after the other; the total is the"
-    " product of the kept rungs' speed-ups. Steps, epochs and jobs are of each rung's own trials."
+    "A rung's speed-up compares its trials with those of the setup kept before it, run one after"
+    " the other; the total is the product of the kept rungs' speed-ups. Steps, epochs and jobs are"
+    " of each rung's own trials."
 )
 IN_TURN = (
-    "The total speed-up, the epoch and the whole job in these notes compare the first and the last setup, which ran in turn after"
-    " the climb. In the table, a rung's speed-up compares its trials with those of the setup kept before it, and its total is the"
-    " product of the kept rungs' speed-ups; steps, epochs and jobs there are of each rung's own trials."
+    "The total speed-up, the epoch and the whole job in these notes compare the first and the last"
+    " setup, which ran in turn after the climb. In the table, a rung's speed-up compares its trials"
+    " with those of the setup kept before it, and its total is the product of the kept rungs'"
+    " speed-ups; steps, epochs and jobs there are of each rung's own trials."
 )
 HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
 class LadderTable(Record):
     """`what` is timed. `verdict` in sentences, the most important first; then what next. `total`: how many times as fast the
-    last kept setup is as the first, where they were measured in turn; the product of the rungs stands in the rows."""
+    last kept setup is as the first, where they were measured in turn; the product of the rungs stands in the rows.
+    """
 
     title: str
     rows: tuple[LadderRow, ...]
@@ -66,9 +78,11 @@ def table_of(result: LadderResult) -> LadderTable:
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
-        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}", rows=tuple(rows),
-        verdict=tuple(_verdict(result, rows)), total=None if result.end_to_end is None else result.end_to_end.gain.ratio,
-    )  # fmt: skip
+        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
+        rows=tuple(rows),
+        verdict=tuple(_verdict(result, rows)),
+        total=None if result.end_to_end is None else result.end_to_end.gain.ratio,
+    )
 
 
 def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
@@ -88,7 +102,10 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if result.stopped:
         lines.append(f"Rungs not run: {result.stopped}.")
-    return [*lines, f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}."]
+    return [
+        *lines,
+        f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}.",
+    ]
 
 
 def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) -> list[str]:
@@ -96,19 +113,38 @@ def _whole(result: LadderResult, first_ms: float, last_ms: float, total: float) 
     it."""
     how = ""
     if (ends := result.end_to_end) is not None:
-        first_ms, last_ms, total = statistics.median(ends.first_ms), statistics.median(ends.last_ms), ends.gain.ratio
+        first_ms, last_ms, total = (
+            statistics.median(ends.first_ms),
+            statistics.median(ends.last_ms),
+            ends.gain.ratio,
+        )
         how = f" ({span(ends.gain.low, ends.gain.high)})"
     ladder, setups = result.ladder, (result.baseline.tried[0], result.kept_attempt)
     now, before = duration(last_ms / 1e3), duration(first_ms / 1e3)
-    lines = [f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g} % of the time."]
-    before_s, now_s = (epoch_s(ladder, a, ms) for a, ms in zip(setups, (first_ms, last_ms), strict=True))
+    lines = [
+        f"{total:.1f}x in total{how}: a step takes {now} instead of {before}, {100 / total:.3g} %"
+        " of the time."
+    ]
+    before_s, now_s = (
+        epoch_s(ladder, a, ms) for a, ms in zip(setups, (first_ms, last_ms), strict=True)
+    )
     if before_s is not None and now_s is not None:
-        lines.append(f"An epoch{_validation(result)}: {duration(now_s)} instead of {duration(before_s)}.")
+        lines.append(
+            f"An epoch{_validation(result)}: {duration(now_s)} instead of {duration(before_s)}."
+        )
     prepared_s = sum(rung.precompute_s for rung in result.rungs if rung.kept)
-    before_job, now_job = job_time(ladder, setups[0], first_ms), job_time(ladder, setups[1], last_ms, prepared_s)
+    before_job, now_job = (
+        job_time(ladder, setups[0], first_ms),
+        job_time(ladder, setups[1], last_ms, prepared_s),
+    )
     if before_job is not None and now_job is not None:
-        cost = "" if now_job.usd is None else f", {usd(now_job.usd)} instead of {usd(before_job.usd)}"
-        lines.append(f"The whole job: {duration(now_job.total_s)} instead of {duration(before_job.total_s)}{cost}.")
+        cost = (
+            "" if now_job.usd is None else f", {usd(now_job.usd)} instead of {usd(before_job.usd)}"
+        )
+        lines.append(
+            f"The whole job: {duration(now_job.total_s)} instead of"
+            f" {duration(before_job.total_s)}{cost}."
+        )
     return lines
 
 
@@ -119,8 +155,14 @@ def _validation(result: LadderResult) -> str:
         return " with its validation, whose time was given"
     if not c.evaluation_samples:
         return ""
-    share = f"forward passes, forecast as {foreseen.evaluating_share:.0%} of a step".replace("%", " %")
-    how = share if foreseen.evaluating_share < 1 else "whole steps, for want of a forecast of the forward passes"
+    share = f"forward passes, forecast as {foreseen.evaluating_share:.0%} of a step".replace(
+        "%", " %"
+    )
+    how = (
+        share
+        if foreseen.evaluating_share < 1
+        else "whole steps, for want of a forecast of the forward passes"
+    )
     return f" with {c.evaluation_samples:,} samples validated (as {how})"
 
 
@@ -134,14 +176,16 @@ def _without_forecast(rows: Sequence[LadderRow]) -> list[str]:
 
 def _forecasts(result: LadderResult) -> list[str]:
     judged = [
-        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (result.baseline, *result.rungs) for t in r.tried
+        (r.title, t, t.measured, t.foreseen.interval_ms)
+        for r in (result.baseline, *result.rungs)
+        for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
-    ]  # fmt: skip
+    ]
     missed = [row for row in judged if not row[1].foreseen.holds(row[2].step_time_ms)]
     held = HELD.format(held=len(judged) - len(missed), judged=len(judged))
     return [held] * bool(judged) + [
-        f"{title} ({words_of(tried.setup)}): {number(measured.step_time_ms)} ms is outside {interval(foreseen)} ms, forecast"
-        f" from {tried.foreseen.basis}."
+        f"{title} ({words_of(tried.setup)}): {number(measured.step_time_ms)} ms is outside"
+        f" {interval(foreseen)} ms, forecast from {tried.foreseen.basis}."
         for title, tried, measured, foreseen in missed
     ]
 
@@ -155,7 +199,10 @@ def _noise_scale(result: LadderResult) -> list[str]:
     batch = setup.execution.global_batch
     if "samples" not in scale:
         few = f"{scale['steps']:.0f} steps of {batch} samples"
-        return [f"Gradient noise scale: too large to be estimated from {few}; run more steps (--seconds)."]
+        return [
+            f"Gradient noise scale: too large to be estimated from {few}; run more steps"
+            " (--seconds)."
+        ]
     samples = scale["samples"]
     measured = noise_scale(samples, scale.get("low", 0.0), scale.get("high"), scale["steps"], batch)
     return [
@@ -199,9 +246,16 @@ def _timed(ms: float | None, between: Interval | None) -> str:
 
 
 _RANKS = {
-    "rung speed-up": 1, "result": 2, "of the first": 3, "forecast": 4, "an epoch": 5, "losses": 6, "cost": 7,
-    "whole job": 8, "GiB": 9,
-}  # fmt: skip
+    "rung speed-up": 1,
+    "result": 2,
+    "of the first": 3,
+    "forecast": 4,
+    "an epoch": 5,
+    "losses": 6,
+    "cost": 7,
+    "whole job": 8,
+    "GiB": 9,
+}
 """The column of the highest rank gives way first where the terminal is narrow."""
 MOST_KEPT = 10
 """Rungs that stay where the table is cut."""
@@ -217,11 +271,16 @@ def print_ladder(t: LadderTable) -> None:
     columns = [(words if name in _WORDS else Column)(name, _RANKS.get(name, 0)) for name in head]
     if not fits(columns, rows):
         timed = [i for i, name in enumerate(head) if name in ("forecast", f"{t.what}, measured")]
-        rows = [[cell.partition(" (")[0] if i in timed else cell for i, cell in enumerate(row)] for row in rows]
+        rows = [
+            [cell.partition(" (")[0] if i in timed else cell for i, cell in enumerate(row)]
+            for row in rows
+        ]
     print_table(columns, rows, keep=range(min(len(rows), MOST_KEPT)))
     chart = speedups(t)
     if chart is not None:
-        lines = [(b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars]
+        lines = [
+            (b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars
+        ]
         with in_details("the speed-ups as bars"):
             print_bars("Speed-up over the baseline", lines)
     print_notes(*t.verdict[1:-1])
@@ -232,7 +291,10 @@ def markdown(t: LadderTable) -> str:
     head, rows = head_and_rows(t)
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
+    return (
+        "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip()
+        + "\n"
+    )
 
 
 def ladder_json(result: LadderResult) -> dict[str, Any]:
@@ -245,24 +307,41 @@ def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) ->
     rows = []
     for rung in ahead:
         for attempt in rung.attempts:
-            settings, forecast = "not possible" if attempt.failure else words_of(attempt.setup), attempt.foreseen
+            settings, forecast = (
+                ("not possible" if attempt.failure else words_of(attempt.setup)),
+                attempt.foreseen,
+            )
             step_time = _timed(forecast.step_ms, forecast.interval_ms) or f"none: {forecast.reason}"
             rows.append([rung.title, settings, step_time])
-    print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
+    print_table(
+        ("rung", "setup", "forecast of a step"),
+        rows,
+        left=3,
+        title="Nothing is measured (--dry-run)",
+    )
     for text in (text for each in texts for text in each):
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
 
 
 def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
     return {
-        "record": "LadderPreview", "schema_version": 1,
+        "record": "LadderPreview",
+        "schema_version": 1,
         "rungs": [
-            {"title": rung.title, "started": list(started),
-             "alternatives": [{"setup": a.failure or msgspec.to_builtins(a.setup), "forecast": msgspec.to_builtins(a.foreseen)}
-                              for a in rung.attempts]}
+            {
+                "title": rung.title,
+                "started": list(started),
+                "alternatives": [
+                    {
+                        "setup": a.failure or msgspec.to_builtins(a.setup),
+                        "forecast": msgspec.to_builtins(a.foreseen),
+                    }
+                    for a in rung.attempts
+                ],
+            }
             for rung, started in zip(ahead, texts, strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def ladder_page(t: LadderTable, data: object) -> str:
@@ -289,14 +368,28 @@ def speedups(t: LadderTable) -> BarChart | None:
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
     return BarChart(
-        title="How many times as fast as the baseline", finding=finding if helped else f"None of {tried} was kept.",
+        title="How many times as fast as the baseline",
+        finding=finding if helped else f"None of {tried} was kept.",
         label="times as fast as the baseline",
-        groups=(BarGroup(bars=tuple(
-            bar(r.title, f"{r.total:.2f}x{'' if r.kept else ', undone'}", [(*looks[r.kept], r.total or 0.0)]) for r in measured
-        )),),
+        groups=(
+            BarGroup(
+                bars=tuple(
+                    bar(
+                        r.title,
+                        f"{r.total:.2f}x{'' if r.kept else ', undone'}",
+                        [(*looks[r.kept], r.total or 0.0)],
+                    )
+                    for r in measured
+                )
+            ),
+        ),
         note="Measured, each on top of what was kept before it."
-        + (" The number above compares the first and the last setup, run in turn." if t.total else ""),
-    )  # fmt: skip
+        + (
+            " The number above compares the first and the last setup, run in turn."
+            if t.total
+            else ""
+        ),
+    )
 
 
 def rung_times(t: LadderTable) -> BarChart:
@@ -306,15 +399,22 @@ def rung_times(t: LadderTable) -> BarChart:
         both = forecast + _time_bar("measured", r.measured_ms, r.measured_interval_ms)
         groups += [BarGroup(title=r.title, bars=both)] if both else []
     judged = [
-        i.low <= r.measured_ms <= i.high for r in t.rows
+        i.low <= r.measured_ms <= i.high
+        for r in t.rows
         if r.measured_ms is not None and (i := r.forecast_interval_ms) is not None
-    ]  # fmt: skip
+    ]
     return BarChart(
         title=f"Forecast and measured: {t.what}",
-        finding=HELD.format(held=sum(judged), judged=len(judged)) if judged else "Measured, without forecasts.",
-        label=f"time of {t.what}", unit="s", groups=tuple(groups),
+        finding=(
+            HELD.format(held=sum(judged), judged=len(judged))
+            if judged
+            else "Measured, without forecasts."
+        ),
+        label=f"time of {t.what}",
+        unit="s",
+        groups=tuple(groups),
         note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
-    )  # fmt: skip
+    )
 
 
 def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:

@@ -32,8 +32,9 @@ from trainpace.workload import Mode
 
 DEEPEST, MOST = 6, 200
 SAID = (
-    "This page holds numbers, settings, and names of public cards, processors, models and offers. Paths, commands, notes and"
-    " names of people, machines and scripts were left out. Look through it before you give it away."
+    "This page holds numbers, settings, and names of public cards, processors, models and offers."
+    " Paths, commands, notes and names of people, machines and scripts were left out. Look through"
+    " it before you give it away."
 )
 REPEATED = ("sweeps", "evidence")
 """Beside rows: the same once more, and what others measured."""
@@ -47,7 +48,14 @@ MODEL_FIELDS = ("model", "name", "model_name")
 def shared_page(answer: object, title: str) -> str:
     """The file, of any answer. `title`: what it is, in Trainpace's own words."""
     left = leaving(answer)
-    return page("shared.html", title, [SAID], [], msgspec.to_builtins(left), tables=Markup(html_of(left, titled=False)))
+    return page(
+        "shared.html",
+        title,
+        [SAID],
+        [],
+        msgspec.to_builtins(left),
+        tables=Markup(html_of(left, titled=False)),
+    )
 
 
 def leaving(value: Any, depth: int = 0) -> Any:
@@ -57,12 +65,16 @@ def leaving(value: Any, depth: int = 0) -> Any:
     if isinstance(value, bool | int | float | Interval):
         return value
     if isinstance(value, str):
-        return value if all(part in _known_words() for part in value.split(" instead of ")) else None
+        return (
+            value if all(part in _known_words() for part in value.split(" instead of ")) else None
+        )
     if depth >= DEEPEST:
         return None
     if isinstance(value, Rows):
         rows = [_fields(row, depth + 1) for row in value.to_dicts()[:MOST]]
-        others = {n: v for n, v in fields_of(value).items() if v is not value.rows and n not in REPEATED}
+        others = {
+            n: v for n, v in fields_of(value).items() if v is not value.rows and n not in REPEATED
+        }
         return {"rows": rows, **_fields(others, depth)}
     if isinstance(value, Mapping):
         return _mapping(value, depth)
@@ -77,7 +89,11 @@ def _fields(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Of names that are our own."""
     left = {}
     for name, value in fields.items():
-        inner = _model(name, value) if name in MODEL_FIELDS and isinstance(value, str) else leaving(value, depth + 1)
+        inner = (
+            _model(name, value)
+            if name in MODEL_FIELDS and isinstance(value, str)
+            else leaving(value, depth + 1)
+        )
         if inner not in (None, {}, []):
             left[name] = inner
     return left
@@ -111,9 +127,23 @@ def _model(name: str, text: str) -> str | None:
 @cache
 def _known_words() -> frozenset[str]:
     """Texts that say nothing about anybody."""
-    choices = (Checkpointing, Effort, Engine, ExpertExchange, Mode, PipelineSchedule, Provenance, Risk, Status)
+    choices = (
+        Checkpointing,
+        Effort,
+        Engine,
+        ExpertExchange,
+        Mode,
+        PipelineSchedule,
+        Provenance,
+        Risk,
+        Status,
+    )
     words = {*PRECISIONS, *OPTIMIZERS, *STEP_PARTS, *IN_WORDS, *IN_WORDS.values(), *COMPILED}
     words |= {word for choice in choices for word in get_args(choice)}
-    offers = {text for offer in snapshot() for text in (offer.provider, offer.instance_type, offer.region or "")}
+    offers = {
+        text
+        for offer in snapshot()
+        for text in (offer.provider, offer.instance_type, offer.region or "")
+    }
     machines = {device.name for device in catalogue()} | {host.name for host in host_catalogue()}
     return frozenset(map(str, words | machines | offers)) - {""}

@@ -17,9 +17,15 @@ def lengths_of(rows: Sequence[Forecast]) -> tuple[int, ...]:
 def samples_of(rows: Sequence[Forecast], sample: str) -> str:
     """The lengths in words; `sample`, a workload's own words, where there are no several."""
     lengths = [f"{length:,}" for length in lengths_of(rows)]
-    return f"{listed(lengths)} tokens" if 1 < len(lengths) < 7 else (
-        f"{len(lengths)} lengths from {lengths[0]} to {lengths[-1]} tokens" if lengths else sample
-    )  # fmt: skip
+    return (
+        f"{listed(lengths)} tokens"
+        if 1 < len(lengths) < 7
+        else (
+            f"{len(lengths)} lengths from {lengths[0]} to {lengths[-1]} tokens"
+            if lengths
+            else sample
+        )
+    )
 
 
 def place(f: Forecast) -> str:
@@ -51,21 +57,33 @@ def lengths_chart(rows: Sequence[Forecast]) -> Chart | None:
         return None
     lines, marks, findings, drawn = [], [], [], []
     for name, some in by_device(rows).items():
-        bests = [best_of([f for f in some if f.sequence_length == length]) for length in lengths_of(some)]
-        points = [(f.sequence_length or 0, f.tokens_per_second or 0.0) for f in bests if f is not None]
+        bests = [
+            best_of([f for f in some if f.sequence_length == length]) for length in lengths_of(some)
+        ]
+        points = [
+            (f.sequence_length or 0, f.tokens_per_second or 0.0) for f in bests if f is not None
+        ]
         drawn += [(name, points, len(points) < len(bests))] if points else []
     for tone, (name, points, ends) in zip(SERIES_TONES, drawn, strict=False):
         lines.append(series(name, "line", tone, points))
         (longest, rate), fastest = points[-1], max(rate for _, rate in points)
-        findings.append(f"{name}: {number(rate)} tokens/s at {longest:,} tokens, of {number(fastest)} at most")
+        findings.append(
+            f"{name}: {number(rate)} tokens/s at {longest:,} tokens, of {number(fastest)} at most"
+        )
         if ends:
-            marks.append(Mark(axis="x", at=longest, text=f"{name}: longest that fits", tone="limit"))
+            marks.append(
+                Mark(axis="x", at=longest, text=f"{name}: longest that fits", tone="limit")
+            )
     if not lines:
         return None
     left_out = [name for name, *_ in drawn[len(lines) :]]
     said = f" Not drawn: {', '.join(left_out)}." if left_out else ""
     return Chart(
-        title="Throughput against the sequence length", finding=sentence(f"{'; '.join(findings)}."),
-        x=Axis(label="sequence length", unit="tokens", scale="log2"), y=Axis(label="throughput", unit="tokens/s", low=0),
-        series=tuple(lines), marks=tuple(marks), note=provenance(rows) + said,
-    )  # fmt: skip
+        title="Throughput against the sequence length",
+        finding=sentence(f"{'; '.join(findings)}."),
+        x=Axis(label="sequence length", unit="tokens", scale="log2"),
+        y=Axis(label="throughput", unit="tokens/s", low=0),
+        series=tuple(lines),
+        marks=tuple(marks),
+        note=provenance(rows) + said,
+    )

@@ -8,7 +8,15 @@ import msgspec
 from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement, LoaderPoint
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import duration, interval, number, percent, plural
-from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.shards import Damage, Estimate, Precomputed
 
 _WORTH_PRECOMPUTING = 0.2
@@ -24,13 +32,23 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_lines(f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone")
     print_verdict(verdict(m, a) + _doubt(m, a))
     columns = [
-        words("workers", least=7), Column("batch ms"), Column("90 % of repeats", 2), Column("samples/s"), Column("model ms", 3),
+        words("workers", least=7),
+        Column("batch ms"),
+        Column("90 % of repeats", 2),
+        Column("samples/s"),
+        Column("model ms", 3),
         Column("start-up s", 1),
-    ]  # fmt: skip
+    ]
     columns += [] if a.compute_ms is None else [Column("step ms")]
     print_table(columns, [_cells(p, a) for p in m.points])
     if m.stages:
-        stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
+        stages = (
+            words("in a sample"),
+            Column("ms"),
+            Column("share"),
+            Column("CPU ms", 1),
+            words("offline?"),
+        )
         print_table(stages, _stage_rows(m), spaced=False)
     print_notes(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
@@ -44,7 +62,10 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    saved = f"{duration(abs(a.saved_s_per_epoch))} an epoch ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    saved = (
+        f"{duration(abs(a.saved_s_per_epoch))} an epoch"
+        f" ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    )
     if a.saved_s_per_epoch <= 0:
         saved = "nothing"
     step_ms = number(a.step_ms)
@@ -52,16 +73,29 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         rate = number(1e3 * m.batch_size / a.step_ms)
         answer = f"Verdict: with {_workers(a.workers)} the loader alone gives {rate} samples/s"
         if a.worth_it:
-            answer += f", {a.now_ms / a.step_ms:.1f} times as many as with {_workers(a.workers_now)}"
-        answer += "." if a.workers == 0 else f". A step that computes for more than {step_ms} ms hides it."
-        return answer if a.worth_it or len(m.points) == 1 else f"{answer} Other numbers of workers would save {saved}."
+            answer += (
+                f", {a.now_ms / a.step_ms:.1f} times as many as with {_workers(a.workers_now)}"
+            )
+        answer += (
+            "."
+            if a.workers == 0
+            else f". A step that computes for more than {step_ms} ms hides it."
+        )
+        return (
+            answer
+            if a.worth_it or len(m.points) == 1
+            else f"{answer} Other numbers of workers would save {saved}."
+        )
     data_ms = max(0.0, a.now_ms - a.compute_ms)
     answer = (
         f"Verdict: with {_workers(a.workers_now)} a step takes {number(a.now_ms)} ms, of which"
         f" {number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
     )
     if a.worth_it:
-        return f"{answer} With {_workers(a.workers)} it takes {step_ms} ms, which saves {saved}, start-up included."
+        return (
+            f"{answer} With {_workers(a.workers)} it takes {step_ms} ms, which saves {saved},"
+            " start-up included."
+        )
     return answer if len(m.points) == 1 else f"{answer} No: other numbers of workers save {saved}."
 
 
@@ -72,7 +106,9 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         steps.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
     elif a.keep_workers:
         startup = duration(a.startup_s)
-        steps.append(f"persistent_workers=True, because starting the workers takes {startup} of every epoch")
+        steps.append(
+            f"persistent_workers=True, because starting the workers takes {startup} of every epoch"
+        )
     if a.compute_ms is None and a.workers == 0:
         left_out = "workers load during it, which these figures leave out"
         steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
@@ -81,18 +117,25 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         inner = [s.name for s in m.stages if s.offline and s.kind == "dataset"]
         of_what = f" of {' and '.join(inner)} as a dataset of its own," if inner else ","
         steps.append(
-            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
-            " sample, less the cost of reading it back"
+            f"trainpace precompute{of_what} which could save up to {number(a.offline_ms)} ms"
+            f" ({a.offline_share:.0%}) of every sample, less the cost of reading it back"
         )
     elif waiting and m.stages and (a.limit == "cores" or not steps):
         slowest = max(m.stages, key=lambda s: s.wall_ms)
-        why = "the cores are fully used" if a.limit == "cores" else "other numbers of workers would save nothing"
-        steps.append(f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample")
+        why = (
+            "the cores are fully used"
+            if a.limit == "cores"
+            else "other numbers of workers would save nothing"
+        )
+        steps.append(
+            f"{why}, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"
+        )
     if steps:
         return f"Next: {'; then '.join(steps)}."
     if waiting and a.compute_ms is not None:
         return (
-            "Next: make a sample cheaper, as the step waits for data, and other numbers of workers would save nothing."
+            "Next: make a sample cheaper, as the step waits for data, and other numbers of workers"
+            " would save nothing."
         )
     return "Next: nothing to gain from the loader; look at the compute."
 
@@ -109,7 +152,12 @@ def print_loader_comparison(c: LoaderComparison) -> None:
     named = [(part.name, part) for part in c.parts]
     named += [(f"{times.name}, {_workers(workers)}", times) for workers, times in c.alone.items()]
     rows = [
-        (name, *map(number, times.ms), f"{times.more_ms:+.3g}", "within the noise" if times.is_noise else "")
+        (
+            name,
+            *map(number, times.ms),
+            f"{times.more_ms:+.3g}",
+            "within the noise" if times.is_noise else "",
+        )
         for name, times in named
     ]
     print_table(columns, rows)
@@ -131,24 +179,31 @@ def comparison_verdict(c: LoaderComparison) -> str:
         return f"Verdict: both are as fast: a sample takes {first} and {second} ms on one thread."
     slow, fast, part = c.sample_ms[c.slower], c.sample_ms[1 - c.slower], c.through
     return (
-        f"Verdict: {c.names[c.slower]} is the slower one: a sample takes {number(slow)} ms on one thread,"
-        f" {number(slow / fast)} times the {number(fast)} ms of {c.names[1 - c.slower]}. Most of the difference is in"
-        f" {part.name}: {number(abs(part.more_ms))} ms."
+        f"Verdict: {c.names[c.slower]} is the slower one: a sample takes {number(slow)} ms on one"
+        f" thread, {number(slow / fast)} times the {number(fast)} ms of {c.names[1 - c.slower]}."
+        f" Most of the difference is in {part.name}: {number(abs(part.more_ms))} ms."
     )
 
 
 def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
     return {
-        **to_jsonable(m), "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
-        "advice": msgspec.to_builtins(a, str_keys=True), "verdict": verdict(m, a), "next": next_step(m, a),
-    }  # fmt: skip
+        **to_jsonable(m),
+        "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
+        "advice": msgspec.to_builtins(a, str_keys=True),
+        "verdict": verdict(m, a),
+        "next": next_step(m, a),
+    }
 
 
 def _cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
     cells = [
-        f"{p.workers}{' ◀' if p.workers == a.workers else ''}", number(p.batch_ms), interval(p.interval_ms, ""),
-        number(p.samples_per_second), number(p.predicted_ms, ""), f"{p.startup_s:.2f}" if p.workers else "",
-    ]  # fmt: skip
+        f"{p.workers}{' ◀' if p.workers == a.workers else ''}",
+        number(p.batch_ms),
+        interval(p.interval_ms, ""),
+        number(p.samples_per_second),
+        number(p.predicted_ms, ""),
+        f"{p.startup_s:.2f}" if p.workers else "",
+    ]
     return cells if a.compute_ms is None else [*cells, number(a.step_ms_by_workers[p.workers])]
 
 
@@ -157,8 +212,14 @@ def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
     for s in m.stages:
         earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
         offline = "yes" if s.offline else "no: random" if s.random else earlier
-        name = s.name if s.kind in ("", "dataset", "function", "transform", "transforms") else f"{s.name} ({s.kind})"
-        rows.append([name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline])
+        name = (
+            s.name
+            if s.kind in ("", "dataset", "function", "transform", "transforms")
+            else f"{s.name} ({s.kind})"
+        )
+        rows.append(
+            [name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline]
+        )
     return rows
 
 
@@ -168,7 +229,10 @@ def _sample_in_words(m: LoaderMeasurement) -> str:
     if s.wait_ms > _SMALL_SHARE * s.wall_ms:
         parts.append(f"{number(s.wait_ms)} ms of waiting")
     if s.fetch_ms is not None:
-        parts.append(f"{number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory")
+        parts.append(
+            f"{number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in"
+            " memory"
+        )
     note, whole_gib = f" Note: {s.note}" if s.note else "", s.file_bytes * m.length / 2**30
     if not note and s.cold_wall_ms is not None and m.memory_gib is not None and whole_gib:
         so = "so memory holds them after the first epoch"
@@ -217,13 +281,20 @@ def print_precomputed(done: Precomputed) -> None:
     else:
         print_verdict("There was nothing left to compute.")
     if done.bad:
-        print_lines(f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists their indices and the reasons.")
+        print_lines(
+            f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists their indices and the"
+            " reasons."
+        )
     if done.finished:
         print_lines(
-            f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}.",
-            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.',
+            f"{done.folder}: {done.samples:,} samples in {done.shards} shards,"
+            f" {format_bytes(done.total_bytes)}.",
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from'
+            " trainpace.shards.",
         )
-        print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
+        print_next(
+            ["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte"
+        )
     else:
         written = f"{done.shards} of {done.shards_planned} shards are written"
         print_lines(f"{written}. The part that finishes last writes the manifest.")
@@ -246,14 +317,27 @@ def print_estimate(e: Estimate) -> None:
     c = e.costs
     rows = [
         ("computing a sample", duration(c.compute_s), "one process"),
-        ("reading it back", duration(c.read_s), f"from the page cache; {duration(c.read_cold_s)} from disk"),
+        (
+            "reading it back",
+            duration(c.read_s),
+            f"from the page cache; {duration(c.read_cold_s)} from disk",
+        ),
         ("precomputing once", duration(e.compute_once_s), f"{e.workers} workers"),
         ("space on disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} free"),
         ("an epoch now", duration(e.epoch_now_s), f"{e.workers} workers"),
-        ("an epoch after", duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from disk"),
-    ]  # fmt: skip
-    shorter = f"every epoch becomes {duration(e.saved_per_epoch_s)} shorter, which pays for itself after"
-    print_verdict(f"Yes: {shorter} {e.epochs_to_pay:.1f} epochs." if e.pays else f"No: {e.reason}.", good=e.pays)
+        (
+            "an epoch after",
+            duration(e.epoch_after_s),
+            "from the page cache" if e.from_cache else "from disk",
+        ),
+    ]
+    shorter = (
+        f"every epoch becomes {duration(e.saved_per_epoch_s)} shorter, which pays for itself after"
+    )
+    print_verdict(
+        f"Yes: {shorter} {e.epochs_to_pay:.1f} epochs." if e.pays else f"No: {e.reason}.",
+        good=e.pays,
+    )
     columns = (words(""), "", words("", least=16))
     print_table(columns, rows, title=f"{c.samples:,} samples, {c.measured} of them measured")
 

@@ -9,9 +9,25 @@ from trainpace.diagnose import WORTH, unseen_in_words, workers_beside
 from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.diagnosis import saved_ms
-from trainpace.report.phrases import bracketed, duration, number, percent, plural, rate_in_words, span, usd
+from trainpace.report.phrases import (
+    bracketed,
+    duration,
+    number,
+    percent,
+    plural,
+    rate_in_words,
+    span,
+    usd,
+)
 from trainpace.report.restored import from_home, restored_notes
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.report.watch import trained_on
 from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
@@ -22,14 +38,16 @@ MOST_CAUSES = 4
 MOST_CHANGES = 3
 LEAST_SHARE = 0.02
 NOTHING_SEEN = (
-    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look can; a lower precision"
-    " or a faster device may help too."
+    f"Nothing seen here saves {percent(WORTH)} of a step. trainpace diagnose tries more than a look"
+    " can; a lower precision or a faster device may help too."
 )
 
 
 def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
     d, first = looked.diagnosis, looked.watched.recording.ranks[0]
-    print_verdict(f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(_step(looked))}.")
+    print_verdict(
+        f"{_whole(looked)} A step takes {number(d.step_ms)} ms{bracketed(_step(looked))}."
+    )
     print_lines(*_conditions(looked))
     # without an intervention, what launches operators is not told from what computes
     named = {"compute": "forward and backward"}
@@ -38,24 +56,46 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
         for s in d.shares
         if s.share >= LEAST_SHARE
     ]
-    columns = (words("where a step's time goes", least=18), Column("ms"), Column("share"), words("", 1, 8))
+    columns = (
+        words("where a step's time goes", least=18),
+        Column("ms"),
+        Column("share"),
+        words("", 1, 8),
+    )
     print_table(columns, shares[:MOST_CAUSES])
     if d.advice:
         changes = [
-            (a.title, saved_ms(a), percent(a.saves_ms / d.step_ms), duration(_saved_s(looked, a.saves_ms)))
+            (
+                a.title,
+                saved_ms(a),
+                percent(a.saves_ms / d.step_ms),
+                duration(_saved_s(looked, a.saves_ms)),
+            )
             for a in d.advice[:MOST_CHANGES]
         ]
-        of = {"training": "the training", "epoch": "an epoch", "steps": plural(looked.length.steps, "step")}
+        of = {
+            "training": "the training",
+            "epoch": "an epoch",
+            "steps": plural(looked.length.steps, "step"),
+        }
         columns = (
-            words("what to change (estimated)", least=20), Column("saves a step"), Column("share", 2),
+            words("what to change (estimated)", least=20),
+            Column("saves a step"),
+            Column("share", 2),
             Column(f"of {of[looked.length.of]}"),
-        )  # fmt: skip
+        )
         print_table(columns, changes, spaced=False)
     else:
         print_lines(NOTHING_SEEN)
     _print_elsewhere(looked)
     command = looked.watched.recording.command
-    diagnose = ["trainpace", "diagnose", *carried(asked, DiagnoseRequest, ["output"]), "--", *command]
+    diagnose = [
+        "trainpace",
+        "diagnose",
+        *carried(asked, DiagnoseRequest, ["output"]),
+        "--",
+        *command,
+    ]
     print_next(diagnose, "proves what slows it down, by taking one cause after another away")
     print_lines(f"Recorded in {from_home(looked.watched.folder)}")
     if first.steps < 2 * MOST_CAUSES:
@@ -64,25 +104,42 @@ def print_looked(looked: Looked, asked: LookRequest | None = None) -> None:
 
 def look_json(looked: Looked) -> dict[str, Any]:
     return {
-        "folder": str(looked.watched.folder), "command": list(looked.watched.recording.command), "seconds": looked.seconds,
-        "seconds_low": looked.interval_s.low, "seconds_high": looked.interval_s.high, "length": to_jsonable(looked.length),
-        "loading_ms": looked.loading_ms, "elsewhere": [_elsewhere_json(chosen) for chosen in looked.elsewhere],
-        "not_elsewhere": looked.not_elsewhere, "busy": looked.busy, "diagnosis": to_jsonable(looked.diagnosis),
-    }  # fmt: skip
+        "folder": str(looked.watched.folder),
+        "command": list(looked.watched.recording.command),
+        "seconds": looked.seconds,
+        "seconds_low": looked.interval_s.low,
+        "seconds_high": looked.interval_s.high,
+        "length": to_jsonable(looked.length),
+        "loading_ms": looked.loading_ms,
+        "elsewhere": [_elsewhere_json(chosen) for chosen in looked.elsewhere],
+        "not_elsewhere": looked.not_elsewhere,
+        "busy": looked.busy,
+        "diagnosis": to_jsonable(looked.diagnosis),
+    }
 
 
 def _elsewhere_json(chosen: Elsewhere) -> dict[str, Any]:
     m = chosen.match
     assert m.forecast.step is not None
     return {
-        "role": chosen.role, "gpu": m.offer.device, "provider": m.offer.provider, "instance_type": m.offer.instance_type,
-        "vcpus": m.offer.vcpus, "step_time_ms": m.forecast.step.total_ms, "hours": m.mean_hours, "hours_low": m.hours.low,
-        "hours_high": m.hours.high, "usd": m.mean_usd,
-    }  # fmt: skip
+        "role": chosen.role,
+        "gpu": m.offer.device,
+        "provider": m.offer.provider,
+        "instance_type": m.offer.instance_type,
+        "vcpus": m.offer.vcpus,
+        "step_time_ms": m.forecast.step.total_ms,
+        "hours": m.mean_hours,
+        "hours_low": m.hours.low,
+        "hours_high": m.hours.high,
+        "usd": m.mean_usd,
+    }
 
 
 def _whole(looked: Looked) -> str:
-    took = f"{format_duration(looked.seconds)}{bracketed(looked.interval_s, format_duration)} on this machine"
+    took = (
+        f"{format_duration(looked.seconds)}{bracketed(looked.interval_s, format_duration)} on this"
+        " machine"
+    )
     length = looked.length
     steps = plural(length.steps, "step")
     if length.of == "steps":
@@ -105,11 +162,15 @@ def _conditions(looked: Looked) -> list[str]:
     on = trained_on(first)
     samples = sum(rank.samples_per_step for rank in recording.ranks)
     tokens = looked.elsewhere[0].match.forecast.sequence_length if looked.elsewhere else None
-    rate = f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
+    rate = (
+        f", {rate_in_words(1000 * samples / looked.diagnosis.step_ms, tokens)}" if samples else ""
+    )
     who = f", {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     lines = [f"{shlex.join(recording.command)}: {plural(first.steps, 'step')} {on}{who}{rate}."]
     if length.of == "steps":
-        lines.append("How many steps the whole training has is not known: say it with --max-steps N.")
+        lines.append(
+            "How many steps the whole training has is not known: say it with --max-steps N."
+        )
     elif length.of == "epoch":
         lines.append("How long the whole training is is not known: say it with --epochs N.")
     else:
@@ -117,9 +178,16 @@ def _conditions(looked: Looked) -> list[str]:
         unseen = unseen_in_words(first)
         none = f"{unseen.capitalize()} is counted: none was seen." if unseen else ""
         lines += [words_of] if (words_of := (by + none).strip()) else []
-    by_input = f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
+    by_input = (
+        f"a batch is taken to be the first dimension of the model's input, {first.model_batch}."
+    )
     by_input = "" if samples or not first.model_batch else by_input
-    notes = [by_input, looked.busy, workers_beside(recording.ranks), *restored_notes(recording, looked.watched.folder)]
+    notes = [
+        by_input,
+        looked.busy,
+        workers_beside(recording.ranks),
+        *restored_notes(recording, looked.watched.folder),
+    ]
     return lines + [f"Note: {note}" for note in notes if note]
 
 
@@ -137,24 +205,41 @@ def _print_elsewhere(looked: Looked) -> None:
         assert m.forecast.step is not None
         low, high = 3600 * m.hours.low, 3600 * m.hours.high
         rows.append(
-            (m.offer.device, chosen.role, number(_step_ms(chosen, looked.length.steps)), duration(3600 * m.mean_hours),
-             span(low, high, format_duration), _cents(m.mean_usd))
-        )  # fmt: skip
+            (
+                m.offer.device,
+                chosen.role,
+                number(_step_ms(chosen, looked.length.steps)),
+                duration(3600 * m.mean_hours),
+                span(low, high, format_duration),
+                _cents(m.mean_usd),
+            )
+        )
     startup_s = looked.elsewhere[0].match.time.startup_s
     columns = (
-        words("a card for rent", least=12), words("", 3, 8), Column("step ms", 2),
-        Column("time"), Column("90 % interval", 1),
+        words("a card for rent", least=12),
+        words("", 3, 8),
+        Column("step ms", 2),
+        Column("time"),
+        Column("90 % interval", 1),
         Column("cost"),
-    )  # fmt: skip
+    )
     print_table(columns, rows, spaced=False)
     if startup_s:
-        print_lines(f"Forecasts: a time includes {duration(startup_s)} to start, a step its waiting for data.")
-    slowest = max(chosen.match.forecast.step.total_ms for chosen in looked.elsewhere if chosen.match.forecast.step)
+        print_lines(
+            f"Forecasts: a time includes {duration(startup_s)} to start, a step its waiting for"
+            " data."
+        )
+    slowest = max(
+        chosen.match.forecast.step.total_ms
+        for chosen in looked.elsewhere
+        if chosen.match.forecast.step
+    )
     if looked.loading_ms is not None and looked.loading_ms > slowest:
         loader = looked.watched.recording.ranks[0].loader
         workers = plural(loader.workers if loader else 0, "loader worker")
         print_lines(
-            f"They need a loader worker a vCPU: with {workers}, as now, data alone takes {number(looked.loading_ms)} ms a step."
+            f"They need a loader worker a vCPU: with {workers}, as now, data alone takes"
+            f" {number(looked.loading_ms)} ms a step."
         )
 
 

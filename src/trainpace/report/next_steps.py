@@ -17,16 +17,53 @@ from trainpace.verbs.plan import PlanRequest
 from trainpace.verbs.request import fields_of
 from trainpace.workload import Workload
 
-BESIDE_THE_STEP = frozenset({
-    "samples", "epochs", "max_steps", "price", "startup", "evaluation_samples", "checkpoint_every", "mtbf", "step_variation",
-    "data_gb", "download", "sample_bytes", "storage", "loader_rate", "workers", "data_from", "by", "deadline", "budget",
-    "provider", "region", "max_nodes", "spot", "preempted_every", "machines", "only_machines", "num_gpus", "nodes", "network",
-    "network_latency", "host", "hardware", "software", "attention", "transfer_from", "evidence", "timeout",
-})  # fmt: skip
+BESIDE_THE_STEP = frozenset(
+    {
+        "samples",
+        "epochs",
+        "max_steps",
+        "price",
+        "startup",
+        "evaluation_samples",
+        "checkpoint_every",
+        "mtbf",
+        "step_variation",
+        "data_gb",
+        "download",
+        "sample_bytes",
+        "storage",
+        "loader_rate",
+        "workers",
+        "data_from",
+        "by",
+        "deadline",
+        "budget",
+        "provider",
+        "region",
+        "max_nodes",
+        "spot",
+        "preempted_every",
+        "machines",
+        "only_machines",
+        "num_gpus",
+        "nodes",
+        "network",
+        "network_latency",
+        "host",
+        "hardware",
+        "software",
+        "attention",
+        "transfer_from",
+        "evidence",
+        "timeout",
+    }
+)
 """What a measured step takes no account of, or finds as it is."""
 
 
-def print_next_after_forecast(done: Sequence[Forecast], workload: Workload, asked: ForecastRequest | None) -> None:
+def print_next_after_forecast(
+    done: Sequence[Forecast], workload: Workload, asked: ForecastRequest | None
+) -> None:
     """Real steps where the best one fits; where nothing does, the largest batch that would. Each under the conditions asked for;
     where the next verb does not know one of them, it is not the next."""
     spec, several = workload.model if asked is None else asked.model_name, bool(lengths_of(done))
@@ -48,25 +85,54 @@ def print_next_after_forecast(done: Sequence[Forecast], workload: Workload, aske
             print_next(again("--batch", str(row.largest_micro_batch)), reason)
         elif e.activation_checkpointing == "none" and _has_switch(spec):
             reason = "recomputes activations, which needs less memory"
-            print_next(again("--checkpointing", "full", *_batch_words(asked), but=["checkpointing"]), reason)
+            print_next(
+                again("--checkpointing", "full", *_batch_words(asked), but=["checkpointing"]),
+                reason,
+            )
     elif best.num_devices > 1:
         if not lost(asked, PlanRequest, fixed):
             length_of_job = [] if asked is not None and asked.samples else ["--max-steps", "1000"]
-            saved = "what to change, and what it saves" + (" in 1,000 steps" if length_of_job else "")
+            saved = "what to change, and what it saves" + (
+                " in 1,000 steps" if length_of_job else ""
+            )
             same = carried(asked, PlanRequest, fixed)
-            steps = [*device, "--batch", str(e.micro_batch), *format_, *length, *same, *length_of_job]
+            steps = [
+                *device,
+                "--batch",
+                str(e.micro_batch),
+                *format_,
+                *length,
+                *same,
+                *length_of_job,
+            ]
             print_next(["trainpace", "plan", spec, *steps], saved)
     elif _is_saved(spec) or _lost_by_measuring(asked, fixed):
-        if workload.only_batch is None and all(one.execution.micro_batch == e.micro_batch for one in done):
+        if workload.only_batch is None and all(
+            one.execution.micro_batch == e.micro_batch for one in done
+        ):
             batches = f"1:{max(2, min(best.largest_micro_batch or 64, 128))}"
-            print_next(again("--batch", batches), "a range of batch sizes, and where the step time jumps")
+            print_next(
+                again("--batch", batches), "a range of batch sizes, and where the step time jumps"
+            )
     else:
         same = carried(asked, MeasureRequest, [*fixed, "timeout"])
-        measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), *format_, *length, *same]
+        measure = [
+            "trainpace",
+            "measure",
+            spec,
+            "--batch",
+            str(e.micro_batch),
+            *format_,
+            *length,
+            *same,
+        ]
         if _is_this_machine(best):
             print_next(measure, "real steps on this machine, beside the forecast")
         else:
-            print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
+            print_next(
+                [*measure, "--device", "cuda"],
+                f"real steps, on a machine with this GPU: {best.device}",
+            )
 
 
 def _lost_by_measuring(asked: ForecastRequest | None, fixed: Sequence[str]) -> list[str]:
@@ -74,7 +140,11 @@ def _lost_by_measuring(asked: ForecastRequest | None, fixed: Sequence[str]) -> l
 
 
 def _batch_words(asked: ForecastRequest | None) -> list[str]:
-    return [] if asked is None or not asked.batch else as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
+    return (
+        []
+        if asked is None or not asked.batch
+        else as_typed(fields_of(ForecastRequest)["batch"], asked.batch)
+    )
 
 
 def _is_this_machine(f: Forecast) -> bool:
@@ -85,7 +155,11 @@ def _is_this_machine(f: Forecast) -> bool:
 def _device_words(f: Forecast, asked: ForecastRequest | None) -> list[str]:
     if not _is_this_machine(f):
         return ["--gpu", f.device]
-    if asked is not None and asked.calibrated and not any(gpu.casefold() == "cpu" for gpu in asked.gpu):
+    if (
+        asked is not None
+        and asked.calibrated
+        and not any(gpu.casefold() == "cpu" for gpu in asked.gpu)
+    ):
         return ["--calibrated", asked.calibrated]
     return ["--gpu", "cpu"]
 
@@ -110,8 +184,15 @@ def print_next_after_match(first: Match, workload: Workload, asked: MatchRequest
     if asked is not None and asked.global_batch == e.global_batch:
         steps += ["--global-batch", str(e.global_batch)]
     same = carried(asked, ForecastRequest, [*fixed, "max_steps", "host", "checkpointing"])
-    same += ["--checkpointing", e.activation_checkpointing] if e.activation_checkpointing != "none" else []
-    print_next(["trainpace", "forecast", spec, *fleet, *steps, *same], "option 1: where the time of its step goes")
+    same += (
+        ["--checkpointing", e.activation_checkpointing]
+        if e.activation_checkpointing != "none"
+        else []
+    )
+    print_next(
+        ["trainpace", "forecast", spec, *fleet, *steps, *same],
+        "option 1: where the time of its step goes",
+    )
 
 
 def _has_switch(spec: str) -> bool:

@@ -28,17 +28,40 @@ LONGEST_TEXT = 300
 FEW = 8
 """Numbers that are shown one by one."""
 UNITS = {
-    "_usd_per_hour": "$/hour", "_usd_per_kwh": "$/kWh", "_gb_per_s": "GB/s", "_per_second": "", "_per_s": "",
-    "_cpu_s": "", "_tflops": "TFLOP/s",
-    "_mhz": "MHz", "_gib": "GiB", "_mib": "MiB", "_kib": "KiB", "_bytes": "bytes",
-    "_usd": "$", "_pct": "%", "_ms": "ms", "_us": "µs",
-    "_s": "s", "_nm": "nm", "_w": "W", "_bits": "bits",
-}  # fmt: skip
+    "_usd_per_hour": "$/hour",
+    "_usd_per_kwh": "$/kWh",
+    "_gb_per_s": "GB/s",
+    "_per_second": "",
+    "_per_s": "",
+    "_cpu_s": "",
+    "_tflops": "TFLOP/s",
+    "_mhz": "MHz",
+    "_gib": "GiB",
+    "_mib": "MiB",
+    "_kib": "KiB",
+    "_bytes": "bytes",
+    "_usd": "$",
+    "_pct": "%",
+    "_ms": "ms",
+    "_us": "µs",
+    "_s": "s",
+    "_nm": "nm",
+    "_w": "W",
+    "_bits": "bits",
+}
 FIRST: Mapping[str, Sequence[str]] = {
-    "Match": ("offer.device", "offer.count", "nodes", "offer.provider", "hours", "usd",
-              "offer.price_usd_per_hour", "offer.instance_type"),
+    "Match": (
+        "offer.device",
+        "offer.count",
+        "nodes",
+        "offer.provider",
+        "hours",
+        "usd",
+        "offer.price_usd_per_hour",
+        "offer.instance_type",
+    ),
     "RungResult": ("title", "kept", "reason"),
-}  # fmt: skip
+}
 """Columns that lead a table of such records, and with it stand for the rest."""
 Cell = Any
 
@@ -61,7 +84,11 @@ class _Writer:
         self._left = MOST_ELEMENTS
 
     def whole(self, value: object, titled: bool) -> Iterator[str]:
-        name = f"{type(value[0]).__name__}s" if isinstance(value, list) and value else type(value).__name__
+        name = (
+            f"{type(value[0]).__name__}s"
+            if isinstance(value, list) and value
+            else type(value).__name__
+        )
         yield f"<div><p><strong>{_text(_words(name))}</strong></p>" if titled else "<div>"
         yield from self._list(value) if isinstance(value, list) else self._fields(value, 0)
         if self._left <= 0:
@@ -84,7 +111,10 @@ class _Writer:
                 nested.append((name, inner))
         shown = [(name, cell) for name, cell in plain.items() if _cell(cell) != ""][:MOST_FIELDS]
         if shown and self._pay(len(shown)):
-            cells = "".join(f"<tr><th>{_text(_named(name))}</th><td>{_cell(cell)}</td></tr>" for name, cell in shown)
+            cells = "".join(
+                f"<tr><th>{_text(_named(name))}</th><td>{_cell(cell)}</td></tr>"
+                for name, cell in shown
+            )
             yield f"<table><tbody>{cells}</tbody></table>"
         for name, inner in nested[:MOST_FIELDS]:
             if depth < DEEPEST and self._pay(1):
@@ -98,7 +128,9 @@ class _Writer:
             yield from self._fields(value, depth)
         elif isinstance(value, Mapping):
             if all(_is_plain(v) for v in value.values()):
-                yield from self._table([{"": k, "value": v} for k, v in list(value.items())[:MOST_ROWS]], len(value))
+                yield from self._table(
+                    [{"": k, "value": v} for k, v in list(value.items())[:MOST_ROWS]], len(value)
+                )
             else:
                 yield from self._fields({str(k): v for k, v in value.items()}, depth)
         else:
@@ -115,11 +147,16 @@ class _Writer:
         if not self._pay(len(rows) * len(columns)):
             return
         if same:
-            common = "; ".join(f"{_text(_named(name))} {texts[name][0]}" for name in same[:MOST_COLUMNS])
+            common = "; ".join(
+                f"{_text(_named(name))} {texts[name][0]}" for name in same[:MOST_COLUMNS]
+            )
             yield f"<p>All: {common}</p>"
         if columns:
             head = "".join(f"<th>{_text(_named(name))}</th>" for name in columns)
-            body = "".join(f"<tr>{''.join(f'<td>{texts[n][i]}</td>' for n in columns)}</tr>" for i in range(len(rows)))
+            body = "".join(
+                f"<tr>{''.join(f'<td>{texts[n][i]}</td>' for n in columns)}</tr>"
+                for i in range(len(rows))
+            )
             yield f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         if count > len(rows):
             yield f"<p>{len(rows):,} of {count:,} are shown.</p>"
@@ -130,7 +167,8 @@ class _Writer:
 
 
 OPEN = frozenset(
-    "matches shares advice changes checks rungs ways ranks elsewhere time diagnosis measurement analysis overall".split()
+    "matches shares advice changes checks rungs ways ranks elsewhere time diagnosis measurement"
+    " analysis overall".split()
 )
 """Nested fields that stand open: the answer is in them."""
 
@@ -140,7 +178,10 @@ def fields_of(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, msgspec.Struct):
-        names, defaults = value.__struct_fields__, value.__struct_defaults__  # these belong to the last names
+        names, defaults = (
+            value.__struct_fields__,
+            value.__struct_defaults__,
+        )  # these belong to the last names
         usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
         values = {name: getattr(value, name) for name in names}
         return {name: own for name, own in values.items() if not _is_usual(own, usual.get(name))}
@@ -149,7 +190,11 @@ def fields_of(value: object) -> dict[str, Any]:
 
 def _is_usual(value: object, default: object) -> bool:
     """Whether it says nothing that is not so in every such record."""
-    return isinstance(value, str | int | float | bool | None) and type(value) is type(default) and value == default
+    return (
+        isinstance(value, str | int | float | bool | None)
+        and type(value) is type(default)
+        and value == default
+    )
 
 
 def row_of(value: object) -> dict[str, Cell]:
@@ -241,5 +286,8 @@ def _named(name: str) -> str:
 
 def _words(name: str) -> str:
     """`MeasuredSweep` as "Measured sweep"."""
-    spaced = "".join(f" {c.lower()}" if c.isupper() and i and name[i - 1].islower() else c for i, c in enumerate(name))
+    spaced = "".join(
+        f" {c.lower()}" if c.isupper() and i and name[i - 1].islower() else c
+        for i, c in enumerate(name)
+    )
     return spaced[:1].upper() + spaced[1:]

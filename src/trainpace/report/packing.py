@@ -18,9 +18,16 @@ def print_padded(padded: Sequence[PaddedBatch]) -> None:
     if not padded:
         return
     columns = (
-        words("padded instead, on"), Column("documents"), Column("tokens"), Column("padding"), Column("step ms"),
-        Column("90 % interval", 2), Column("GiB", 3), words("fits", 1, least=3), Column("packing saves"),
-    )  # fmt: skip
+        words("padded instead, on"),
+        Column("documents"),
+        Column("tokens"),
+        Column("padding"),
+        Column("step ms"),
+        Column("90 % interval", 2),
+        Column("GiB", 3),
+        words("fits", 1, least=3),
+        Column("packing saves"),
+    )
     print_table(columns, [_cells(one) for one in padded], spaced=False)
     print_lines(*packing_in_words(padded))
 
@@ -29,29 +36,46 @@ def packing_in_words(padded: Sequence[PaddedBatch]) -> list[str]:
     """What packing saves where packed rows are fastest, and what that depends on."""
     timed = [one for one in padded if one.saved is not None]
     if not timed:
-        return [sentence(f"padded batches have no forecast: {padded[0].padded.reason}")] if padded else []
-    fitting = [one for one in timed if one.packed.fits is not False and one.padded.fits is not False]
+        return (
+            [sentence(f"padded batches have no forecast: {padded[0].padded.reason}")]
+            if padded
+            else []
+        )
+    fitting = [
+        one for one in timed if one.packed.fits is not False and one.padded.fits is not False
+    ]
     one = max(fitting or timed, key=lambda one: _packed_rate(one) or 0.0)
     saved, rate, before = one.saved or 0.0, _packed_rate(one), _padded_rate(one)
-    where = f"{devices(one.packed.num_devices, one.packed.device)} at batch {one.packed.execution.micro_batch}"
+    where = (
+        f"{devices(one.packed.num_devices, one.packed.device)} at batch"
+        f" {one.packed.execution.micro_batch}"
+    )
     return [
-        f"Packing {'saves' if saved >= 0 else 'costs'} {percent(abs(saved))} of the time that a document's token takes in padded"
-        f" batches on {where}: {number(rate)} tokens of documents/s against {number(before)}. Of the padded batch"
-        f" {percent(one.padding)} is padding, of packed rows {percent(one.packed_padding)}. Padded batches hold documents of the"
-        " same lengths, drawn at random, and their attention is forecast without the cost of a mask."
+        f"Packing {'saves' if saved >= 0 else 'costs'} {percent(abs(saved))} of the time that a"
+        f" document's token takes in padded batches on {where}: {number(rate)} tokens of"
+        f" documents/s against {number(before)}. Of the padded batch {percent(one.padding)} is"
+        f" padding, of packed rows {percent(one.packed_padding)}. Padded batches hold documents of"
+        " the same lengths, drawn at random, and their attention is forecast without the cost of a"
+        " mask."
     ]
 
 
 def padded_json(padded: Sequence[PaddedBatch]) -> list[dict[str, Any]]:
     return [
         {
-            "documents": one.documents, "length": one.length, "padding": one.padding, "packed_padding": one.packed_padding,
-            "packed_document_tokens": one.packed_tokens, "padded_document_tokens": one.padded_tokens, "saved": one.saved,
+            "documents": one.documents,
+            "length": one.length,
+            "padding": one.padding,
+            "packed_padding": one.packed_padding,
+            "packed_document_tokens": one.packed_tokens,
+            "padded_document_tokens": one.padded_tokens,
+            "saved": one.saved,
             "packed_document_tokens_per_second": _packed_rate(one),
-            "padded_document_tokens_per_second": _padded_rate(one), "padded": forecast_row(one.padded),
+            "padded_document_tokens_per_second": _padded_rate(one),
+            "padded": forecast_row(one.padded),
         }
         for one in padded
-    ]  # fmt: skip
+    ]
 
 
 def _packed_rate(one: PaddedBatch) -> float | None:
@@ -73,8 +97,13 @@ def _rate(forecast: Forecast, document_tokens: float) -> float | None:
 def _cells(one: PaddedBatch) -> list[str]:
     f = one.padded
     return [
-        devices(f.num_devices, f.device), f"{one.documents:,}", f"{one.length:,}", percent(one.padding),
-        "-" if f.step is None else number(f.step.total_ms), interval(f.step_time_interval_ms),
-        "-" if f.memory is None else number(f.memory.allocated_gib), {None: "?", True: "yes", False: "NO"}[f.fits],
+        devices(f.num_devices, f.device),
+        f"{one.documents:,}",
+        f"{one.length:,}",
+        percent(one.padding),
+        "-" if f.step is None else number(f.step.total_ms),
+        interval(f.step_time_interval_ms),
+        "-" if f.memory is None else number(f.memory.allocated_gib),
+        {None: "?", True: "yes", False: "NO"}[f.fits],
         percent(one.saved),
-    ]  # fmt: skip
+    ]

@@ -55,8 +55,9 @@ def rate_in_words(samples_per_s: float | None, sequence_length: int | None) -> s
 ABOVE_ONE = 1.005
 """From here on an efficiency reads as more than 100 %."""
 WHY_ABOVE_ONE = (
-    "An efficiency above 100 % is no error: among more devices each holds and updates a smaller share of the states, which takes"
-    " less time, and leaves room for larger micro-batches or less recomputation."
+    "An efficiency above 100 % is no error: among more devices each holds and updates a smaller"
+    " share of the states, which takes less time, and leaves room for larger micro-batches or less"
+    " recomputation."
 )
 
 
@@ -81,7 +82,11 @@ def when(created_at: str | None, none: str = "-") -> str:
 def stated(record: Record, always: Collection[str] = ()) -> list[tuple[str, Any]]:
     """Names and values of the fields that differ from their defaults, and of those `always` shown."""
     plain, values = type(record)(), structs.asdict(record)
-    return [(name, value) for name, value in values.items() if name in always or value != getattr(plain, name)]
+    return [
+        (name, value)
+        for name, value in values.items()
+        if name in always or value != getattr(plain, name)
+    ]
 
 
 def devices(n: int, name: str) -> str:
@@ -92,8 +97,8 @@ def noise_scale(samples: float, low: float, high: float | None, steps: float, ba
     """A measured gradient noise scale, with its 90 % interval, as a sentence without its end."""
     end = number(high, "no upper limit")
     return (
-        f"Gradient noise scale: {number(samples)} samples (90 %: {number(low)} to {end}), from the first {steps:.0f} steps of"
-        f" {batch}; it grows during training"
+        f"Gradient noise scale: {number(samples)} samples (90 %: {number(low)} to {end}), from the"
+        f" first {steps:.0f} steps of {batch}; it grows during training"
     )
 
 
@@ -102,6 +107,6 @@ def to_the_same_loss(old: int, new: int, scale: float) -> str:
     rule = learning_rate_for_noise_scale(old, new, scale)
     return (
         f"Global batch {new:,} needs {steps_factor(scale, old, new):.2f} times the steps and"
-        f" {samples_factor(scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f} with SGD,"
-        f" x {rule.adam_factor:.2f} with Adam."
+        f" {samples_factor(scale, old, new):.2f} times the samples of {old:,}; learning rate x"
+        f" {rule.sgd_factor:.2f} with SGD, x {rule.adam_factor:.2f} with Adam."
     )

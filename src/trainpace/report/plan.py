@@ -25,7 +25,7 @@ from trainpace.report.charts import (
     bar,
     ideal_line,
     series,
-)  # fmt: skip
+)
 from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
@@ -65,19 +65,24 @@ if TYPE_CHECKING:
     from trainpace.verbs.plan import PlanRequest
 
 COMPARED = (
-    "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
-    " stated. These are forecasts, not measurements: change one thing at a time and measure."
+    "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with"
+    " the same global batch unless stated. These are forecasts, not measurements: change one thing"
+    " at a time and measure."
 )
 IN_BRIEF = (
-    "Forecasts, not measurements, of {plan.fitting:,} configurations that fit: change one thing at a time and measure."
+    "Forecasts, not measurements, of {plan.fitting:,} configurations that fit: change one thing at"
+    " a time and measure."
 )
 DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
 
 
 def print_plan(
-    plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None,
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    noise_scale: float | None = None,
     evidence: Sequence[Nearness] = (),
-) -> None:  # fmt: skip
+) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss.
     `evidence`: what others measured near to the plan's end."""
     print_lines(_about(plan, workload, cluster))
@@ -93,8 +98,9 @@ def print_plan(
     if noise_scale is not None:
         old, new = plan.start.global_batch, plan.best.choice.execution.global_batch
         print_lines(
-            f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
-            " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
+            f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)}"
+            " samples: an estimate that takes every batch size at its own best learning rate and"
+            " the noise scale as measured (McCandlish et al. 2018).",
             *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
         )
     with in_details("the settings before and after"):
@@ -109,9 +115,11 @@ def print_plan(
     with in_details("what could change the recommendation"):
         _print_sensitivity(plan)
     print_notes(
-        (IN_BRIEF if is_brief() else COMPARED).format(plan=plan), *[plan.corrected] * bool(plan.corrected),
-        *([assumed_in_words(plan.assumed)] if plan.assumed else []), *workload.notes,
-    )  # fmt: skip
+        (IN_BRIEF if is_brief() else COMPARED).format(plan=plan),
+        *[plan.corrected] * bool(plan.corrected),
+        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
+        *workload.notes,
+    )
     with in_details("measurements by others"):
         print_evidence(evidence)
 
@@ -130,7 +138,7 @@ def print_code(changes: Sequence[tuple[int, Change]]) -> None:
 
 def print_plan_next(
     command: Sequence[str], file: str | None, task: str | None, asked: PlanRequest | None = None
-) -> None:  # fmt: skip
+) -> None:
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
         saving = "saves the plan; `trainpace run plan.json` then measures every change"
@@ -144,22 +152,34 @@ def print_plan_next(
 
 def _about(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     """The first line: the model, the fleet, and how it trains now, where the defaults are that nobody stated."""
-    parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
+    parameters, fleet = (
+        format_count(workload.parameters),
+        devices(cluster.num_devices, cluster.device.name),
+    )
     e = plan.start
-    now = f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''}, {e.precision}"
+    now = (
+        f"batch {e.micro_batch} a GPU{f' x {e.accumulation}' if e.accumulation > 1 else ''},"
+        f" {e.precision}"
+    )
     sample = f"{workload.sample}, " if workload.sequence_length else ""
-    return f"{workload.model}: {parameters} parameters, {sample}{workload.optimizer_in_words}, on {fleet}; now {now}"
+    return (
+        f"{workload.model}: {parameters} parameters, {sample}{workload.optimizer_in_words}, on"
+        f" {fleet}; now {now}"
+    )
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
     if not plan.changes:
-        return f"Nothing to change: {job_range(target)}. No other configuration is forecast to save more than forecasts can tell."
+        return (
+            f"Nothing to change: {job_range(target)}. No other configuration is forecast to save"
+            " more than forecasts can tell."
+        )
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
         return DOES_NOT_FIT.format(many=many, job=job_range(target))
     return (
-        f"{job_range(target)} instead of {duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
-        f" as fast, with {many}."
+        f"{job_range(target)} instead of {duration(plan.now.job_s)},"
+        f" {plan.now.job_s / target.job_s:.3g} times as fast, with {many}."
     )
 
 
@@ -175,7 +195,8 @@ def _why(plan: Plan) -> list[str]:
     """Why the recommended choice is right, and what may go wrong with it; the fastest has no such reason."""
     if plan.target is not plan.best:
         return [
-            "The fastest by forecast, as asked for: forecasts cannot tell it from what is recommended without --fastest."
+            "The fastest by forecast, as asked for: forecasts cannot tell it from what is"
+            " recommended without --fastest."
         ]
     return [sentence(plan.because), *(f"Careful: {caution}." for caution in plan.cautions)]
 
@@ -187,33 +208,46 @@ def maybes(plan: Plan) -> list[tuple[str, str]]:
     return [
         (
             f"{'everything at once: ' if m.fastest and ', ' in m.title else ''}{m.title}",
-            f"{percent(m.saved_s / job_s)} less by forecast ({duration(m.saved_s)}), and forecasts tell"
-            f" {percent(m.told_apart)} apart",
+            (
+                f"{percent(m.saved_s / job_s)} less by forecast ({duration(m.saved_s)}), and"
+                f" forecasts tell {percent(m.told_apart)} apart"
+            ),
         )
         for m in plan.maybe
-    ]  # fmt: skip
+    ]
 
 
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
-        title = "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
-        print_named(title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes))
+        title = (
+            "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
+        )
+        print_named(
+            title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes)
+        )
 
 
 def _print_changes(plan: Plan) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        saved = ("makes it fit", "", "") if change.makes_fit else (
-            duration(change.forecast_saved_s), at_least(change), duration(so_far)
-        )  # fmt: skip
+        saved = (
+            ("makes it fit", "", "")
+            if change.makes_fit
+            else (duration(change.forecast_saved_s), at_least(change), duration(so_far))
+        )
         effort = "code change" if plan.in_code and change.effort == "config key" else change.effort
         rows.append([str(n), change.title, *saved, effort, change.risk])
     columns = [
-        words("", least=2), words("change"), Column("saves"), Column("in 9 of 10 cases", 1), Column("so far", 4),
-        words("effort", 3), words("risk", 2),
-    ]  # fmt: skip
+        words("", least=2),
+        words("change"),
+        Column("saves"),
+        Column("in 9 of 10 cases", 1),
+        Column("so far", 4),
+        words("effort", 3),
+        words("risk", 2),
+    ]
     if is_brief():  # so that a change takes one line
         shown = [i for i, column in enumerate(columns) if column.name != "so far"]
         columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
@@ -222,9 +256,12 @@ def _print_changes(plan: Plan) -> None:
         print_lines(*_remarks(plan))
         keys = [() if plan.in_code or not c.settings else (settings_of(c),) for c in plan.changes]
         print_named(
-            "", ((f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
-                 for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)),
-        )  # fmt: skip
+            "",
+            (
+                (f"{n}", f"{'; '.join(filter(None, (*own, c.risk_reason)))}.")
+                for n, (own, c) in enumerate(zip(keys, plan.changes, strict=True), 1)
+            ),
+        )
 
 
 def at_least(change: Change) -> str:
@@ -245,7 +282,9 @@ def _remarks(plan: Plan) -> list[str]:
 
 
 def settings_of(change: Change) -> str:
-    values = {key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()}
+    values = {
+        key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()
+    }
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -253,12 +292,16 @@ def tokens_per_second(outlook: Outlook, workload: Workload) -> str:
     """Of a model of token sequences; empty for others."""
     if not workload.sequence_length:
         return ""
-    return rate_in_words(1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length)
+    return rate_in_words(
+        1e3 * outlook.choice.execution.global_batch / outlook.step_ms, workload.sequence_length
+    )
 
 
 def recommended_in_brief(best: Outlook, workload: Workload) -> str:
     rate = tokens_per_second(best, workload)
-    return f"{config_line(best.choice)}: {number(best.step_ms)} ms a step{f', {rate}' if rate else ''}"
+    return (
+        f"{config_line(best.choice)}: {number(best.step_ms)} ms a step{f', {rate}' if rate else ''}"
+    )
 
 
 def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
@@ -268,12 +311,22 @@ def _print_choices(plan: Plan, best: Outlook, workload: Workload) -> None:
             name == "Recommended" and plan.now is not None and best.choice == plan.now.choice
         ):
             figures = [
-                job_range(outlook), f"{number(outlook.step_ms)} ms a step",
-                tokens_per_second(outlook, workload), f"{number(outlook.needed_gib)} GiB a device",
-                usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
-            ]  # fmt: skip
-            only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
-            lines += [(name, ", ".join(filter(None, figures)) + only_if), ("", config_line(outlook.choice))]
+                job_range(outlook),
+                f"{number(outlook.step_ms)} ms a step",
+                tokens_per_second(outlook, workload),
+                f"{number(outlook.needed_gib)} GiB a device",
+                usd(outlook.cost_usd, ""),
+                plural(outlook.changes, "change") if outlook.changes else "",
+            ]
+            only_if = (
+                ""
+                if plan.start_fits or name != "Now"
+                else " (if it fitted in memory, which it does not)"
+            )
+            lines += [
+                (name, ", ".join(filter(None, figures)) + only_if),
+                ("", config_line(outlook.choice)),
+            ]
     print_named("", lines)
 
 
@@ -281,11 +334,18 @@ def _print_fleets(plan: Plan) -> None:
     if len(plan.pareto) < 2:
         return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
-    efficiencies = [first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto]
+    efficiencies = [
+        first.job_s * first.num_devices / (p.job_s * p.num_devices) for p in plan.pareto
+    ]
     rows = [
-        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []), f"{efficiency:.0%}"]
+        [
+            str(p.num_devices),
+            duration(p.job_s),
+            *([usd(p.cost_usd or 0.0)] if priced else []),
+            f"{efficiency:.0%}",
+        ]
         for p, efficiency in zip(plan.pareto, efficiencies, strict=True)
-    ]  # fmt: skip
+    ]
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
     print_lines(*[WHY_ABOVE_ONE] * (max(efficiencies) >= ABOVE_ONE))
@@ -295,9 +355,14 @@ def _print_sensitivity(plan: Plan) -> None:
     lines, holds = [], []
     for s in plan.sensitivity:
         between = f"{s.low:.2f} to {s.high:.2f} times"
-        then = f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+        then = (
+            f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+        )
         if not s.still_fits:
-            then = f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
+            then = (
+                "the recommendation would no longer fit in memory, and the best would have"
+                f" {s.flips_to}"
+            )
         if s.flips_to:
             lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
         else:
@@ -308,19 +373,34 @@ def _print_sensitivity(plan: Plan) -> None:
 
 
 def plan_page(
-    plan: Plan, workload: Workload, cluster: Cluster, data: dict[str, Any], before: Forecast | None, after: Forecast | None,
-    evidence: Sequence[Nearness] = (), layouts: Sequence[Layout] = (),
-) -> str:  # fmt: skip
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    data: dict[str, Any],
+    before: Forecast | None,
+    after: Forecast | None,
+    evidence: Sequence[Nearness] = (),
+    layouts: Sequence[Layout] = (),
+) -> str:
     """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end, `layouts` the ways to divide
     its global batch. `data`: `plan --json`."""
     choices = [("now", plan.now), ("recommended", plan.best), ("fastest by forecast", plan.fastest)]
     choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
     return page(
-        "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
-        plan_pictures(plan, before, after, layouts), data, plan.best is not None, plan=plan, settings=settings_of,
-        config=config_line, choices=[(name, outlook) for name, outlook in choices if outlook is not None],
-        evidence=evidence_rows(evidence), maybes=maybes(plan) if plan.best is not None else [], at_least=at_least,
-    )  # fmt: skip
+        "plan.html",
+        f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change",
+        _sentences(plan),
+        plan_pictures(plan, before, after, layouts),
+        data,
+        plan.best is not None,
+        plan=plan,
+        settings=settings_of,
+        config=config_line,
+        choices=[(name, outlook) for name, outlook in choices if outlook is not None],
+        evidence=evidence_rows(evidence),
+        maybes=maybes(plan) if plan.best is not None else [],
+        at_least=at_least,
+    )
 
 
 def plan_pictures(
@@ -328,7 +408,11 @@ def plan_pictures(
 ) -> list[Picture | None]:
     if plan.target is None:
         return []
-    both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
+    both = [
+        (name, f)
+        for name, f in (("as it is", before), ("with the changes", after))
+        if f is not None
+    ]
     ladder = plan_ladder(plan) if plan.changes else None
     return [ladder, layout_map(plan, layouts), *step_and_memory(both), fleet_chart(plan.pareto)]
 
@@ -339,7 +423,11 @@ def _sentences(plan: Plan) -> list[str]:
         return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
     sentences = [verdict(plan, target), *_why(plan)]
     if target.cost_usd is not None and plan.changes:
-        was = "" if plan.now is None or plan.now.cost_usd is None else f" instead of {usd(plan.now.cost_usd)}"
+        was = (
+            ""
+            if plan.now is None or plan.now.cost_usd is None
+            else f" instead of {usd(plan.now.cost_usd)}"
+        )
         sentences.append(f"It costs {usd(target.cost_usd)}{was}.")
     return [*sentences, COMPARED.format(plan=plan)]
 
@@ -355,19 +443,23 @@ def plan_ladder(plan: Plan) -> BarChart:
     many, job = plural(len(plan.changes), "change"), duration(left[-1])
     share = left[-1] / left[0] - 1
     finding = (
-        f"{many} {'brings' if len(plan.changes) == 1 else 'bring'} the job from {duration(left[0])} to {job},"
-        f" {abs(share):.0%} {'more' if share > 0 else 'less'}."
+        f"{many} {'brings' if len(plan.changes) == 1 else 'bring'} the job from {duration(left[0])}"
+        f" to {job}, {abs(share):.0%} {'more' if share > 0 else 'less'}."
     )
     return BarChart(
         title="The whole job, change by change",
         finding=finding if plan.start_fits else DOES_NOT_FIT.format(many=many, job=job),
-        label="hours of the whole job", unit="h", groups=(BarGroup(bars=tuple(bars)),),
+        label="hours of the whole job",
+        unit="h",
+        groups=(BarGroup(bars=tuple(bars)),),
         note="Forecasts, not measurements. Each change is applied on top of those before it.",
-    )  # fmt: skip
+    )
 
 
 def _job_bar(title: str, end: str, left_s: float, gone_s: float | None = None) -> Bar:
-    gone = [] if gone_s is None else [("saved by this change", "best", hours_from_s(max(gone_s, 0.0)))]
+    gone = (
+        [] if gone_s is None else [("saved by this change", "best", hours_from_s(max(gone_s, 0.0)))]
+    )
     return bar(title, end, [("left of the job", "first", hours_from_s(left_s)), *gone])
 
 
@@ -380,24 +472,38 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
     hours = [(p.num_devices, hours_from_s(p.job_s)) for p in points]
     efficiency = first.job_s * first.num_devices / (last.job_s * last.num_devices)
     costs = ("" if p.cost_usd is None else f", {usd(p.cost_usd)}" for p in points)
-    labels = (f"{p.num_devices} GPUs: {duration(p.job_s)}{cost}" for p, cost in zip(points, costs, strict=True))
+    labels = (
+        f"{p.num_devices} GPUs: {duration(p.job_s)}{cost}"
+        for p, cost in zip(points, costs, strict=True)
+    )
     shortest = duration(last.job_s)
     return Chart(
         title="Time of the job against the number of GPUs",
-        finding=f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take {duration(first.job_s)}:"
-        f" {efficiency:.0%} of a perfect speed-up.",
-        x=Axis(label="GPUs", scale="log2"), y=Axis(label="hours of the whole job", unit="h", scale="log10"),
+        finding=(
+            f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take"
+            f" {duration(first.job_s)}: {efficiency:.0%} of a perfect speed-up."
+        ),
+        x=Axis(label="GPUs", scale="log2"),
+        y=Axis(label="hours of the whole job", unit="h", scale="log10"),
         series=(
             ideal_line((n, hours[0][1] * first.num_devices / n) for n, _ in hours),
             series("the fastest option", "points", "forecast", hours, labels=tuple(labels)),
         ),
-        marks=(Mark(axis="point", at=last.num_devices, y=hours[-1][1], text=shortest, tone="best"),),
-        nearest="point", note="Forecasts, not measurements.",
-    )  # fmt: skip
+        marks=(
+            Mark(axis="point", at=last.num_devices, y=hours[-1][1], text=shortest, tone="best"),
+        ),
+        nearest="point",
+        note="Forecasts, not measurements.",
+    )
 
 
 WORTH_NAMING = 0.01
-SHARDING = ("not sharded", "ZeRO-1: optimizer states", "ZeRO-2: and gradients", "ZeRO-3: and parameters")
+SHARDING = (
+    "not sharded",
+    "ZeRO-1: optimizer states",
+    "ZeRO-2: and gradients",
+    "ZeRO-3: and parameters",
+)
 
 
 def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
@@ -413,20 +519,35 @@ def layout_map(plan: Plan, layouts: Sequence[Layout]) -> HeatMap | None:
     e, faster = shown.execution, 1 - (fastest.step_ms or 0.0) / (shown.step_ms or 1.0)
     other = "no other takes as much as 1 % less"
     if faster >= WORTH_NAMING:
-        other = f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by forecast"
+        other = (
+            f"the fastest, {_layout_in_words(fastest.execution)}, takes {percent(faster)} less by"
+            " forecast"
+        )
     return HeatMap(
         title="Micro-batch, accumulation and sharding",
-        finding=f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit in memory."
-        f" {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step; {other}.",
-        across="micro-batch x accumulation steps on each data-parallel rank", down="sharding",
+        finding=(
+            f"{len(able)} of {len(layouts)} ways to divide a global batch of {e.global_batch:,} fit"
+            f" in memory. {sentence(_layout_in_words(e))} takes {number(shown.step_ms)} ms a step;"
+            f" {other}."
+        ),
+        across="micro-batch x accumulation steps on each data-parallel rank",
+        down="sharding",
         columns=tuple(f"{size} x {accumulation}" for size, accumulation in sizes),
         rows=tuple(
-            (SHARDING[stage], tuple(_layout_cell(cells.get((stage, size)), plan.start, plan.end) for size, _ in sizes))
+            (
+                SHARDING[stage],
+                tuple(
+                    _layout_cell(cells.get((stage, size)), plan.start, plan.end)
+                    for size, _ in sizes
+                ),
+            )
             for stage in stages
         ),
         unit="ms a step, without waiting for data",
-        note=f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}.",
-    )  # fmt: skip
+        note=(
+            f"Forecasts, not measurements, all with {e.precision} on {plural(e.world_size, 'GPU')}."
+        ),
+    )
 
 
 def _layout_in_words(e: Execution) -> str:
@@ -440,4 +561,6 @@ def _layout_cell(at: Layout | None, now: Execution, chosen: Execution) -> Cell |
     mark = "recommended" if at.execution == chosen else "now" if at.execution == now else ""
     if at.fits:
         return Cell(value=at.step_ms, said=number(at.step_ms), mark=mark)
-    return Cell(value=None, said="?" if at.needed_gib is None else f"{number(at.needed_gib)} GiB", mark=mark)
+    return Cell(
+        value=None, said="?" if at.needed_gib is None else f"{number(at.needed_gib)} GiB", mark=mark
+    )

@@ -22,7 +22,9 @@ _BITS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 Points = Sequence[tuple[float, float]]
 
 
-def chart(points: Points, marked: Collection[float], title: str, line: Points = (), width: int = 80) -> list[str]:
+def chart(
+    points: Points, marked: Collection[float], title: str, line: Points = (), width: int = 80
+) -> list[str]:
     """Lines of a plot from zero, `width` columns wide at most: a curve through `line`, `points` over it, and a triangle where x
     is marked (and x below the axis)."""
     every = [*points, *line]
@@ -34,18 +36,25 @@ def chart(points: Points, marked: Collection[float], title: str, line: Points = 
     labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
     margin = max(map(len, labels.values()))
     columns = max(LEAST, min(WIDEST, width) - margin - 2)
-    cells = _curve([((x - left) / max(right - left, 1e-9), y / top) for x, y in sorted(line)], columns, rows)
+    cells = _curve(
+        [((x - left) / max(right - left, 1e-9), y / top) for x, y in sorted(line)], columns, rows
+    )
 
     def column(x: float) -> int:
         return round((x - left) / max(right - left, 1e-9) * (columns - 1))
 
-    for x, y in sorted([*points, *((x, y) for x, y in line if x in marked)], key=lambda point: point[0] in marked):
+    for x, y in sorted(
+        [*points, *((x, y) for x, y in line if x in marked)], key=lambda point: point[0] in marked
+    ):
         cells[round(y / top * rows)][column(x)] = "▲" if x in marked else "●"
     lines = [title]
     for i in reversed(range(rows + 1)):
         edge = "└" if i == 0 else "┤" if i in labels else "│"
         body = "".join(cells[i])
-        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
+        lines.append(
+            f"{labels.get(i, ''):>{margin}}"
+            f" {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}"
+        )
     named = {column(x): format_number(x) for x in _ticks(left, right)}
     lines.append(" " * (margin + 2) + along(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
@@ -64,7 +73,9 @@ def _curve(points: Points, columns: int, rows: int) -> list[list[str]]:
         last = round(y0)
         for x in range(x0, x1 + 1):
             y = round(y0 + (y1 - y0) * (x - x0) / max(x1 - x0, 1))
-            dots |= {(x, between) for between in range(min(last + 1, y), max(last - 1, y) + 1)} | {(x, y)}
+            dots |= {(x, between) for between in range(min(last + 1, y), max(last - 1, y) + 1)} | {
+                (x, y)
+            }
             last = y
     cells = [[" "] * columns for _ in range(rows + 1)]
     braille: dict[tuple[int, int], int] = {}

@@ -11,7 +11,15 @@ from trainpace.report.diagnosis import LEAST_SHARE, shares_chart
 from trainpace.report.pages import page
 from trainpace.report.phrases import number, percent, plural, span
 from trainpace.report.screen import in_details, is_brief
-from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 
 WORTH = 0.03
 """Of a step, the most that a change saves from which on it is worth a line on one screen."""
@@ -29,9 +37,14 @@ def print_profiled(p: ProfiledTraining, place: str) -> None:
     print_table(columns, _share_rows(p))
     least = WORTH if is_brief() else LEAST_SHARE
     if bounds := [b for b in p.bounds if b.at_most_ms >= least * p.step_ms]:
-        rows = [(b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms)) for b in bounds]
+        rows = [
+            (b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms))
+            for b in bounds
+        ]
         print_table(
-            (words("what a change could save", least=20), Column("at most"), Column("share")), rows, spaced=False
+            (words("what a change could save", least=20), Column("at most"), Column("share")),
+            rows,
+            spaced=False,
         )
     with in_details("how to make each change"):
         print_notes(*(f"{b.title[:1].upper()}{b.title[1:]}: {b.how}" for b in bounds))
@@ -63,31 +76,57 @@ def source_words(p: ProfiledTraining) -> str:
         return f"{who}{on}, recorded by {first.made_by}; no steps are marked."
     fewest = min(rank.steps for rank in p.ranks)
     each = " each" if len(p.ranks) > 1 else ""
-    return f"{who}{on}, recorded by {first.made_by}; {plural(fewest, 'step')}{each}, told by {first.told_by}."
+    return (
+        f"{who}{on}, recorded by {first.made_by}; {plural(fewest, 'step')}{each}, told by"
+        f" {first.told_by}."
+    )
 
 
 def verdict_words(p: ProfiledTraining) -> str:
     top = p.shares[0]
     of = "a step" if p.ranks[0].told_by else "the whole trace"
     if not p.ranks[0].told_by:
-        return f"Verdict: {top.in_words}, {percent(top.share)} of {of}, which takes {number(p.step_ms)} ms."
-    mean = f", the mean step {number(p.step_ms)}" if abs(p.step_ms - p.median_ms) > APART * p.median_ms else ""
-    between = "" if min(rank.steps for rank in p.ranks) < 2 else f" ({span(p.median_ms_low, p.median_ms_high)})"
+        return (
+            f"Verdict: {top.in_words}, {percent(top.share)} of {of}, which takes"
+            f" {number(p.step_ms)} ms."
+        )
+    mean = (
+        f", the mean step {number(p.step_ms)}"
+        if abs(p.step_ms - p.median_ms) > APART * p.median_ms
+        else ""
+    )
+    between = (
+        ""
+        if min(rank.steps for rank in p.ranks) < 2
+        else f" ({span(p.median_ms_low, p.median_ms_high)})"
+    )
     takes = f"The median step takes {number(p.median_ms)} ms{between}{mean}."
     return f"Verdict: {top.in_words}, {percent(top.share)} of {of}. {takes}"
 
 
 def _share_rows(p: ProfiledTraining) -> list[tuple[str, str, str, float]]:
     """Causes, which add up; then what some of them consist of, which are the first to go where there is no room."""
-    rows = [(s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share) for s in p.shares if s.share >= LEAST_SHARE]
+    rows = [
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", s.share)
+        for s in p.shares
+        if s.share >= LEAST_SHARE
+    ]
     if len(p.compute) > 1:
         rows += [
             (f"- {k.in_words}", number(k.ms), f"{100 * k.share:.1f} %", k.share)
-            for k in p.compute if k.share >= LEAST_SHARE
-        ]  # fmt: skip
+            for k in p.compute
+            if k.share >= LEAST_SHARE
+        ]
     hidden = sum(rank.hidden_ms for rank in p.ranks) / len(p.ranks)
     if hidden >= LEAST_SHARE * p.step_ms:
-        rows.append(("- exchange hidden behind computing", number(hidden), f"{100 * hidden / p.step_ms:.1f} %", 0.0))
+        rows.append(
+            (
+                "- exchange hidden behind computing",
+                number(hidden),
+                f"{100 * hidden / p.step_ms:.1f} %",
+                0.0,
+            )
+        )
     return rows
 
 
@@ -101,8 +140,9 @@ def ranks_words(p: ProfiledTraining) -> str:
     rest = [rank for rank in p.ranks if rank is not late]
     more = {
         name: ms - sum(rank.causes_ms[name] for rank in rest) / len(rest)
-        for name, ms in late.causes_ms.items() if name != "communication"
-    }  # fmt: skip
+        for name, ms in late.causes_ms.items()
+        if name != "communication"
+    }
     cause = max(more, key=lambda name: more[name])
     in_words = next(s.in_words for s in p.shares if s.cause == cause)
     spends = f"which spends {number(max(0.0, more[cause]))} ms more than they do in {in_words}"
@@ -110,9 +150,16 @@ def ranks_words(p: ProfiledTraining) -> str:
 
 
 RANK_COLUMNS = (
-    words("rank", least=4), Column("steps", 3), Column("median ms"), Column("computing"), Column("exchange"), Column("hidden", 2),
-    Column("data", 1), Column("launching", 1), Column("waiting", 2),
-)  # fmt: skip
+    words("rank", least=4),
+    Column("steps", 3),
+    Column("median ms"),
+    Column("computing"),
+    Column("exchange"),
+    Column("hidden", 2),
+    Column("data", 1),
+    Column("launching", 1),
+    Column("waiting", 2),
+)
 KERNEL_COLUMNS = (
     words("kernel", least=24),
     Column("ms a step"),
@@ -129,7 +176,14 @@ def rank_rows(p: ProfiledTraining) -> list[Sequence[str]]:
 def _rank_row(r: RankShares, late: bool) -> Sequence[str]:
     causes = ("compute", "communication"), ("data", "launch", "logging")
     first, last = ([number(r.causes_ms[cause]) for cause in group] for group in causes)
-    return [f"{r.rank}{' ◀' if late else ''}", str(r.steps), number(r.median_ms), *first, number(r.hidden_ms), *last]
+    return [
+        f"{r.rank}{' ◀' if late else ''}",
+        str(r.steps),
+        number(r.median_ms),
+        *first,
+        number(r.hidden_ms),
+        *last,
+    ]
 
 
 def kernel_rows(p: ProfiledTraining) -> list[Sequence[str]]:
@@ -146,10 +200,25 @@ def profiled_pictures(p: ProfiledTraining) -> list[Picture | None]:
 
 def profiled_page(p: ProfiledTraining, place: str) -> str:
     """The page as text. `place`: the trace's file or folder."""
-    bounds = [[b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms), b.how] for b in p.bounds]
-    lines = [verdict_words(p), f"{place}: {source_words(p)}", *([ranks_words(p)] if len(p.ranks) > 1 else [])]
+    bounds = [
+        [b.title, f"{number(b.at_most_ms)} ms", percent(b.at_most_ms / p.step_ms), b.how]
+        for b in p.bounds
+    ]
+    lines = [
+        verdict_words(p),
+        f"{place}: {source_words(p)}",
+        *([ranks_words(p)] if len(p.ranks) > 1 else []),
+    ]
     return page(
-        "profiled.html", f"What a trace shows: {place}", lines, profiled_pictures(p), to_jsonable(p), p=p, bounds=bounds,
-        ranks=rank_rows(p) if len(p.ranks) > 1 else [], rank_heads=[column.name for column in RANK_COLUMNS],
-        kernels=kernel_rows(p), kernel_heads=[column.name for column in KERNEL_COLUMNS],
-    )  # fmt: skip
+        "profiled.html",
+        f"What a trace shows: {place}",
+        lines,
+        profiled_pictures(p),
+        to_jsonable(p),
+        p=p,
+        bounds=bounds,
+        ranks=rank_rows(p) if len(p.ranks) > 1 else [],
+        rank_heads=[column.name for column in RANK_COLUMNS],
+        kernels=kernel_rows(p),
+        kernel_heads=[column.name for column in KERNEL_COLUMNS],
+    )

@@ -2,7 +2,14 @@
 
 from trainpace.job import Answer
 from trainpace.report.phrases import duration, number, percent, usd
-from trainpace.report.terminal import print_lines, print_next, print_notes, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.units import format_count
 from trainpace.verbs.carried import carried
 from trainpace.verbs.match import MatchRequest
@@ -17,29 +24,47 @@ def print_answer(a: Answer, asked: ScheduleRequest | None = None) -> None:
     print_table((words(""), words("", least=16)), _rows(a))
     if a.speedups and a.time is not None:
         rows = [
-            (f"{s.ratio:.4g}x", f"{s.percent_of_old_speed:.4g} %", f"{100 * s.share_of_old_time:.3g} %",
-             duration(s.new_time_s(a.time.total_s))) for s in a.speedups
-        ]  # fmt: skip
-        print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
+            (
+                f"{s.ratio:.4g}x",
+                f"{s.percent_of_old_speed:.4g} %",
+                f"{100 * s.share_of_old_time:.3g} %",
+                duration(s.new_time_s(a.time.total_s)),
+            )
+            for s in a.speedups
+        ]
+        print_table(
+            ("speed-up", "of the old speed", "of the old time", "total then"),
+            rows,
+            left=0,
+            spaced=False,
+        )
         print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
     if a.halving and a.time is not None:
         whole = a.time.total_s
-        rounds = [(str(h.trainings), f"{h.epochs:.4g}", duration(h.share * whole)) for h in a.halving]
+        rounds = [
+            (str(h.trainings), f"{h.epochs:.4g}", duration(h.share * whole)) for h in a.halving
+        ]
         print_table(("trainings", "until epoch", "time"), rounds, left=0, spaced=False)
         share = sum(h.share for h in a.halving)
         print_lines(
-            f"Successive halving takes {duration(share * whole)} instead of {duration(whole)} ({percent(share)}), if those that"
-            " lead early lead at the end (Jamieson and Talwalkar 2016). Which settings to try is left to Optuna or Ray Tune."
+            f"Successive halving takes {duration(share * whole)} instead of {duration(whole)}"
+            f" ({percent(share)}), if those that lead early lead at the end (Jamieson and Talwalkar"
+            " 2016). Which settings to try is left to Optuna or Ray Tune."
         )
     if a.learning_rate is not None:
         advice = a.learning_rate
         print_lines(
-            f"The global batch is {advice.new_global_batch}, and the learning rate was tuned at {advice.old_global_batch}."
-            " Nothing is changed for you; these are the usual rules:"
+            f"The global batch is {advice.new_global_batch}, and the learning rate was tuned at"
+            f" {advice.old_global_batch}. Nothing is changed for you; these are the usual rules:"
         )
         for name, value, factor, source in (
             ("linear", advice.linear, advice.linear_factor, advice.linear_source),
-            ("square root", advice.square_root, advice.square_root_factor, advice.square_root_source),
+            (
+                "square root",
+                advice.square_root,
+                advice.square_root_factor,
+                advice.square_root_source,
+            ),
         ):
             shown = f"x {factor:.4g}" if value is None else f"{value:.4g}"
             print_lines(f"  {name}: {shown}, {source.partition(': ')[2]}")
@@ -48,8 +73,18 @@ def print_answer(a: Answer, asked: ScheduleRequest | None = None) -> None:
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
         job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
         limits = carried(asked, MatchRequest, LEFT_OUT)
-        command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch), *limits]
-        print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
+        command = [
+            "trainpace",
+            "match",
+            "resnet50",
+            *job,
+            "--global-batch",
+            str(a.execution.global_batch),
+            *limits,
+        ]
+        print_next(
+            command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50"
+        )
 
 
 def _print_verdict(a: Answer) -> None:
@@ -63,10 +98,13 @@ def _print_verdict(a: Answer) -> None:
     limit = duration(a.limit_s)
     if "step_time" in a.solved and a.step_time_s is not None:
         step = duration(a.step_time_s)
-        print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
+        print_verdict(
+            f"A step may take at most {step}, for the training to end within {limit}{cost}."
+        )
     elif "samples" in a.solved:
         print_verdict(
-            f"An epoch may have at most {a.schedule.samples:,} samples, for the training to end within {limit}{cost}."
+            f"An epoch may have at most {a.schedule.samples:,} samples, for the training to end"
+            f" within {limit}{cost}."
         )
     elif "micro_batch" in a.solved and a.execution is not None and "global_batch" in a.solved:
         at_least = f"The global batch must be at least {a.execution.global_batch:,}"
@@ -74,13 +112,18 @@ def _print_verdict(a: Answer) -> None:
     elif a.meets_limit:
         print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:
-        print_verdict(f"No: {total}{cost} is {duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
+        print_verdict(
+            f"No: {total}{cost} is {duration(a.time.total_s - a.limit_s)} over {limit}.", good=False
+        )
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
     e, t, rate, rows = a.execution, a.time, a.throughput_samples_per_s, []
     if e is not None:
-        formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
+        formula = (
+            f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size}"
+            " data parallel"
+        )
         batch_needed = "  <- needed" if {"micro_batch", "global_batch"} <= set(a.solved) else ""
         rows.append(("global batch", f"{e.global_batch:,} samples = {formula}{batch_needed}"))
         if e.data_parallel_size != e.world_size:
@@ -105,11 +148,17 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
     if a.gpus_choice is not None:
         rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
     if t is not None:
-        parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
-                 "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
+        parts = {
+            "steps": t.stepping_s,
+            "start-up": t.startup_s,
+            "evaluation": t.evaluation_s,
+            "checkpoints": t.checkpoint_s,
+            "failures": t.failures_s,
+        }
         shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
         rows += [
             ("runs in sequence", f"{t.repeats}" if t.repeats > 1 else ""),
-            ("of which", ", ".join(shown) if len(shown) > 1 else ""), ("training time", duration(t.total_s)),
-        ]  # fmt: skip
+            ("of which", ", ".join(shown) if len(shown) > 1 else ""),
+            ("training time", duration(t.total_s)),
+        ]
     return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]

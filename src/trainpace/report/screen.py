@@ -68,9 +68,18 @@ class Screen:
                 if (i, n) not in drawn:
                     drawn[i, n] = _written(rows[i], rows[i].shown(n))
             # a last row takes the line that would say that there is one
-            best = {i: max(m for m in range(n, rows[i].total + 1) if _lines(drawn.get((i, m))) <= _lines(drawn[i, n]))
-                    for i, n in sizes.items()}  # fmt: skip
-            parts = (b.getvalue() if isinstance(b, Held) else drawn[i, best[i]] for i, b in enumerate(self.blocks))
+            best = {
+                i: max(
+                    m
+                    for m in range(n, rows[i].total + 1)
+                    if _lines(drawn.get((i, m))) <= _lines(drawn[i, n])
+                )
+                for i, n in sizes.items()
+            }
+            parts = (
+                b.getvalue() if isinstance(b, Held) else drawn[i, best[i]]
+                for i, b in enumerate(self.blocks)
+            )
             text = _tidy("".join(parts))
             shrinkable = [i for i, n in sizes.items() if n > min(rows[i].least, rows[i].total)]
             if text.count("\n") <= LINES:

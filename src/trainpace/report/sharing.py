@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from trainpace.report.phrases import number, plural
 from trainpace.report.streams import tell
-from trainpace.report.terminal import Column, print_lines, print_next, print_notes, print_table, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_notes,
+    print_table,
+    words,
+)
 
 if TYPE_CHECKING:
     from trainpace.journal import Lesson, Lessons
@@ -17,15 +24,26 @@ MOST_BATCHES = 6
 
 
 def print_shared(
-    text: str, runs: int, left_out: Mapping[str, int], as_json: bool = False, written: bool = True, again: str = ""
+    text: str,
+    runs: int,
+    left_out: Mapping[str, int],
+    as_json: bool = False,
+    written: bool = True,
+    again: str = "",
 ) -> None:
     """The file's text to the letter, and what is to be said of it, which goes to stderr beside JSON. `written`: whether there is
     a file; `again`: else the command that writes it."""
     tell(text, nl=False)
     said = [
-        f"This is all that the file holds: {plural(runs, 'run')}. Nothing is sent anywhere; you may hand the file on."
-        if written
-        else f"This is all that the file would hold: {plural(runs, 'run')}. Nothing is written or sent anywhere."
+        (
+            f"This is all that the file holds: {plural(runs, 'run')}. Nothing is sent anywhere; you"
+            " may hand the file on."
+            if written
+            else (
+                f"This is all that the file would hold: {plural(runs, 'run')}. Nothing is written"
+                " or sent anywhere."
+            )
+        )
     ]
     said += [f"Left out: {plural(count, 'run')} {reason}." for reason, count in left_out.items()]
     if as_json:
@@ -57,8 +75,8 @@ def print_lessons(lessons: Lessons) -> None:
     print_notes(*_corrected(lessons.by), *_odd(lessons))
     if lessons.unchecked:
         print_lines(
-            f"{plural(lessons.unchecked, 'new run')} could not be held against a forecast of this version: the model is the"
-            " sharer's own, or could not be traced here."
+            f"{plural(lessons.unchecked, 'new run')} could not be held against a forecast of this"
+            " version: the model is the sharer's own, or could not be traced here."
         )
 
 
@@ -69,7 +87,8 @@ def _corrected(lessons: Sequence[Lesson]) -> list[str]:
     of_models = sorted({one.model for one in teaching if one.traced})
     cards = sorted({one.device for one in teaching})
     named = (
-        f"Forecasts of {_listed(of_models)} will be corrected by them, the more the nearer the card; "
+        f"Forecasts of {_listed(of_models)} will be corrected by them, the more the nearer the"
+        " card; "
         if of_models
         else ""
     )
@@ -88,10 +107,10 @@ def _odd(lessons: Lessons) -> list[str]:
         else " and stayed apart, in the file; --accept-odd takes them too:"
     )
     lines = [
-        f"  {odd.model} on {odd.device}, batch {odd.batch:,}, {odd.precision}: {number(odd.measured_ms)} ms, forecast"
-        f" {number(odd.forecast_ms)} ms"
+        f"  {odd.model} on {odd.device}, batch {odd.batch:,}, {odd.precision}:"
+        f" {number(odd.measured_ms)} ms, forecast {number(odd.forecast_ms)} ms"
         for odd in lessons.odd[:MOST_SHOWN]
-    ]  # fmt: skip
+    ]
     more = [f"  and {n - MOST_SHOWN:,} more"] if n > MOST_SHOWN else []
     return [head + kept, *lines, *more]
 

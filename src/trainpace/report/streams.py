@@ -44,7 +44,13 @@ def _dots(c: str) -> str:
 _VISIBLE = (
     {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
     | dict.fromkeys(
-        [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], "\ufffd"
+        [
+            *range(0x80, 0xA0),
+            *range(0x202A, 0x202F),
+            *range(0x2066, 0x206A),
+            *range(0xD800, 0xE000),
+        ],
+        "\ufffd",
     )
     | {0x7F: "\u2421"}
 )
@@ -107,7 +113,9 @@ class Bar:
 
     _outermost: ClassVar[Bar | None] = None
 
-    def __init__(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> None:
+    def __init__(
+        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
+    ) -> None:
         self._what, self._total, self._unit, self._seconds = what, total, unit, seconds
         self._begun = time.monotonic()
         self._last_line = -LOG_EVERY_S + self._begun
@@ -128,7 +136,9 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self.end()
 
-    def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
+    def to(
+        self, done: float, total: float | None = None, words: str = "", new: float | None = None
+    ) -> None:
         """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
@@ -145,7 +155,9 @@ class Bar:
             if self._shown is None:
                 tell(line, err=True)
             else:
-                self._shown.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+                self._shown.console.print(
+                    visible(line), markup=False, highlight=False, soft_wrap=True
+                )
 
     def end(self) -> None:
         if Bar._outermost is self:
@@ -192,7 +204,9 @@ class TerminalProgress:
     def note(self, text: str) -> None:
         tell(text, err=True)
 
-    def work(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> Bar:
+    def work(
+        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
+    ) -> Bar:
         return Bar(what, total, unit, seconds)
 
 
@@ -211,6 +225,8 @@ def _made(bar: Bar) -> Progress:
     # where there is no room, what is on now gives way to how far it is
     text = Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
     out = Console(stderr=True)
-    shown = Progress(BarColumn(16), text, console=out, transient=True, refresh_per_second=REFRESHES_PER_S)
+    shown = Progress(
+        BarColumn(16), text, console=out, transient=True, refresh_per_second=REFRESHES_PER_S
+    )
     shown.add_task("")
     return shown

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, series
+from trainpace.report.charts import (
+    MOST_INTERVAL,
+    SERIES_TONES,
+    Axis,
+    Chart,
+    Mark,
+    Series,
+    ideal_line,
+    series,
+)
 from trainpace.report.phrases import listed, number, sentence
 
 if TYPE_CHECKING:
@@ -61,10 +70,15 @@ def forecast_sweep(
             lines += _measured_by_others(some, evidence)
     return Chart(
         title="Step time against the batch size",
-        finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"),
-        x=BATCH, y=_step_axis(lines), series=tuple(lines), marks=tuple(marks),
+        finding=sentence(
+            f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"
+        ),
+        x=BATCH,
+        y=_step_axis(lines),
+        series=tuple(lines),
+        marks=tuple(marks),
         note=provenance([row for some in curves.values() for row in some]),
-    )  # fmt: skip
+    )
 
 
 SAME = {"the same operators", "the same card"}
@@ -75,16 +89,28 @@ def _measured_by_others(rows: Sequence[Forecast], evidence: Sequence[Nearness]) 
     """Public measurements of the same operators on the same card under the same conditions, at their own batch sizes."""
     sizes = [f.execution.micro_batch for f in rows]
     runs = [
-        near.run for nearness in evidence for near in nearness.runs
-        if nearness.device == rows[0].device and set(near.alike) >= SAME and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
+        near.run
+        for nearness in evidence
+        for near in nearness.runs
+        if nearness.device == rows[0].device
+        and set(near.alike) >= SAME
+        and all(map(_SAME_BUT_FOR.fullmatch, near.unlike))
         and near.run.global_batch == (near.run.micro_batch or 0) * near.run.gpus
         and sizes[0] <= (near.run.micro_batch or 0) <= sizes[-1]
-    ]  # fmt: skip
+    ]
     if not runs or any(f.execution.accumulation > 1 for f in rows):
         return []
     points = [(run.micro_batch or 0, run.step_time_ms) for run in runs]
     labels = tuple(f"measured by others ({run.model}, {run.source})" for run in runs)
-    return [series("measured by others: the same model on this GPU", "points", "measured", points, labels=labels)]
+    return [
+        series(
+            "measured by others: the same model on this GPU",
+            "points",
+            "measured",
+            points,
+            labels=labels,
+        )
+    ]
 
 
 def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
@@ -94,52 +120,91 @@ def _near_what_fits(rows: Sequence[Forecast]) -> list[Forecast]:
     return ordered[: max(FEWEST, math.ceil(BEYOND * fitting))] if fitting else ordered
 
 
-def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
+def measured_sweep(
+    a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> Chart:
     """Points with the interval of a repeat, the fitted pieces, jumps with their causes according to the forecast."""
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
-    shown = [_line("forecast, 90 % interval", "forecast", forecasts, banded=True)] if forecasts else []
+    shown = (
+        [_line("forecast, 90 % interval", "forecast", forecasts, banded=True)] if forecasts else []
+    )
     segments = [s for s in a.curve.segments if s.first_batch < s.last_batch]
     ends = [(s, batch) for s in segments for batch in (s.first_batch, s.last_batch, None)]
-    pieces = [(s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends]
+    pieces = [
+        (s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends
+    ]
     shown += [series("fitted", "line", "muted", pieces)] if pieces else []
     steps, spread = [(p.batch, p.step_ms) for p in a.points], [p.interval_ms for p in a.points]
     shown.append(series("measured, with 90 % of repeats", "points", "measured", steps, spread))
     best = a.best.best
-    marks = [Mark(axis="point", at=best.batch, y=dict(steps)[best.batch], text="best throughput", tone="best")]
+    marks = [
+        Mark(
+            axis="point",
+            at=best.batch,
+            y=dict(steps)[best.batch],
+            text="best throughput",
+            tone="best",
+        )
+    ]
     for jump in a.curve.jumps:
-        text = f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{_cause(jump.cause_among(causes))}"
+        text = (
+            f"{jump.before} to {jump.after}: {jump.percent:+.0f}"
+            f" %{_cause(jump.cause_among(causes))}"
+        )
         marks.append(Mark(axis="x", at=(jump.before + jump.after) / 2, text=text, tone="jump"))
     if a.largest_that_fits is not None:
         marks.append(_out_of_memory(a.largest_that_fits))
     return Chart(
         title="Step time against the batch size",
-        finding=f"Batch {best.batch} has the best throughput, {number(best.measured_samples_per_second)} samples/s."
+        finding=(
+            f"Batch {best.batch} has the best throughput,"
+            f" {number(best.measured_samples_per_second)} samples/s."
+        )
         + _jumps_in_words([jump.before for jump in a.curve.jumps]),
-        x=BATCH, y=_step_axis(shown), series=tuple(shown), marks=tuple(marks),
+        x=BATCH,
+        y=_step_axis(shown),
+        series=tuple(shown),
+        marks=tuple(marks),
         note="Measured on this machine; each point is the median of its probes."
         + (f" {provenance(forecasts, 'The forecast is from')}" if forecasts else ""),
-    )  # fmt: skip
+    )
 
 
 def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
-    rates = [(b, f.samples_per_second) for b, f in sorted(foreseen.items()) if f.samples_per_second is not None]
+    rates = [
+        (b, f.samples_per_second)
+        for b, f in sorted(foreseen.items())
+        if f.samples_per_second is not None
+    ]
     shown = [series("forecast", "line", "forecast", rates, dashed=True)] if rates else []
-    shown.append(series("measured", "points", "measured", [(p.batch, p.samples_per_second) for p in a.points]))
+    shown.append(
+        series(
+            "measured", "points", "measured", [(p.batch, p.samples_per_second) for p in a.points]
+        )
+    )
     best, last = a.best.best, a.points[-1]
     rate = best.measured_samples_per_second
     gain = rate / last.samples_per_second - 1
-    more = "" if best.batch == last.batch or gain < 0.01 else f", {gain:.0%} more than batch {last.batch}, the largest"
+    more = (
+        ""
+        if best.batch == last.batch or gain < 0.01
+        else f", {gain:.0%} more than batch {last.batch}, the largest"
+    )
     return Chart(
         title="Throughput against the batch size",
         finding=f"Batch {best.batch} gives {number(rate)} samples a second{more}.",
-        x=BATCH, y=Axis(label="throughput", unit="samples/s", low=0), series=tuple(shown),
+        x=BATCH,
+        y=Axis(label="throughput", unit="samples/s", low=0),
+        series=tuple(shown),
         marks=(Mark(axis="point", at=best.batch, y=rate, text=f"batch {best.batch}", tone="best"),),
-    )  # fmt: skip
+    )
 
 
 def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
     """Throughput of the same micro-batches on ever more devices. None with fewer than two that can be forecast."""
-    done = sorted((f for f in rows if f.samples_per_second is not None), key=lambda f: f.num_devices)
+    done = sorted(
+        (f for f in rows if f.samples_per_second is not None), key=lambda f: f.num_devices
+    )
     if len(done) < 2:
         return None
     points = [(f.num_devices, f.samples_per_second or 0.0) for f in done]
@@ -158,29 +223,49 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
     efficiency = share(most, fastest)
     return Chart(
         title="Scaling over devices",
-        finding=f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
-        f" throughput of {'one' if fewest == 1 else fewest}.",
-        x=Axis(label="devices", scale="log2"), y=Axis(label="throughput", unit="samples/s", scale="log2"),
+        finding=(
+            f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest}"
+            f" times the throughput of {'one' if fewest == 1 else fewest}."
+        ),
+        x=Axis(label="devices", scale="log2"),
+        y=Axis(label="throughput", unit="samples/s", scale="log2"),
         series=(
             ideal_line((n, slowest / fewest * n) for n, _ in points),
             series("forecast, 90 % interval", "line", "forecast", points, bounds),
-            series("forecast, with its efficiency", "points", "forecast", points, labels=tuple(map(said, points))),
+            series(
+                "forecast, with its efficiency",
+                "points",
+                "forecast",
+                points,
+                labels=tuple(map(said, points)),
+            ),
         ),
-        marks=tuple(Mark(axis="point", at=n, y=rate, text=f"{share(n, rate):.0%}", tone="forecast") for n, rate in points[1:]),
-        note=f"The same micro-batch on every device, so that the global batch grows with them. {provenance(done)}",
-    )  # fmt: skip
+        marks=tuple(
+            Mark(axis="point", at=n, y=rate, text=f"{share(n, rate):.0%}", tone="forecast")
+            for n, rate in points[1:]
+        ),
+        note=(
+            "The same micro-batch on every device, so that the global batch grows with them."
+            f" {provenance(done)}"
+        ),
+    )
 
 
 def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
     """The rows that could be forecast, by device in the order in which they come."""
     able = [row for row in rows if row.step is not None]
-    return {name: [row for row in able if row.device == name] for name in dict.fromkeys(row.device for row in able)}
+    return {
+        name: [row for row in able if row.device == name]
+        for name in dict.fromkeys(row.device for row in able)
+    }
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
     """The one with the highest throughput among those that fit, in tokens where lengths differ."""
     able = [row for row in rows if row.step is not None and row.fits is not False]
-    return max(able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None)
+    return max(
+        able, key=lambda row: row.tokens_per_second or row.samples_per_second or 0.0, default=None
+    )
 
 
 def sources(rows: Sequence[Forecast]) -> str:
@@ -188,7 +273,9 @@ def sources(rows: Sequence[Forecast]) -> str:
 
 
 def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
-    bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
+    bases = dict.fromkeys(
+        f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None
+    )
     intervals = f"; intervals from {', '.join(list(bases)[:3])}" if bases else ""
     return f"{start} {sources(rows)}{intervals}."
 
@@ -197,7 +284,12 @@ def _step_axis(shown: Sequence[Series]) -> Axis:
     """From 0, and not so far up that a wide band hides what the curves do."""
     top = max((y for s in shown for y in s.y if y is not None), default=1.0)
     band = max((high for s in shown for high in s.high), default=top)
-    return Axis(label="step time", unit="ms", low=0, high=MOST_INTERVAL * top if band > MOST_INTERVAL * top else None)
+    return Axis(
+        label="step time",
+        unit="ms",
+        low=0,
+        high=MOST_INTERVAL * top if band > MOST_INTERVAL * top else None,
+    )
 
 
 def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:
@@ -209,11 +301,16 @@ def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Serie
 
 
 def _out_of_memory(largest: int, prefix: str = "") -> Mark:
-    return Mark(axis="x", at=largest + 0.5, text=f"{prefix}out of memory after {largest}", tone="limit")
+    return Mark(
+        axis="x", at=largest + 0.5, text=f"{prefix}out of memory after {largest}", tone="limit"
+    )
 
 
 def _jump(jump: Jump) -> Mark:
-    text = f"{jump.before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{_cause(jump)}"
+    text = (
+        f"{jump.before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f}"
+        f" %{_cause(jump)}"
+    )
     return Mark(axis="x", at=(jump.before + jump.batch) / 2, text=text, tone="jump")
 
 

@@ -29,9 +29,7 @@ GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
 _BLANK = "    \n"
 _RULE = Box(f"{2 * _BLANK} ── \n{5 * _BLANK}")
 _ASCII_RULE = Box(f"{2 * _BLANK} -- \n{5 * _BLANK}", ascii=True)
-_UNITS = (
-    r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|epochs|steps|W|x|M|T|kWh"
-)
+_UNITS = r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|epochs|steps|W|x|M|T|kWh"
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break a line there
@@ -94,8 +92,13 @@ def console() -> Console:
     width = max(LEAST_WIDTH, int(columns)) if columns.isascii() and columns.isdigit() else LOG_WIDTH
     forced = bool(os.environ.get("FORCE_COLOR"))
     return _Visible(
-        highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width, file=file
-    )  # fmt: skip
+        highlight=False,
+        emoji=False,
+        no_color=None if forced else True,
+        force_terminal=forced,
+        width=width,
+        file=file,
+    )
 
 
 @contextmanager
@@ -131,9 +134,14 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column], rows: Iterable[Sequence[str | float]], left: int = 1, title: str = "", spaced: bool = True,
-    keep: Sequence[int] = (), filled_only: bool = False,
-) -> None:  # fmt: skip
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[str | float]],
+    left: int = 1,
+    title: str = "",
+    spaced: bool = True,
+    keep: Sequence[int] = (),
+    filled_only: bool = False,
+) -> None:
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
@@ -141,8 +149,14 @@ def print_table(
     a share, which is drawn as a bar. On one screen with much else the last rows are left out, those of the numbers `keep` last.
     `filled_only`: without the columns that are empty in every row.
     """
-    made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
-    cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
+    made = [
+        c if isinstance(c, Column) else Column(c, least=10 if i < left else 0)
+        for i, c in enumerate(columns)
+    ]
+    cells = [
+        [cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row]
+        for row in rows
+    ]
     if filled_only:
         filled = [i for i in range(len(made)) if any(row[i] for row in cells)]
         made, cells = [made[i] for i in filled], [[row[i] for i in filled] for row in cells]
@@ -159,7 +173,7 @@ def print_table(
 
 def _print_rows(
     made: Sequence[Column], cells: Sequence[Sequence[str]], more: int, title: str, spaced: bool
-) -> None:  # fmt: skip
+) -> None:
     """`more`: how many rows there are beside these."""
     out = console()
     chosen = layout(made, cells, out.width)
@@ -169,17 +183,27 @@ def _print_rows(
         print_lines(title)
     if chosen is None:
         for row in cells:
-            named = [(c.name, cell) for c, cell in zip(made, row, strict=True) if cell and "█" not in cell]
+            named = [
+                (c.name, cell)
+                for c, cell in zip(made, row, strict=True)
+                if cell and "█" not in cell
+            ]
             print_lines("", *(f"{name}: {cell}" if name else cell for name, cell in named))
         _count_more(more, "row")
         out.print()
         return
     with out.capture() as captured:
         out.print(_drawn(out, made, cells, chosen))
-    lines = (line.rstrip() for line in captured.get().splitlines())  # a log file needs no blanks at the ends
+    lines = (
+        line.rstrip() for line in captured.get().splitlines()
+    )  # a log file needs no blanks at the ends
     out.file.write("\n".join([*lines, ""]))
     _count_more(more, "row")
-    hidden = [c.name for i, c in enumerate(made) if i not in chosen.widths and c.name and any(row[i] for row in cells)]
+    hidden = [
+        c.name
+        for i, c in enumerate(made)
+        if i not in chosen.widths and c.name and any(row[i] for row in cells)
+    ]
     if hidden:
         print_lines(f"Columns hidden for lack of width: {', '.join(hidden)}.")
     out.print()
@@ -209,10 +233,14 @@ def _print_named(title: str, named: Sequence[tuple[str, str]], more: int) -> Non
     beside = out.width - indent - longest - NARROW_GAP
     for name, text in named:
         if beside >= LEAST_WIDTH:
-            block = wrapped(text, beside, "").replace("\n", "\n" + " " * (indent + longest + NARROW_GAP))
+            block = wrapped(text, beside, "").replace(
+                "\n", "\n" + " " * (indent + longest + NARROW_GAP)
+            )
             line = f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip()
         else:
-            line = "\n".join(wrapped(part, out.width) for part in (name, f"  {text}") if part.strip())
+            line = "\n".join(
+                wrapped(part, out.width) for part in (name, f"  {text}") if part.strip()
+            )
         out.print(Text(line), soft_wrap=True)
     _count_more(more, "line")
     out.print()
@@ -223,13 +251,22 @@ def _count_more(more: int, what: str) -> None:
         print_lines(f"... {more:,} more {what}{'' if more == 1 else 's'} (--details)")
 
 
-def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout) -> Table:
+def _drawn(
+    out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout
+) -> Table:
     named = any(columns[i].name for i in chosen.widths)
     box = _ASCII_RULE if out.options.ascii_only else _RULE
     table = Table(
-        box=box, show_edge=False, pad_edge=False, padding=(0, chosen.gap - 1, 0, 0), show_header=named, header_style=HEAD
-    )  # fmt: skip
-    tallest = max(wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items())
+        box=box,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, chosen.gap - 1, 0, 0),
+        show_header=named,
+        header_style=HEAD,
+    )
+    tallest = max(
+        wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items()
+    )
     for i, width in chosen.widths.items():
         # headers stand on the rule; vertical="bottom" would let the cells sink too
         name = wrapped(columns[i].name, width, "", 1)
@@ -239,7 +276,10 @@ def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]
     longest = {i: max(cell_len(row[i]) for row in rows) for i in chosen.widths} if rows else {}
     for row in rows:
         table.add_row(
-            *(_cell(broken(row[i], width), min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items())
+            *(
+                _cell(broken(row[i], width), min(1.0, width / (longest[i] or 1)))
+                for i, width in chosen.widths.items()
+            )
         )
     return table
 
@@ -299,7 +339,9 @@ def print_next(command: str | Sequence[str], why: str = "") -> None:
         text.append(f"  ({why})")
     elif why:
         indent, width = " " * 6, max(LEAST_WIDTH, out.width)
-        text.append(f"\n{textwrap.fill(why, width, initial_indent=indent, subsequent_indent=indent)}")
+        text.append(
+            f"\n{textwrap.fill(why, width, initial_indent=indent, subsequent_indent=indent)}"
+        )
     out.print(text, soft_wrap=True)
 
 
@@ -308,7 +350,11 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
     tied = _NUMBER_AND_UNIT.sub(_TIED, line)
     own = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
-        tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False
+        tied.strip(),
+        max(width, least),
+        initial_indent=own,
+        subsequent_indent=own + indent,
+        break_on_hyphens=False,
     )
     return "\n".join(lines).replace(_TIED, " ")
 
@@ -349,7 +395,9 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     columns of rank 0 fit."""
     widest = [max((cell_len(row[i]) for row in rows), default=1) for i in range(len(columns))]
     natural = [max(1, cell_len(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
-    wrapped_head = [max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    wrapped_head = [
+        max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)
+    ]
     least = [_least(c, [row[i] for row in rows], wrapped_head[i]) for i, c in enumerate(columns)]
     shown = list(range(len(columns)))
     while True:

@@ -4,7 +4,14 @@ from typing import Any
 
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import number
-from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import (
+    Column,
+    print_lines,
+    print_next,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.verbs.carried import carried
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.verify import VerifyRequest
@@ -12,31 +19,62 @@ from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
     "fp32": "the number format: in fp32 they agree",
-    "weight_by_samples": "parts of unequal size whose mean losses are averaged without weights: weighted by samples they agree",
-    "weight_by_targets": "parts with unequal numbers of targets whose mean losses are averaged without weights: weighted by"
-    " targets they agree",
+    "weight_by_samples": (
+        "parts of unequal size whose mean losses are averaged without weights: weighted by samples"
+        " they agree"
+    ),
+    "weight_by_targets": (
+        "parts with unequal numbers of targets whose mean losses are averaged without weights:"
+        " weighted by targets they agree"
+    ),
     "sum": "a loss that sums over samples, and is averaged over parts: added up they agree",
-    "no_hooks": "hooks on gradients (such as clipping), which act on every part: without them they agree",
-    "whole_batch_norm": "BatchNorm, which normalises each part by its own statistics: with the whole batch's they agree",
+    "no_hooks": (
+        "hooks on gradients (such as clipping), which act on every part: without them they agree"
+    ),
+    "whole_batch_norm": (
+        "BatchNorm, which normalises each part by its own statistics: with the whole batch's they"
+        " agree"
+    ),
     "no_dropout": "dropout, which draws different masks for parts: without it they agree",
     "fp64": "rounding that training amplifies: in fp64 they agree",
 }
 ADVICE: dict[Change, str] = {
-    "fp32": "Rounding of this size is normal for the format, and not an error of accumulation or parallelism.",
-    "weight_by_samples": "Use a batch that divides evenly (drop_last), or weight each loss by its share of the samples.",
-    "weight_by_targets": "Sum the loss over targets and divide by the number of targets in the whole batch.",
-    "sum": "Do not divide the loss by the accumulation steps; with several ranks multiply it by their number, because the engine"
-    " divides by it.",
+    "fp32": (
+        "Rounding of this size is normal for the format, and not an error of accumulation or"
+        " parallelism."
+    ),
+    "weight_by_samples": (
+        "Use a batch that divides evenly (drop_last), or weight each loss by its share of the"
+        " samples."
+    ),
+    "weight_by_targets": (
+        "Sum the loss over targets and divide by the number of targets in the whole batch."
+    ),
+    "sum": (
+        "Do not divide the loss by the accumulation steps; with several ranks multiply it by their"
+        " number, because the engine divides by it."
+    ),
     "no_hooks": "Clip once a step, after the last backward pass and before the optimizer.",
-    "whole_batch_norm": "On GPUs torch.nn.SyncBatchNorm shares the statistics between ranks; accumulation needs GroupNorm"
-    " or LayerNorm, or frozen statistics.",
-    "no_dropout": "The masks are equally random either way, so the training is as good; only the draw differs.",
-    "fp64": "Not an error of accumulation or parallelism: the optimizer or the model magnifies rounding.",
+    "whole_batch_norm": (
+        "On GPUs torch.nn.SyncBatchNorm shares the statistics between ranks; accumulation needs"
+        " GroupNorm or LayerNorm, or frozen statistics."
+    ),
+    "no_dropout": (
+        "The masks are equally random either way, so the training is as good; only the draw"
+        " differs."
+    ),
+    "fp64": (
+        "Not an error of accumulation or parallelism: the optimizer or the model magnifies"
+        " rounding."
+    ),
 }
 WAY_IN_WORDS = {
-    "accumulate": "accumulation", "data_parallel": "DataParallel (emulated)", "ddp": "DDP", "fsdp2": "FSDP2",
+    "accumulate": "accumulation",
+    "data_parallel": "DataParallel (emulated)",
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
     "deepspeed": "DeepSpeed ZeRO-2",
-}  # fmt: skip
+}
 
 
 def print_equivalence(result: Equivalence, asked: VerifyRequest | None = None) -> None:
@@ -51,11 +89,19 @@ def print_equivalence(result: Equivalence, asked: VerifyRequest | None = None) -
         differing = [WAY_IN_WORDS[way.way] for way in result.ways if not way.equal]
         print_verdict(f"No: not equivalent training with {', '.join(differing)}.", good=False)
     columns = (
-        words("trained as"), words("parts"), Column("largest relative difference"), words("where", 1), words("verdict", least=7),
-    )  # fmt: skip
+        words("trained as"),
+        words("parts"),
+        Column("largest relative difference"),
+        words("where", 1),
+        words("verdict", least=7),
+    )
     rows = []
     for way in result.ways:
-        parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
+        parts = (
+            " + ".join(map(str, way.sizes))
+            if len(way.sizes) <= 4
+            else f"{len(way.sizes)} x {way.sizes[0]}"
+        )
         apart = "" if way.difference is None else f"{way.difference:.1e}"
         outcome = "failed" if way.failed else "equal" if way.equal else "differs"
         rows.append([WAY_IN_WORDS[way.way], parts, apart, way.worst, outcome])
@@ -63,11 +109,31 @@ def print_equivalence(result: Equivalence, asked: VerifyRequest | None = None) -
     print_lines(*lines)
     if result.equal:
         same = carried(asked, ForecastRequest, ["batch", "accumulate", "timeout"])
-        print_next(["trainpace", "forecast", q.model, "--gpu", "A100", "--batch", str(max(q.sizes("ddp"))), *same],
-                   "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
+        print_next(
+            [
+                "trainpace",
+                "forecast",
+                q.model,
+                "--gpu",
+                "A100",
+                "--batch",
+                str(max(q.sizes("ddp"))),
+                *same,
+            ],
+            "what a part costs on a GPU; for the training, any way of dividing the batch is equally"
+            " good",
+        )
     elif not result.repeated and not any(way.failed for way in result.ways):
         same = carried(asked, VerifyRequest, ["batch", "accumulate"])
-        again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
+        again = [
+            "trainpace",
+            "verify",
+            q.model,
+            "--batch",
+            str(q.batch),
+            "--accumulate",
+            str(q.parts),
+        ]
         print_next([*again, *same], "again, after that change")
 
 
@@ -76,14 +142,15 @@ def verdict(result: Equivalence) -> list[str]:
     if result.equal:
         moved = min(way.moved or 0.0 for way in result.ways)
         return [
-            f"Equivalent training: the results differ by rounding only (at most {q.tolerance:g}), while the weights moved by"
-            f" {moved:.1e}."
+            f"Equivalent training: the results differ by rounding only (at most {q.tolerance:g}),"
+            f" while the weights moved by {moved:.1e}."
         ]
     lines = []
     if result.repeated:
         lines.append(
-            f"The model does not train the same way twice, even in one process: the difference is {result.repeated:.1e}."
-            " Something draws random numbers outside the seeds of torch, numpy and random; make that reproducible first."
+            "The model does not train the same way twice, even in one process: the difference is"
+            f" {result.repeated:.1e}. Something draws random numbers outside the seeds of torch,"
+            " numpy and random; make that reproducible first."
         )
     for way in result.ways:
         lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _explanation(way, result)]
@@ -103,7 +170,10 @@ def _explanation(way: WayResult, result: Equivalence) -> list[str]:
         return ["the weights or the loss became NaN: lower the learning rate."]
     tolerance = result.question.tolerance
     if way.difference <= tolerance:
-        return [f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more --steps."]
+        return [
+            f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more"
+            " --steps."
+        ]
     if result.repeated:
         return ["differs."]
     return [f"no cause was found. {_first_loss(way, result)}"]
@@ -116,8 +186,8 @@ def _first_loss(way: WayResult, result: Equivalence) -> str:
     if abs(whole - way.first_loss) <= 10 * result.question.tolerance * abs(whole):
         return "The first loss is still the same: the gradients are not."
     return (
-        f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at once:"
-        " the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
+        f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at"
+        " once: the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
     )
 
 

@@ -79,25 +79,34 @@ def print_recording(recording: Recording, folder: str) -> None:
     step_ms = fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
-    print_lines(f"{' '.join(recording.command)}: trained {trained_on(ranks[0])}, recorded in {folder}")
+    print_lines(
+        f"{' '.join(recording.command)}: trained {trained_on(ranks[0])}, recorded in {folder}"
+    )
     rows = _rows(ranks, step_ms)
     each = duration(step_ms / 1000)
     after = f" after {ranks[0].warm_up} of warm-up" if ranks[0].warm_up else ""
     print_verdict(
-        f"{plural(ranks[0].steps, 'step')}{after}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]})."
+        f"{plural(ranks[0].steps, 'step')}{after}, {each} each; the largest part is {rows[0][0]}"
+        f" ({rows[0][2]})."
     )
     print_table(columns, rows)
     print_among_ranks(recording)
     print_notes(*_remarks(recording, step_ms))
     print_lines(*_doubts(recording))
     if any(r.blocks for r in ranks):  # of the diagnose that made it
-        print_next(["trainpace", "diagnose", folder], "reads this recording again, and says what to change")
+        print_next(
+            ["trainpace", "diagnose", folder], "reads this recording again, and says what to change"
+        )
     else:
         print_next(recording.proved_by, "proves what slows it down, and says what to change")
 
 
 def trained_on(rank: Rank) -> str:
-    return f"on {rank.accelerator}" if rank.accelerator else f"on the CPU ({plural(rank.threads, 'thread')})"
+    return (
+        f"on {rank.accelerator}"
+        if rank.accelerator
+        else f"on the CPU ({plural(rank.threads, 'thread')})"
+    )
 
 
 def print_guarded(guarded: Guarded) -> None:
@@ -106,9 +115,10 @@ def print_guarded(guarded: Guarded) -> None:
         between = f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
         faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
     print_verdict(
-        f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes {_pace(guarded.now)}, and"
-        f" {_pace(guarded.baseline)} in {guarded.baseline.run}: {100 * (ratio.ratio - 1):+.1f} %{between}{faster}; up to"
-        f" {100 * guarded.tolerance:g} % beyond the noise is tolerated.",
+        f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes"
+        f" {_pace(guarded.now)}, and {_pace(guarded.baseline)} in {guarded.baseline.run}:"
+        f" {100 * (ratio.ratio - 1):+.1f} %{between}{faster}; up to {100 * guarded.tolerance:g} %"
+        " beyond the noise is tolerated.",
         good=not guarded.regressed,
     )
 
@@ -120,7 +130,10 @@ def _pace(pace: Pace) -> str:
 def step_in_words(rank: Rank) -> str:
     """What makes up a step of this training; empty for one batch and one optimizer."""
     if rank.optimizer == "LBFGS":
-        return f"an update by LBFGS, which evaluates the loss {number(rank.micro_steps)} times on average"
+        return (
+            f"an update by LBFGS, which evaluates the loss {number(rank.micro_steps)} times on"
+            " average"
+        )
     batches = round(batches_per_step(rank))
     parts = [f"{batches} micro-batches"] if batches > 1 else []
     if rank.optimizers > 1:
@@ -133,10 +146,16 @@ def step_in_words(rank: Rank) -> str:
 def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
     means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
     return [
-        [LOOK[part][2], number(ms), f"{100 * ms / step_ms:.1f} %", ms / step_ms,
-         *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
-        for part, ms in sorted(means.items(), key=lambda item: -item[1]) if ms >= 0.0005 * step_ms
-    ]  # fmt: skip
+        [
+            LOOK[part][2],
+            number(ms),
+            f"{100 * ms / step_ms:.1f} %",
+            ms / step_ms,
+            *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1),
+        ]
+        for part, ms in sorted(means.items(), key=lambda item: -item[1])
+        if ms >= 0.0005 * step_ms
+    ]
 
 
 def _remarks(recording: Recording, step_ms: float) -> list[str]:
@@ -149,11 +168,15 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
         lines.append(f"Of the script's own code, {top.share:.0%} is at {top.line}{called}.")
-    after = [(LOOK[part][2], first.after_last_ms.get(part, 0.0)) for part in ("evaluation", "checkpoint")]
+    after = [
+        (LOOK[part][2], first.after_last_ms.get(part, 0.0)) for part in ("evaluation", "checkpoint")
+    ]
     if told := [f"{duration(ms / 1000)} of {name}" for name, ms in after if ms > step_ms]:
         lines.append(f"After the last step came {listed(told)}, which is in no row.")
     if first.accelerator:
-        lines.append("Times are the host's: the device works asynchronously, until something waits for it.")
+        lines.append(
+            "Times are the host's: the device works asynchronously, until something waits for it."
+        )
     return lines
 
 
@@ -192,19 +215,32 @@ def findings(timeline: Timeline) -> list[str]:
         shown = math.fsum(b.end_ms - b.start_ms for b in training.bars)
         waited = training.ms_of(WAITING)
         who = f"Rank {rank}" if len(timeline.ranks) > 1 else "Training"
-        share = f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms a step)"
+        share = (
+            f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms a"
+            " step)"
+        )
         if workers:
-            busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (timeline.duration_ms * len(workers))
-            many = f"its {len(workers)} worker processes prepare" if len(workers) > 1 else "its worker process prepares"
+            busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (
+                timeline.duration_ms * len(workers)
+            )
+            many = (
+                f"its {len(workers)} worker processes prepare"
+                if len(workers) > 1
+                else "its worker process prepares"
+            )
             starting = training.ms_of("loader_start") / shown
             begins = f" and for the loader's start {percent(starting)}" if starting > 0.01 else ""
-            lines.append(f"{who} waits for data {share}{begins}; {many} batches {percent(busy)} of the time.")
+            lines.append(
+                f"{who} waits for data {share}{begins}; {many} batches {percent(busy)} of the time."
+            )
         else:
             lines.append(f"{who} spends {share} loading data in the main process, without workers.")
     if len(timeline.ranks) > 1:
         lines.append("A rank that waits for another does so in its backward pass or communication.")
     if timeline.on_gpu:
-        lines.append("Bars are host time: what the host starts on the GPU goes on after the bar ends.")
+        lines.append(
+            "Bars are host time: what the host starts on the GPU goes on after the bar ends."
+        )
     return lines
 
 
@@ -224,8 +260,15 @@ def parts_of(timeline: Timeline) -> list[str]:
 
 def heading(timeline: Timeline) -> str:
     count = timeline.last_step - timeline.first_step + 1
-    which = f"steps {timeline.first_step} to {timeline.last_step}" if count > 1 else f"step {timeline.first_step}"
-    return f"{which}: {number(timeline.duration_ms)} ms, {number(timeline.after_s)} s after the first began"
+    which = (
+        f"steps {timeline.first_step} to {timeline.last_step}"
+        if count > 1
+        else f"step {timeline.first_step}"
+    )
+    return (
+        f"{which}: {number(timeline.duration_ms)} ms, {number(timeline.after_s)} s after the first"
+        " began"
+    )
 
 
 def print_timeline(timeline: Timeline) -> None:
@@ -239,7 +282,10 @@ def print_timeline(timeline: Timeline) -> None:
     out.print(Text(f"timeline of {heading(timeline)}", style="bold"), soft_wrap=True)
     for lane, label in zip(timeline.lanes, labels, strict=True):
         if lane.kind == "training":
-            out.print(Text(" " * indent + _step_row(lane, timeline.duration_ms, width), style="dim"), no_wrap=True)
+            out.print(
+                Text(" " * indent + _step_row(lane, timeline.duration_ms, width), style="dim"),
+                no_wrap=True,
+            )
         row = Text(f"{label:<{indent}}")
         for letter, part in cells(lane, timeline.duration_ms, width):
             row.append(letter, style=_style(part))
@@ -278,7 +324,9 @@ def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
             ms = min(bar.end_ms, (cell + 1) * size) - max(bar.start_ms, cell * size)
             spent[cell][letter, bar.part] += max(0.0, ms)
     idle = [size - math.fsum(within.values()) for within in spent]
-    most = [max(within.items(), key=lambda item: item[1], default=((" ", ""), 0.0)) for within in spent]
+    most = [
+        max(within.items(), key=lambda item: item[1], default=((" ", ""), 0.0)) for within in spent
+    ]
     return [part if ms > rest else (" ", "") for (part, ms), rest in zip(most, idle, strict=True)]
 
 
@@ -303,32 +351,60 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
 
 def timeline_page(timeline: Timeline, title: str) -> str:
     return page(
-        "timeline.html", title, findings(timeline), (), to_jsonable(timeline), styles=("timeline.css",),
-        heading=heading(timeline).capitalize(), timeline=timeline_context(timeline),
-    )  # fmt: skip
+        "timeline.html",
+        title,
+        findings(timeline),
+        (),
+        to_jsonable(timeline),
+        styles=("timeline.css",),
+        heading=heading(timeline).capitalize(),
+        timeline=timeline_context(timeline),
+    )
 
 
 def timeline_context(timeline: Timeline) -> dict[str, Any]:
-    lanes = {kind: [lane for lane in timeline.lanes if lane.kind == kind] for kind in ("training", "worker")}
+    lanes = {
+        kind: [lane for lane in timeline.lanes if lane.kind == kind]
+        for kind in ("training", "worker")
+    }
     return {
-        "findings": findings(timeline), "picture": timeline_svg(timeline),
+        "findings": findings(timeline),
+        "picture": timeline_svg(timeline),
         "parts": [row for lane in lanes["training"] for row in _part_rows(lane, timeline)],
-        "workers": [_worker_row(lane, timeline.duration_ms) for lane in lanes["worker"]] if has_workers(timeline) else [],
-    }  # fmt: skip
+        "workers": (
+            [_worker_row(lane, timeline.duration_ms) for lane in lanes["worker"]]
+            if has_workers(timeline)
+            else []
+        ),
+    }
 
 
 def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
     """The longest first."""
     whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
-    for ms, part in sorted(((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True):
+    for ms, part in sorted(
+        ((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True
+    ):
         each = number(ms / len(lane.steps))
-        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, percent(ms / whole)
+        yield (
+            str(lane.rank),
+            str(len(lane.steps)),
+            part_words(part, timeline),
+            each,
+            percent(ms / whole),
+        )
 
 
 def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
     whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
     mean = number(math.fsum(whole) / len(whole)) if whole else NONE
-    return str(lane.rank), lane.label, str(len(lane.bars)), mean, percent(lane.ms_of("fetch") / duration_ms)
+    return (
+        str(lane.rank),
+        lane.label,
+        str(len(lane.bars)),
+        mean,
+        percent(lane.ms_of("fetch") / duration_ms),
+    )
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
@@ -343,17 +419,31 @@ def timeline_svg(timeline: Timeline) -> Markup:
         bottom += ROW
     last = {lane.rank: y + BAR for lane, y in zip(timeline.lanes, tops, strict=True)}
     rows = [
-        {"label": label, "y": y, "last": last[lane.rank], "bars": _bars(lane, left, scale, timeline),
-         "marks": _marks(lane, left, scale) if lane.kind == "training" else ()}
+        {
+            "label": label,
+            "y": y,
+            "last": last[lane.rank],
+            "bars": _bars(lane, left, scale, timeline),
+            "marks": _marks(lane, left, scale) if lane.kind == "training" else (),
+        }
         for lane, label, y in zip(timeline.lanes, labels, tops, strict=True)
-    ]  # fmt: skip
+    ]
     key, height = _key(timeline, left, bottom + 44)
     return rendered(
-        "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=asset("timeline.css"),
-        width=WIDTH, height=height, left=round(left, 1), right=WIDTH - RIGHT, top=TOP, bottom=bottom,
-        rows=rows, key=key,
+        "timeline.svg",
+        title=f"Timeline of {heading(timeline)}",
+        findings=findings(timeline),
+        style=asset("timeline.css"),
+        width=WIDTH,
+        height=height,
+        left=round(left, 1),
+        right=WIDTH - RIGHT,
+        top=TOP,
+        bottom=bottom,
+        rows=rows,
+        key=key,
         ticks=[(round(left + ms * scale, 1), number(ms)) for ms in ticks(timeline.duration_ms, 10)],
-    )  # fmt: skip
+    )
 
 
 def _paint(part: str, odd: bool = False) -> str:
@@ -367,7 +457,9 @@ def _letter(part: str) -> str:
     return "" if part in (WAITING, "other", "fetch") else LOOK[part][0]
 
 
-def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator[tuple[float, float, str, str, str]]:
+def _bars(
+    lane: Lane, left: float, scale: float, timeline: Timeline
+) -> Iterator[tuple[float, float, str, str, str]]:
     for i, bar in enumerate(coarsened(lane.bars, DOT / scale)):
         ms = bar.end_ms - bar.start_ms
         named = f" ({bar.name})" if bar.name and bar.name != bar.part else ""
@@ -385,7 +477,9 @@ def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]
         yield round(x, 1), next((t for t in texts if 7 * len(t) + 3 <= after - x), "")
 
 
-def _key(timeline: Timeline, left: float, y: float) -> tuple[list[tuple[float, float, str, str, str]], float]:
+def _key(
+    timeline: Timeline, left: float, y: float
+) -> tuple[list[tuple[float, float, str, str, str]], float]:
     """With the height that the picture needs."""
     entries, x = [], left
     for part in parts_of(timeline):

@@ -1,5 +1,6 @@
 """What a search for hyper-parameters takes where bad trainings are stopped early: successive halving (Jamieson and Talwalkar
-2016, arXiv:1502.07943, algorithm 1; with a factor of 3 as in Hyperband, Li et al. 2018, arXiv:1603.06560)."""
+2016, arXiv:1502.07943, algorithm 1; with a factor of 3 as in Hyperband, Li et al. 2018, arXiv:1603.06560).
+"""
 
 from trainpace.errors import Contradiction
 from trainpace.records import Record

@@ -31,14 +31,17 @@ class LearningRateAdvice(Record):
     linear_factor: float
     square_root_factor: float
     linear_source: str = (
-        "linear: Goyal et al. 2017 (arXiv:1706.02677), SGD with momentum; needs warm-up; held up to a batch of 8,192"
-        " on ImageNet"
+        "linear: Goyal et al. 2017 (arXiv:1706.02677), SGD with momentum; needs warm-up; held up to"
+        " a batch of 8,192 on ImageNet"
     )
     square_root_source: str = (
-        "square root: Krizhevsky 2014 (arXiv:1404.5997), Hoffer et al. 2017 (arXiv:1705.08741); for Adam-like optimizers"
-        " Malladi et al. 2022 (arXiv:2205.10287)"
+        "square root: Krizhevsky 2014 (arXiv:1404.5997), Hoffer et al. 2017 (arXiv:1705.08741); for"
+        " Adam-like optimizers Malladi et al. 2022 (arXiv:2205.10287)"
     )
-    limit: str = "beyond a critical batch size no rule keeps the result (McCandlish et al. 2018, arXiv:1812.06162)"
+    limit: str = (
+        "beyond a critical batch size no rule keeps the result (McCandlish et al. 2018,"
+        " arXiv:1812.06162)"
+    )
 
 
 def learning_rate_advice(
@@ -46,16 +49,21 @@ def learning_rate_advice(
 ) -> LearningRateAdvice:
     """Both rules for going from one global batch to another; factors only, where no learning rate is given."""
     if old_global_batch < 1 or new_global_batch < 1:
-        raise TrainpaceError(f"global batches are counts from 1, not {min(old_global_batch, new_global_batch)}.")
+        raise TrainpaceError(
+            f"global batches are counts from 1, not {min(old_global_batch, new_global_batch)}."
+        )
     if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
         raise TrainpaceError(f"the learning rate is {learning_rate}; it must be above 0.")
     ratio = new_global_batch / old_global_batch
     return LearningRateAdvice(
-        old_global_batch=old_global_batch, new_global_batch=new_global_batch, learning_rate=learning_rate,
+        old_global_batch=old_global_batch,
+        new_global_batch=new_global_batch,
+        learning_rate=learning_rate,
         linear=None if learning_rate is None else learning_rate * ratio,
         square_root=None if learning_rate is None else learning_rate * math.sqrt(ratio),
-        linear_factor=ratio, square_root_factor=math.sqrt(ratio),
-    )  # fmt: skip
+        linear_factor=ratio,
+        square_root_factor=math.sqrt(ratio),
+    )
 
 
 class NoiseScaleRule(Record):
@@ -65,8 +73,9 @@ class NoiseScaleRule(Record):
     sgd_factor: float
     adam_factor: float
     source: str = (
-        "McCandlish et al. 2018 (arXiv:1812.06162): best rate = most / (1 + B_noise / B)^a, a = 1 for SGD (section 2), 0.5 to 1"
-        " for Adam and RMSProp (appendix E); 0.5, the square root, is taken, which asks for less change"
+        "McCandlish et al. 2018 (arXiv:1812.06162): best rate = most / (1 + B_noise / B)^a, a = 1"
+        " for SGD (section 2), 0.5 to 1 for Adam and RMSProp (appendix E); 0.5, the square root, is"
+        " taken, which asks for less change"
     )
     limit: str = "from the noise scale of the steps that were measured; it grows during training"
 
@@ -81,7 +90,8 @@ def learning_rate_for_noise_scale(
 
 class GradientNorms(Record):
     """Squared lengths of gradients, one pair a step: of `small_batch` samples (the mean over micro-batches or ranks where
-    there are several) and of `big_batch` samples, the small batch's among them. Both of gradients of a mean loss."""
+    there are several) and of `big_batch` samples, the small batch's among them. Both of gradients of a mean loss.
+    """
 
     small_batch: float
     big_batch: float
@@ -90,10 +100,14 @@ class GradientNorms(Record):
 
     def __post_init__(self) -> None:
         if not 0 < self.small_batch < self.big_batch:
-            raise TrainpaceError(f"batches of {self.small_batch:g} and {self.big_batch:g} samples tell no noise.",
-                                 "The smaller one is a part of the larger one.")  # fmt: skip
+            raise TrainpaceError(
+                f"batches of {self.small_batch:g} and {self.big_batch:g} samples tell no noise.",
+                "The smaller one is a part of the larger one.",
+            )
         if len(self.small_squared) != len(self.big_squared):
-            raise TrainpaceError("each step has one length for the small batch and one for the big one.")
+            raise TrainpaceError(
+                "each step has one length for the small batch and one for the big one."
+            )
         if any(not (math.isfinite(n) and n >= 0) for n in (*self.small_squared, *self.big_squared)):
             raise TrainpaceError("a squared length is a number from 0.")
 
@@ -123,7 +137,9 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
     small, big = np.array(norms.small_squared), np.array(norms.big_squared)
     b, whole, n = norms.small_batch, norms.big_batch, len(small)
     if n < FEWEST_STEPS:
-        raise TrainpaceError(f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more.")
+        raise TrainpaceError(
+            f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more."
+        )
     gradient = (whole * big - b * small) / (whole - b)
     trace = (small - big) / (1 / b - 1 / whole)
     means = _resampled_means(np.stack([gradient, trace], axis=-1))
@@ -131,18 +147,31 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
     signal, noise = float(gradient.mean()), float(trace.mean())
     if not np.quantile(means[:, 0], tail) > 0 or not signal > 0:
         return NoiseScale(
-            samples=None, low=None, high=None, gradient_squared=signal, covariance_trace=noise, steps=n,
-            reason=f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is far larger."
-            " More steps or a larger batch would tell.",
-        )  # fmt: skip
-    ratios = np.divide(means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0)
+            samples=None,
+            low=None,
+            high=None,
+            gradient_squared=signal,
+            covariance_trace=noise,
+            steps=n,
+            reason=(
+                f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is"
+                " far larger. More steps or a larger batch would tell."
+            ),
+        )
+    ratios = np.divide(
+        means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0
+    )
     # at most a tail's worth of them is infinite, or the gradient would not be told from 0: the nearest to a quantile never is
     low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
     # a covariance has no negative trace, though an unbiased estimate of a small one may be
     return NoiseScale(
-        samples=max(0.0, noise / signal), low=max(0.0, float(low)), high=max(0.0, float(high)),
-        gradient_squared=signal, covariance_trace=noise, steps=n,
-    )  # fmt: skip
+        samples=max(0.0, noise / signal),
+        low=max(0.0, float(low)),
+        high=max(0.0, float(high)),
+        gradient_squared=signal,
+        covariance_trace=noise,
+        steps=n,
+    )
 
 
 def steps_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
@@ -163,8 +192,12 @@ def samples_factor(noise_scale_samples: float, old_batch: float, new_batch: floa
 
 
 def _check(noise: float, *batches: float) -> None:
-    if not (math.isfinite(noise) and noise >= 0) or not all(math.isfinite(b) and b > 0 for b in batches):
-        raise TrainpaceError("a noise scale is a number of samples from 0, and a global batch is above 0.")
+    if not (math.isfinite(noise) and noise >= 0) or not all(
+        math.isfinite(b) and b > 0 for b in batches
+    ):
+        raise TrainpaceError(
+            "a noise scale is a number of samples from 0, and a global batch is above 0."
+        )
 
 
 def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,7 +207,9 @@ def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
     blocks = -(-n // length)
     starts = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, blocks))
     # sums of blocks from running sums, so that no array of RESAMPLES x n x 2 is made
-    running = np.concatenate([np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)])
+    running = np.concatenate(
+        [np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)]
+    )
     sums = running[starts + length] - running[starts]
     means: NDArray[np.float64] = sums.sum(axis=1) / (blocks * length)
     return means

@@ -37,11 +37,14 @@ class Schedule(Record):
         check_fields(self, ("epochs",), lambda epochs: 0 < epochs <= MAX_COUNT, "above 0")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
-                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.",
+                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an"
+                " epoch is.",
                 "Give one of them.",
             )
         if self.tokens is not None and self.sequence_length is None:
-            raise TrainpaceError("tokens need a sequence length to become samples.", "Add `sequence_length`.")
+            raise TrainpaceError(
+                "tokens need a sequence length to become samples.", "Add `sequence_length`."
+            )
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -52,7 +55,8 @@ class Schedule(Record):
         samples = self.tokens // self.sequence_length
         if samples < 1:
             raise Contradiction(
-                f"{self.tokens} tokens are less than one sample of {self.sequence_length} (sequence_length).",
+                f"{self.tokens} tokens are less than one sample of {self.sequence_length}"
+                " (sequence_length).",
                 "Give more tokens or a shorter sequence.",
             )
         return samples
@@ -76,7 +80,9 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     """
     samples = schedule.samples_per_epoch
     if samples is None:
-        raise TrainpaceError("how many samples an epoch has is not known.", "Add `samples` or `tokens`.")
+        raise TrainpaceError(
+            "how many samples an epoch has is not known.", "Add `samples` or `tokens`."
+        )
     per_micro_step = execution.micro_batch * execution.data_parallel_size
     micro_steps = samples // per_micro_step if schedule.drop_last else -(-samples // per_micro_step)
     whole, left_over = divmod(micro_steps, execution.accumulation)
@@ -85,24 +91,28 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     if steps == 0:
         what = "partial accumulation dropped" if micro_steps else "drop_last"
         raise Contradiction(
-            f"{samples} samples do not fill one step: micro-batch {execution.micro_batch} x accumulation"
-            f" {execution.accumulation} x data-parallel size {execution.data_parallel_size} = {execution.global_batch}"
-            f" samples, with {what}.",
+            f"{samples} samples do not fill one step: micro-batch {execution.micro_batch} x"
+            f" accumulation {execution.accumulation} x data-parallel size"
+            f" {execution.data_parallel_size} = {execution.global_batch} samples, with {what}.",
             "Use a smaller batch, or keep the last batch.",
         )
     used_micro_steps = whole * execution.accumulation if drops_left_over else micro_steps
     seen = min(samples, used_micro_steps * per_micro_step)
     return EpochSteps(
-        steps=steps, micro_steps_per_rank=used_micro_steps, samples_seen=seen,
+        steps=steps,
+        micro_steps_per_rank=used_micro_steps,
+        samples_seen=seen,
         last_step_samples=seen - (steps - 1) * execution.global_batch,
-    )  # fmt: skip
+    )
 
 
 def total_steps(schedule: Schedule, execution: Execution) -> int:
     """Optimizer updates of one run: ceil(epochs x steps per epoch), or `max_steps` where that is fewer."""
     if schedule.epochs is None:
         if schedule.max_steps is None:
-            raise TrainpaceError("the length of the run is not known.", "Add `epochs` or `max_steps`.")
+            raise TrainpaceError(
+                "the length of the run is not known.", "Add `epochs` or `max_steps`."
+            )
         return schedule.max_steps
     product = schedule.epochs * epoch_steps(schedule, execution).steps
     # 1.1 epochs of 50,000 steps are 55,000.00000000001 in floating point, and are 55,000; never leave out a step that is there
@@ -110,7 +120,9 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
     return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
 
 
-def accumulation_for_global_batch(global_batch: int, micro_batch: int, data_parallel_size: int) -> int:
+def accumulation_for_global_batch(
+    global_batch: int, micro_batch: int, data_parallel_size: int
+) -> int:
     """Accumulation steps that give exactly `global_batch`; where none do, the error names the nearest that can be had."""
     per_micro_step = micro_batch * data_parallel_size
     whole, rest = divmod(global_batch, per_micro_step)
@@ -118,8 +130,8 @@ def accumulation_for_global_batch(global_batch: int, micro_batch: int, data_para
         return whole
     nearest = [n * per_micro_step for n in (whole, whole + 1) if n]
     raise Contradiction(
-        f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x data-parallel size"
-        f" {data_parallel_size} = {per_micro_step}.",
+        f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x"
+        f" data-parallel size {data_parallel_size} = {per_micro_step}.",
         f"Nearest global batches: {' and '.join(str(n) for n in nearest)};"
         f" or a micro-batch that divides {global_batch}.",
     )

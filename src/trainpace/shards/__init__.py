@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.shards.computing import Damage, Precomputed, Settings, estimate, precompute, read_plan, verify
+    from trainpace.shards.computing import (
+        Damage,
+        Precomputed,
+        Settings,
+        estimate,
+        precompute,
+        read_plan,
+        verify,
+    )
     from trainpace.shards.dataset import ShardDataset, ShardStream
     from trainpace.shards.files import array_script, part_of
     from trainpace.shards.precompute_worker import Estimate

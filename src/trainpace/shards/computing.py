@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError, os_reason
+from trainpace.errors import (
+    Contradiction,
+    TrainpaceError,
+    UnreadableInput,
+    UserCodeError,
+    os_reason,
+)
 from trainpace.process import DiskFull, Pool
 from trainpace.records import Record, load, save, to_json, write_whole
 from trainpace.shards import files
@@ -79,7 +85,9 @@ class Damage(Record):
 
 
 def precompute(
-    settings: Settings, tell: Callable[[Progress], None] = lambda _: None, note: Callable[[str], None] = lambda _: None
+    settings: Settings,
+    tell: Callable[[Progress], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Precomputed:
     """Compute the shards of this part that are not there yet, and the manifest once all are.
 
@@ -97,23 +105,44 @@ def precompute(
             files.shard_record(folder, number).unlink(missing_ok=True)
             files.shard_file(folder, number).unlink(missing_ok=True)
         computed = _Work(pool, plan, folder, settings, tell).run()
-    there = [shard for number in range(plan.shards) if (shard := files.finished_shard(folder, number)) is not None]
+    there = [
+        shard
+        for number in range(plan.shards)
+        if (shard := files.finished_shard(folder, number)) is not None
+    ]
     if len(there) == plan.shards:
         manifest = files.Manifest(plan=plan, shards=tuple(there))
-        lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for shard in there for b in shard.bad]
+        lines = [
+            json.dumps({"index": b.index, "reason": b.reason}) + "\n"
+            for shard in there
+            for b in shard.bad
+        ]
         write_whole(folder / files.BAD_SAMPLES, "".join(lines))
         save(manifest, folder / files.MANIFEST)
     return Precomputed(
-        folder=str(folder), samples=sum(s.samples for s in there), bad=sum(len(s.bad) for s in there), shards=len(there),
-        shards_computed=len(computed), samples_computed=sum(s.samples for s in computed), seconds=time.monotonic() - begun,
-        total_bytes=sum(s.file_bytes for s in there), finished=len(there) == plan.shards, shards_planned=plan.shards,
-    )  # fmt: skip
+        folder=str(folder),
+        samples=sum(s.samples for s in there),
+        bad=sum(len(s.bad) for s in there),
+        shards=len(there),
+        shards_computed=len(computed),
+        samples_computed=sum(s.samples for s in computed),
+        seconds=time.monotonic() - begun,
+        total_bytes=sum(s.file_bytes for s in there),
+        finished=len(there) == plan.shards,
+        shards_planned=plan.shards,
+    )
 
 
 def estimate(
-    target: str, folder: str, workers: int, seconds: float = 20.0, most: int = 256, step_s: float | None = None,
-    batch: int = 1, epochs: float | None = None,
-) -> Estimate:  # fmt: skip
+    target: str,
+    folder: str,
+    workers: int,
+    seconds: float = 20.0,
+    most: int = 256,
+    step_s: float | None = None,
+    batch: int = 1,
+    epochs: float | None = None,
+) -> Estimate:
     """Decide if `precompute` is worth it, from up to `most` samples computed in a separate process. Leaves no files behind."""
     with Pool(_WORKER, target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
@@ -126,7 +155,9 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
     plan = read_plan(folder)
     recorded: dict[int, files.Shard] = {}
     if (folder / files.MANIFEST).exists():
-        recorded = {shard.number: shard for shard in load(folder / files.MANIFEST, files.Manifest).shards}
+        recorded = {
+            shard.number: shard for shard in load(folder / files.MANIFEST, files.Manifest).shards
+        }
     damaged = []
     here = {path.name for path in folder.iterdir()}
     for number in range(plan.shards):
@@ -137,7 +168,9 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
         try:
             shard = load(files.shard_record(folder, number), files.Shard)
             agreed = recorded.get(number, shard)
-            problem = files.damage(folder, agreed) or ("" if shard == agreed else "its record is not the manifest's")
+            problem = files.damage(folder, agreed) or (
+                "" if shard == agreed else "its record is not the manifest's"
+            )
         except UnreadableInput:
             problem = "its record cannot be read"
         if problem:
@@ -148,7 +181,8 @@ def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
 def read_plan(folder: Path) -> files.ShardPlan:
     if not (folder / files.PLAN).exists():
         raise UnreadableInput(
-            f"{folder} holds no precomputed samples.", "Begin with: trainpace precompute FILE.py:NAME."
+            f"{folder} holds no precomputed samples.",
+            "Begin with: trainpace precompute FILE.py:NAME.",
         )
     return load(folder / files.PLAN, files.ShardPlan)
 
@@ -161,7 +195,9 @@ def _make_ready(folder: Path) -> None:
     except OSError as error:
         raise UnreadableInput(f"cannot use {folder}: {os_reason(error)}.") from None
     if others and files.PLAN not in others:
-        raise TrainpaceError(f"{folder} holds other files ({others[0]}).", "Give a new or empty folder.")
+        raise TrainpaceError(
+            f"{folder} holds other files ({others[0]}).", "Give a new or empty folder."
+        )
 
 
 @contextlib.contextmanager
@@ -176,7 +212,9 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
             fcntl.flock(whole_lock, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             fcntl.flock(part_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
+            raise Contradiction(
+                f"another precompute is at work on {folder}.", "Wait for it, or end it."
+            ) from None
         except OSError:  # a file system without locks; shards are renamed into place all the same
             pass
         # the plan at last: without it, what a killed run left would be taken for somebody else's
@@ -191,22 +229,34 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
     """The folder's plan, checked against the present code and source; for a new folder, a plan made from a few samples."""
     begun = (folder / files.PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
-    _, answer = next(pool.answers(lambda worker: "waiting" if worker else "looking at the first samples"))
+    _, answer = next(
+        pool.answers(lambda worker: "waiting" if worker else "looking at the first samples")
+    )
     if not begun:
         seen = msgspec.convert(answer["inspection"], Inspection)
         samples, rows = files.shard_sizes(
-            seen.samples, seen.sample_bytes, settings.workers * settings.parts, settings.shard_samples
+            seen.samples,
+            seen.sample_bytes,
+            settings.workers * settings.parts,
+            settings.shard_samples,
         )
         if seen.samples > files.MOST_SHARDS * samples:
             raise TrainpaceError(
-                f"a dataset of {seen.samples:,} samples would make more than {files.MOST_SHARDS:,} shards of {samples:,}.",
+                f"a dataset of {seen.samples:,} samples would make more than {files.MOST_SHARDS:,}"
+                f" shards of {samples:,}.",
                 "Is its __len__ right? Otherwise raise `shard_samples`.",
             )
         file, _, name = settings.target.rpartition(":")
         plan = files.ShardPlan(
-            target=f"{os.path.abspath(file)}:{name}", samples=seen.samples, shard_samples=samples, group_rows=rows,
-            layout=seen.layout, fingerprint=seen.fingerprint, probe_bytes=seen.sample_bytes, probe_s=seen.sample_s,
-        )  # fmt: skip
+            target=f"{os.path.abspath(file)}:{name}",
+            samples=seen.samples,
+            shard_samples=samples,
+            group_rows=rows,
+            layout=seen.layout,
+            fingerprint=seen.fingerprint,
+            probe_bytes=seen.sample_bytes,
+            probe_s=seen.sample_s,
+        )
         if _write_first(folder / files.PLAN, to_json(plan) + "\n"):
             return plan
         now = seen.fingerprint
@@ -245,9 +295,20 @@ class _Work:
     """Hands the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
 
     def __init__(
-        self, pool: Pool, plan: files.ShardPlan, folder: Path, settings: Settings, tell: Callable[[Progress], None]
+        self,
+        pool: Pool,
+        plan: files.ShardPlan,
+        folder: Path,
+        settings: Settings,
+        tell: Callable[[Progress], None],
     ) -> None:
-        self._pool, self._plan, self._folder, self._settings, self._tell = pool, plan, folder, settings, tell
+        self._pool, self._plan, self._folder, self._settings, self._tell = (
+            pool,
+            plan,
+            folder,
+            settings,
+            tell,
+        )
         mine = plan.part(settings.part, settings.parts)
         there = {number: files.finished_shard(folder, number) for number in mine}
         self._todo = deque(number for number, shard in there.items() if shard is None)
@@ -284,12 +345,18 @@ class _Work:
                 self._hand_out(worker)
             done = self._done + sum(samples for samples, _ in self._partial.values())
             bad = self._bad + sum(count for _, count in self._partial.values())
-            self._tell(Progress(done, self._wanted, bad, done - self._before, time.monotonic() - begun))
+            self._tell(
+                Progress(done, self._wanted, bad, done - self._before, time.monotonic() - begun)
+            )
             if bad > self._settings.max_bad * self._wanted:
-                last = computed[-1].bad[-1].reason if computed and computed[-1].bad else answer.get("reason", "")
+                last = (
+                    computed[-1].bad[-1].reason
+                    if computed and computed[-1].bad
+                    else answer.get("reason", "")
+                )
                 raise UserCodeError(
-                    f"{bad} samples could not be computed, more than --max-bad {100 * self._settings.max_bad:g} % of"
-                    f" {self._wanted} (the last: {last}).",
+                    f"{bad} samples could not be computed, more than --max-bad"
+                    f" {100 * self._settings.max_bad:g} % of {self._wanted} (the last: {last}).",
                     "Mend the dataset, or allow more.",
                 )
         if self._full is not None:
@@ -305,16 +372,22 @@ class _Work:
         free = shutil.disk_usage(self._folder).free
         if self._todo and needed + _SPARE_BYTES > free:
             hint = "Give a folder on a larger disk."
-            raise DiskFull(f"{_gb(needed)} are needed, and {self._folder} has room for {_gb(free)}.", hint)
+            raise DiskFull(
+                f"{_gb(needed)} are needed, and {self._folder} has room for {_gb(free)}.", hint
+            )
 
     def _hand_out(self, worker: int) -> None:
         """Give a worker a shard if there is one and room for it; else what is under way may still end."""
         if not self._todo or self._full is not None:
             return
         free = shutil.disk_usage(self._folder).free
-        if (sum(map(len, self._under_way.values())) + 1) * self._largest * _SPARE + _SPARE_BYTES > free:
+        if (
+            sum(map(len, self._under_way.values())) + 1
+        ) * self._largest * _SPARE + _SPARE_BYTES > free:
             hint = "Make room, then run the same command again: it goes on where it stopped."
-            self._full = DiskFull(f"stopped before {self._folder} would run full: {_gb(free)} are left.", hint)
+            self._full = DiskFull(
+                f"stopped before {self._folder} would run full: {_gb(free)} are left.", hint
+            )
             return
         number = self._todo.popleft()
         self._under_way[worker].append(number)
@@ -331,7 +404,11 @@ class _Work:
 
     def _doing(self, worker: int) -> str:
         covered = [self._plan.range_of(number) for number in self._under_way[worker]]
-        return f"computing samples {covered[0].start} to {covered[-1].stop - 1}" if covered else "waiting"
+        return (
+            f"computing samples {covered[0].start} to {covered[-1].stop - 1}"
+            if covered
+            else "waiting"
+        )
 
 
 def _gb(size: float) -> str:

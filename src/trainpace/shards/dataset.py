@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 from torch.utils.data import default_collate as torch_collate
 
 from trainpace.errors import Contradiction, TrainpaceError
@@ -44,7 +51,9 @@ class ShardDataset(Dataset):
     def __getitem__(self, index: int | Sequence[int]) -> Any:
         """One sample; or, for a sequence of positions, their collated batch."""
         if not isinstance(index, int | np.integer | torch.Tensor):
-            return _batch(self.reader, np.asarray(index, dtype=np.int64), self.transform, torch_collate)
+            return _batch(
+                self.reader, np.asarray(index, dtype=np.int64), self.transform, torch_collate
+            )
         i = int(index)
         sample = self.reader.sample(i + len(self) if i < 0 else i)
         return sample if self.transform is None else self.transform(sample)
@@ -57,13 +66,21 @@ class ShardDataset(Dataset):
         """The index that this sample had in the dataset it was computed from."""
         return int(self.reader.source_indices([index])[0])
 
-    def loader(self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any) -> DataLoader:
+    def loader(
+        self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any
+    ) -> DataLoader:
         """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
         `collate_fn` its samples are copied as in any DataLoader."""
         if options.get("collate_fn") is not None:
             return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
-        order = RandomSampler(self, generator=options.get("generator")) if shuffle else SequentialSampler(self)
-        return DataLoader(self, sampler=BatchSampler(order, batch_size, drop_last), batch_size=None, **options)
+        order = (
+            RandomSampler(self, generator=options.get("generator"))
+            if shuffle
+            else SequentialSampler(self)
+        )
+        return DataLoader(
+            self, sampler=BatchSampler(order, batch_size, drop_last), batch_size=None, **options
+        )
 
 
 class ShardStream(IterableDataset):
@@ -76,14 +93,28 @@ class ShardStream(IterableDataset):
     """
 
     def __init__(
-        self, folder: str | Path, batch_size: int, *, shuffle: bool = True, seed: int = 0, buffer_samples: int = 10_000,
-        drop_last: bool = False, rank: int | None = None, world_size: int | None = None, transform: Transform | None = None,
+        self,
+        folder: str | Path,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        buffer_samples: int = 10_000,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transform: Transform | None = None,
         collate_fn: Callable[[list[Any]], Any] = torch_collate,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if batch_size < 1 or buffer_samples < 1 or seed < 0:
             raise TrainpaceError("batch_size and buffer_samples are 1 or more, and seed 0 or more.")
         self.reader = ShardReader(folder)
-        self.batch_size, self.shuffle, self.seed, self.buffer_samples = batch_size, shuffle, seed, buffer_samples
+        self.batch_size, self.shuffle, self.seed, self.buffer_samples = (
+            batch_size,
+            shuffle,
+            seed,
+            buffer_samples,
+        )
         self.drop_last, self.transform, self.collate_fn = drop_last, transform, collate_fn
         self.rank, self.world_size = _place(rank, world_size)
         # epoch, changes, then (world size, samples taken by each rank) of every resumption; shared, so that workers that
@@ -99,7 +130,9 @@ class ShardStream(IterableDataset):
         if epoch < 0:
             raise TrainpaceError(f"there is no epoch {epoch}.", "Epochs count from 0.")
         if len(history) > _MOST_CHANGES:
-            raise TrainpaceError(f"an epoch can be resumed {_MOST_CHANGES} times.", "Begin the epoch anew.")
+            raise TrainpaceError(
+                f"an epoch can be resumed {_MOST_CHANGES} times.", "Begin the epoch anew."
+            )
         flat = [epoch, len(history), *(int(v) for pair in history for v in pair)]
         self._state[: len(flat)] = torch.tensor(flat, dtype=torch.int64)
 
@@ -125,7 +158,9 @@ class ShardStream(IterableDataset):
         worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         spans, count = self.spans(), len(self)
-        order = EpochOrder(self.reader.group_sizes(), self.seed, self.epoch, self.buffer_samples, self.shuffle)
+        order = EpochOrder(
+            self.reader.group_sizes(), self.seed, self.epoch, self.buffer_samples, self.shuffle
+        )
         for number in range(first, count, step):
             wanted = cut(spans, number * self.batch_size, (number + 1) * self.batch_size)
             positions = np.concatenate([order.at(*span) for span in wanted])
@@ -148,7 +183,8 @@ class ShardLoader:
         taken = sorted(options.keys() & _STREAM_OPTIONS)
         if taken:
             raise TrainpaceError(
-                f"{', '.join(taken)}: for the stream, not for its loader.", f"ShardStream(folder, ..., {taken[0]}=...)"
+                f"{', '.join(taken)}: for the stream, not for its loader.",
+                f"ShardStream(folder, ..., {taken[0]}=...)",
             )
         self.loader = DataLoader(stream, batch_size=None, **options)
         self._batches = 0
@@ -184,7 +220,8 @@ class ShardLoader:
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise Contradiction(
-                    f"the state was saved with {name} {state.get(name)}, and this stream has {value}.",
+                    f"the state was saved with {name} {state.get(name)}, and this stream has"
+                    f" {value}.",
                     "Resume with the settings that the epoch was begun with.",
                 )
         self._begin(state["epoch"], [(int(world), int(taken)) for world, taken in state["history"]])
@@ -196,11 +233,16 @@ class ShardLoader:
 
     def _settings(self) -> dict[str, Any]:
         names = ("seed", "shuffle", "buffer_samples", "batch_size", "drop_last")
-        return {name: getattr(self.stream, name) for name in names} | {"samples": len(self.stream.reader)}
+        return {name: getattr(self.stream, name) for name in names} | {
+            "samples": len(self.stream.reader)
+        }
 
 
 def _batch(
-    reader: ShardReader, positions: np.ndarray, transform: Transform | None, collate: Callable[[list[Any]], Any]
+    reader: ShardReader,
+    positions: np.ndarray,
+    transform: Transform | None,
+    collate: Callable[[list[Any]], Any],
 ) -> Any:
     if transform is None and collate is torch_collate:
         return reader.batch(positions, _allocate)
@@ -224,7 +266,9 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
             return distributed.get_rank(), distributed.get_world_size()
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise TrainpaceError(f"rank {rank} of {world_size} is no place.", "Give both: rank from 0 to world_size - 1.")
+        raise TrainpaceError(
+            f"rank {rank} of {world_size} is no place.", "Give both: rank from 0 to world_size - 1."
+        )
     return rank, world_size
 
 
@@ -232,7 +276,12 @@ class EpochOrder:
     """The sequence of one epoch. `group_sizes`: samples of every row group; without `shuffle` it is 0, 1, 2, ..."""
 
     def __init__(
-        self, group_sizes: np.ndarray, seed: int, epoch: int, buffer_samples: int = 10_000, shuffle: bool = True
+        self,
+        group_sizes: np.ndarray,
+        seed: int,
+        epoch: int,
+        buffer_samples: int = 10_000,
+        shuffle: bool = True,
     ) -> None:
         self.samples = int(group_sizes.sum())
         self._seed, self._buffer, self._shuffle = (seed, epoch), max(1, buffer_samples), shuffle
@@ -267,7 +316,9 @@ class EpochOrder:
         return self._buffered[1]
 
 
-def share(spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False) -> list[Span]:
+def share(
+    spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False
+) -> list[Span]:
     """The part of `rank`: contiguous, disjoint from the others', and together with them everything.
 
     Where the count does not divide, the first ranks take one more. `even`: all take the same whole multiple of `multiple`, and
@@ -282,7 +333,9 @@ def share(spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, 
     return cut(spans, first, first + each + (rank < more))
 
 
-def remaining(spans: Sequence[Span], world_size: int, taken: int, multiple: int = 1, even: bool = False) -> list[Span]:
+def remaining(
+    spans: Sequence[Span], world_size: int, taken: int, multiple: int = 1, even: bool = False
+) -> list[Span]:
     """What is left once each of `world_size` ranks has taken the first `taken` of its share, in the order of the ranks."""
     left: list[Span] = []
     for rank in range(world_size):

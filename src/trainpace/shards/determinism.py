@@ -23,11 +23,19 @@ _SEEDS = (1, 20_011)
 _MORE_SEEDS = range(2, 18)
 _TRIALS = 18
 _MOST_LINES = 20_000
-_NAMES = ("transform", "target_transform", "transforms", "augment", "augmentation", "preprocess", "pipeline")
+_NAMES = (
+    "transform",
+    "target_transform",
+    "transforms",
+    "augment",
+    "augmentation",
+    "preprocess",
+    "pipeline",
+)
 _DEPTH = 4
 _HINT = (
-    "Leave the random part, and what follows it, out of the dataset, and give both to ShardDataset(folder, transform=...),"
-    " where they stay online."
+    "Leave the random part, and what follows it, out of the dataset, and give both to"
+    " ShardDataset(folder, transform=...), where they stay online."
 )
 
 
@@ -52,17 +60,27 @@ def computed_twice(dataset: Any, index: int) -> Encoded:
     return first
 
 
-def _in_words(dataset: Any, index: int, a: Encoded, b: Encoded, differing: list[str], drew: list[str]) -> str:
-    fields = "every part" if len(differing) == len(a.layout.fields) > 1 else ", ".join(map(spoken, differing))
+def _in_words(
+    dataset: Any, index: int, a: Encoded, b: Encoded, differing: list[str], drew: list[str]
+) -> str:
+    fields = (
+        "every part"
+        if len(differing) == len(a.layout.fields) > 1
+        else ", ".join(map(spoken, differing))
+    )
     where = "" if a.layout.structure == "0" else f" in {fields},"
     message = (
-        f"sample {index} comes out differently each time it is computed ({f'{where}{_by_how_much(a, b)}'.strip(' ,')})"
+        f"sample {index} comes out differently each time it is computed"
+        f" ({f'{where}{_by_how_much(a, b)}'.strip(' ,')})"
     )
     if cause := _random_transform(dataset, index) or _drawing_line(dataset, index):
         return f"{message}: {cause}."
     if drew:
         return f"{message}: it draws from the generator of {' and '.join(drew)}."
-    return f"{message}, and not by a generator of Python, numpy or torch: by one of its own, the time, or what it did before."
+    return (
+        f"{message}, and not by a generator of Python, numpy or torch: by one of its own, the time,"
+        " or what it did before."
+    )
 
 
 def _random_transform(dataset: Any, index: int) -> str | None:
@@ -100,7 +118,10 @@ def _drawing_line(dataset: Any, index: int) -> str | None:
         now = states()
         if before[1] and (names := moved(state, now)):
             name, line, function = before
-            message = f"{Path(name).name} line {line} ({function}) draws from the generator of {' and '.join(names)}"
+            message = (
+                f"{Path(name).name} line {line} ({function}) draws from the generator of"
+                f" {' and '.join(names)}"
+            )
         state, before = now, (file, frame.f_lineno, frame.f_code.co_name)
         return trace
 
@@ -138,7 +159,11 @@ def states() -> dict[str, Any]:
     of_numpy: Any = np.random.get_state()
     generators = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
     torch = sys.modules.get("torch")
-    return generators if torch is None else {**generators, "torch": torch.get_rng_state().numpy().tobytes()}
+    return (
+        generators
+        if torch is None
+        else {**generators, "torch": torch.get_rng_state().numpy().tobytes()}
+    )
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -150,7 +175,10 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def restored() -> Iterator[None]:
     """Restore the states at the end of the block."""
     torch = sys.modules.get("torch")
-    before: list[tuple[Any, Any]] = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    before: list[tuple[Any, Any]] = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+    ]
     before += [] if torch is None else [(torch.set_rng_state, torch.get_rng_state())]
     try:
         yield
@@ -166,7 +194,9 @@ def seed(value: int) -> None:
         torch.manual_seed(value)
 
 
-def gives_two_results(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int) -> bool:
+def gives_two_results(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int
+) -> bool:
     """True where `call` gives different results for copies of one input under `trials` seeds; else or untried, False."""
     first: Any = None
     with restored(), contextlib.suppress(Exception):
@@ -186,7 +216,11 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if torch is not None and isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+        )
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
@@ -220,7 +254,11 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         named = getattr(self.transform, "__name__", None) or type(self.transform).__name__
-        return f"lambda at line {self.transform.__code__.co_firstlineno}" if named == "<lambda>" else str(named)
+        return (
+            f"lambda at line {self.transform.__code__.co_firstlineno}"
+            if named == "<lambda>"
+            else str(named)
+        )
 
     def put(self, value: Any) -> None:
         modules = getattr(self.container, "_modules", None)
@@ -246,7 +284,9 @@ def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None
         for place in places:
             if id(place.transform) not in wrapped:
                 wrapped[id(place.transform)] = wrap(place)
-            with contextlib.suppress(AttributeError, TypeError):  # a frozen holder's transform counts as the rest
+            with contextlib.suppress(
+                AttributeError, TypeError
+            ):  # a frozen holder's transform counts as the rest
                 place.put(wrapped[id(place.transform)])
                 changed.append(place)
         yield
@@ -262,10 +302,14 @@ def _within(holder: Any, path: str, depth: int, seen: set[int]) -> Iterator[Plac
     seen.add(id(holder))
     attributes = dict(getattr(holder, "__dict__", {}))
     modules = attributes.get("_modules")
-    for name, value in list((attributes | modules if isinstance(modules, dict) else attributes).items()):
+    for name, value in list(
+        (attributes | modules if isinstance(modules, dict) else attributes).items()
+    ):
         inside = f"{path}{name}"
         if name in _NAMES or _is_composed(value):
-            yield from _innermost(Place(holder, name, False, name, f"in {inside}", value, path), inside, seen)
+            yield from _innermost(
+                Place(holder, name, False, name, f"in {inside}", value, path), inside, seen
+            )
     for held in held_datasets(holder):
         yield from _within(held.transform, f"{path}{held.position}.", depth - 1, seen)
 
@@ -282,7 +326,14 @@ def held_datasets(dataset: Any) -> Iterator[Place]:
             ):
                 in_list = parts is value
                 position = f"{name}[{number}]" if in_list else name
-                yield Place(parts if in_list else dataset, number if in_list else name, in_list, name, position, part)
+                yield Place(
+                    parts if in_list else dataset,
+                    number if in_list else name,
+                    in_list,
+                    name,
+                    position,
+                    part,
+                )
 
 
 def _innermost(place: Place, path: str, seen: set[int]) -> Iterator[Place]:

@@ -33,7 +33,8 @@ GROUP_SAMPLES = 100
 
 class Fingerprint(Record):
     """What the shards depend on. `code`: hashes of the user's source files; `packages`: versions of what they import;
-    `source`: number of samples, the dataset's own settings, size and time of files that it opens."""
+    `source`: number of samples, the dataset's own settings, size and time of files that it opens.
+    """
 
     code: dict[str, str]
     packages: dict[str, str]
@@ -46,7 +47,13 @@ class Fingerprint(Record):
             then, today = getattr(self, what), getattr(now, what)
             for name in sorted(then.keys() | today.keys()):
                 if then.get(name) != today.get(name):
-                    change = "is new" if name not in then else "is gone" if name not in today else "has changed"
+                    change = (
+                        "is new"
+                        if name not in then
+                        else "is gone"
+                        if name not in today
+                        else "has changed"
+                    )
                     changes.append(f"{name} {change}")
         return changes
 
@@ -60,7 +67,8 @@ class BadSample(Record):
 
 class Column(Record):
     """Where a shard keeps one field. `starts`: the file offset of each row group's values; `shape`: of every sample, or
-    None where they differ (then the column `NAME.shape` has them); `width`: bytes a sample, 0 where they differ."""
+    None where they differ (then the column `NAME.shape` has them); `width`: bytes a sample, 0 where they differ.
+    """
 
     starts: tuple[int, ...]
     width: int
@@ -98,7 +106,8 @@ class ShardPlan(Record):
     def __post_init__(self) -> None:
         if not 0 < self.samples <= MOST_SHARDS * self.shard_samples or self.group_rows < 1:
             raise TrainpaceError(
-                f"{self.samples:,} samples are not cut into shards of {self.shard_samples:,}; a folder has 1 to {MOST_SHARDS:,}."
+                f"{self.samples:,} samples are not cut into shards of {self.shard_samples:,}; a"
+                f" folder has 1 to {MOST_SHARDS:,}."
             )
 
     @property
@@ -106,7 +115,9 @@ class ShardPlan(Record):
         return math.ceil(self.samples / self.shard_samples)
 
     def range_of(self, number: int) -> range:
-        return range(number * self.shard_samples, min((number + 1) * self.shard_samples, self.samples))
+        return range(
+            number * self.shard_samples, min((number + 1) * self.shard_samples, self.samples)
+        )
 
     def part(self, part: int, parts: int) -> range:
         """The shards of the `part`-th of `parts` (from 0): disjoint, together all."""
@@ -120,11 +131,17 @@ class Manifest(Record):
     shards: tuple[Shard, ...]
 
 
-def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None) -> tuple[int, int]:
+def shard_sizes(
+    samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None
+) -> tuple[int, int]:
     """(samples a shard, samples a row group): about 64 MiB and 1 MiB, yet enough shards for all workers to end together."""
     sample_bytes = max(sample_bytes, 1.0)
     fitting = round(GROUP_BYTES / sample_bytes)
-    groups = min(1000, fitting) if sample_bytes * GROUP_SAMPLES < GROUP_BYTES else max(1, min(GROUP_SAMPLES, fitting))
+    groups = (
+        min(1000, fitting)
+        if sample_bytes * GROUP_SAMPLES < GROUP_BYTES
+        else max(1, min(GROUP_SAMPLES, fitting))
+    )
     if shard_samples is None:
         balanced = math.ceil(samples / (_SHARDS_A_WORKER * workers))
         shard_samples = max(1, min(round(SHARD_BYTES / sample_bytes), balanced, 100_000))
@@ -152,21 +169,31 @@ def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, in
         return int(part) - 1, int(parts)
     try:
         count = int(environment["SLURM_ARRAY_TASK_COUNT"])
-        number, first = int(environment["SLURM_ARRAY_TASK_ID"]), int(environment["SLURM_ARRAY_TASK_MIN"])
+        number, first = (
+            int(environment["SLURM_ARRAY_TASK_ID"]),
+            int(environment["SLURM_ARRAY_TASK_MIN"]),
+        )
         step = int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
     except (KeyError, ValueError):
         return 0, 1
     place, odd = divmod(number - first, step)
     if odd or not 0 <= place < count:
-        raise TrainpaceError("the Slurm array's tasks are not numbered evenly.", "Say which part this is: --part I/N.")
+        raise TrainpaceError(
+            "the Slurm array's tasks are not numbered evenly.",
+            "Say which part this is: --part I/N.",
+        )
     return place, count
 
 
 def array_script(target: str, folder: str, parts: int, workers: int, hours: float) -> str:
     """A batch script for sbatch, of `parts` array tasks with `workers` cores each. Source: sbatch's manual, --array. A task that
-    is requeued computes only what it had not finished; the one that ends last writes the manifest."""
+    is requeued computes only what it had not finished; the one that ends last writes the manifest.
+    """
     minutes = max(10, round(60 * hours))
-    command = f"trainpace precompute {shlex.quote(target)} --out {shlex.quote(folder)} --workers $SLURM_CPUS_PER_TASK"
+    command = (
+        f"trainpace precompute {shlex.quote(target)} --out {shlex.quote(folder)} --workers"
+        " $SLURM_CPUS_PER_TASK"
+    )
     return f"""#!/bin/bash
 #SBATCH --job-name=precompute
 #SBATCH --array=1-{parts}
@@ -193,12 +220,18 @@ def import_pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise TrainpaceError("writing shards needs pyarrow.", "pip install 'trainpace[data]'.") from None
+        raise TrainpaceError(
+            "writing shards needs pyarrow.", "pip install 'trainpace[data]'."
+        ) from None
     return pyarrow
 
 
 def write_shard(
-    folder: Path, plan: ShardPlan, number: int, samples: Sequence[tuple[int, Encoded]], bad: Sequence[BadSample]
+    folder: Path,
+    plan: ShardPlan,
+    number: int,
+    samples: Sequence[tuple[int, Encoded]],
+    bad: Sequence[BadSample],
 ) -> Shard:
     """Write `samples` (index in the source, sample) as shard `number`: aside, to the disk, renamed; then its record."""
     pa = import_pyarrow()
@@ -207,21 +240,39 @@ def write_shard(
     index = _Plain(pa, INDEX, pa.int64(), [i for i, _ in samples])
     parts = [part for column in columns for part in column.parts] + [index]
     about = {
-        "schema_version": 1, "structure": plan.layout.structure, "first": covered.start, "stop": covered.stop,
-        "samples": len(samples), "bad": [b.index for b in bad],
-        "fields": [{"name": c.field.name, "kind": c.field.kind, "dtype": c.field.dtype, "shape": c.shape} for c in columns],
-        "fingerprint": {"code": plan.fingerprint.code, "packages": plan.fingerprint.packages, "source": plan.fingerprint.source},
-    }  # fmt: skip
+        "schema_version": 1,
+        "structure": plan.layout.structure,
+        "first": covered.start,
+        "stop": covered.stop,
+        "samples": len(samples),
+        "bad": [b.index for b in bad],
+        "fields": [
+            {"name": c.field.name, "kind": c.field.kind, "dtype": c.field.dtype, "shape": c.shape}
+            for c in columns
+        ],
+        "fingerprint": {
+            "code": plan.fingerprint.code,
+            "packages": plan.fingerprint.packages,
+            "source": plan.fingerprint.source,
+        },
+    }
     schema = pa.schema([part.arrow for part in parts], metadata={"trainpace": json.dumps(about)})
     aside = folder / f".{target.name}.{os.getpid()}"
     try:
         with pa.parquet.ParquetWriter(
-            aside, schema, compression="none", use_dictionary=False, write_statistics=False, data_page_size=2**30,
-        ) as writer:  # fmt: skip
+            aside,
+            schema,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+            data_page_size=2**30,
+        ) as writer:
             for start in range(0, len(samples), plan.group_rows):
                 rows = slice(start, start + plan.group_rows)
                 arrays = [part.rows(rows) for part in parts]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows)
+                writer.write_table(
+                    pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows
+                )
         file_bytes, crc32 = _sum(aside, to_disk=True)
         starts = _starts(pa.parquet.read_metadata(aside), parts, plan.group_rows)
         os.replace(aside, target)
@@ -229,10 +280,17 @@ def write_shard(
         aside.unlink(missing_ok=True)
         raise
     shard = Shard(
-        number=number, first=covered.start, stop=covered.stop, samples=len(samples), file_bytes=file_bytes, crc32=crc32,
-        group_rows=plan.group_rows, columns=tuple(column.place(starts) for column in columns),
-        index_starts=starts[index], bad=tuple(bad),
-    )  # fmt: skip
+        number=number,
+        first=covered.start,
+        stop=covered.stop,
+        samples=len(samples),
+        file_bytes=file_bytes,
+        crc32=crc32,
+        group_rows=plan.group_rows,
+        columns=tuple(column.place(starts) for column in columns),
+        index_starts=starts[index],
+        bad=tuple(bad),
+    )
     save(shard, shard_record(folder, number))
     return shard
 
@@ -259,7 +317,9 @@ def damage(folder: Path, shard: Shard) -> str:
         return f"truncated: {size:,} of {shard.file_bytes:,} bytes"
     if size > shard.file_bytes:
         return f"longer than written: {size:,} in place of {shard.file_bytes:,} bytes"
-    return "" if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
+    return (
+        "" if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
+    )
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
@@ -279,13 +339,17 @@ class _Plain:
     def __init__(self, pa: Any, name: str, kind: Any, values: list[Any]) -> None:
         self.pa, self.values = pa, values
         self.arrow = pa.field(name, kind, nullable=False)
-        self.width = 0 if pa.types.is_binary(kind) or pa.types.is_string(kind) else kind.bit_width // 8
+        self.width = (
+            0 if pa.types.is_binary(kind) or pa.types.is_string(kind) else kind.bit_width // 8
+        )
 
     def rows(self, rows: slice) -> Any:
         chosen = self.values[rows]
         if self.pa.types.is_fixed_size_binary(self.arrow.type):
             buffer = self.pa.py_buffer(b"".join(chosen))
-            return self.pa.FixedSizeBinaryArray.from_buffers(self.arrow.type, len(chosen), [None, buffer])
+            return self.pa.FixedSizeBinaryArray.from_buffers(
+                self.arrow.type, len(chosen), [None, buffer]
+            )
         return self.pa.array(chosen, self.arrow.type)
 
     def value_bytes(self, rows: slice) -> int:
@@ -298,7 +362,9 @@ class _Plain:
 class _Column:
     """A field's Parquet columns: its values and, where shapes differ, its shapes."""
 
-    def __init__(self, pa: Any, field: Field, i: int, samples: Sequence[tuple[int, Encoded]]) -> None:
+    def __init__(
+        self, pa: Any, field: Field, i: int, samples: Sequence[tuple[int, Encoded]]
+    ) -> None:
         self.field = field
         values, shapes = [e.values[i] for _, e in samples], {e.shapes[i] for _, e in samples}
         if field.kind == "bool":
@@ -306,27 +372,43 @@ class _Column:
         # Parquet has no binary values of a fixed length of nothing
         fixed = field.kind in SHAPED and len(shapes) == 1 and len(values[0]) > 0
         self.shape = next(iter(shapes)) if fixed else None
-        plain = {"int": pa.int64(), "float": pa.float64(), "bool": pa.int32(), "str": pa.string(), "bytes": pa.binary()}
-        kind = plain.get(field.kind) or (pa.binary(len(values[0])) if self.shape is not None else pa.binary())
+        plain = {
+            "int": pa.int64(),
+            "float": pa.float64(),
+            "bool": pa.int32(),
+            "str": pa.string(),
+            "bytes": pa.binary(),
+        }
+        kind = plain.get(field.kind) or (
+            pa.binary(len(values[0])) if self.shape is not None else pa.binary()
+        )
         self.parts = [_Plain(pa, field.name, kind, values)]
         if field.kind in SHAPED and self.shape is None:
-            written = [struct.pack(f"<{len(e.shapes[i] or ())}i", *(e.shapes[i] or ())) for _, e in samples]
+            written = [
+                struct.pack(f"<{len(e.shapes[i] or ())}i", *(e.shapes[i] or ())) for _, e in samples
+            ]
             self.parts.append(_Plain(pa, f"{field.name}.shape", pa.binary(), written))
 
     def place(self, starts: dict[_Plain, tuple[int, ...]]) -> Column:
         value, *shape = self.parts
         shape_starts = starts[shape[0]] if shape else ()
-        return Column(starts=starts[value], width=value.width, shape=self.shape, shape_starts=shape_starts)
+        return Column(
+            starts=starts[value], width=value.width, shape=self.shape, shape_starts=shape_starts
+        )
 
 
-def _starts(metadata: Any, parts: Sequence[_Plain], group_rows: int) -> dict[_Plain, tuple[int, ...]]:
+def _starts(
+    metadata: Any, parts: Sequence[_Plain], group_rows: int
+) -> dict[_Plain, tuple[int, ...]]:
     """File offsets of the values of every row group, by column."""
 
     def start(group: int, column: int, part: _Plain) -> int:
         chunk = metadata.row_group(group).column(column)
         rows = slice(group * group_rows, (group + 1) * group_rows)
         header: int = chunk.total_compressed_size - part.value_bytes(rows)
-        assert 0 < header < _LONGEST_HEADER, "a column chunk is one page with a header of a few dozen bytes"
+        assert 0 < header < _LONGEST_HEADER, (
+            "a column chunk is one page with a header of a few dozen bytes"
+        )
         return int(chunk.data_page_offset) + header
 
     groups = range(metadata.num_row_groups)

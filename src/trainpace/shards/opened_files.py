@@ -23,7 +23,11 @@ _hooked = False
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or _recording is None or not isinstance(arguments[0], str | bytes | os.PathLike):
+    if (
+        event != "open"
+        or _recording is None
+        or not isinstance(arguments[0], str | bytes | os.PathLike)
+    ):
         return
     if not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
         _recording.append(os.fsdecode(arguments[0]))
@@ -53,8 +57,12 @@ def held_open() -> set[str]:
             with contextlib.suppress(OSError):
                 paths.add(os.readlink(f"/proc/self/fd/{name}"))
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        paths |= {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    return {path for path in paths if path.startswith("/") and ".so." not in path and _is_data(path)}
+        paths |= {
+            fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6
+        }
+    return {
+        path for path in paths if path.startswith("/") and ".so." not in path and _is_data(path)
+    }
 
 
 def bytes_read() -> int | None:
@@ -83,8 +91,15 @@ def drop(paths: Iterable[str]) -> str:
     if still_cached <= _CACHED_SHARE * len(looked_at):
         return ""
     kind = filesystem_of(os.path.dirname(files[0]) or ".")
-    where = "they lie in memory (tmpfs)" if kind in ("tmpfs", "ramfs") else f"{kind or 'the system'} keeps them"
-    return f"files cannot be put out of the page cache ({where}), so reading and preprocessing are not told apart."
+    where = (
+        "they lie in memory (tmpfs)"
+        if kind in ("tmpfs", "ramfs")
+        else f"{kind or 'the system'} keeps them"
+    )
+    return (
+        f"files cannot be put out of the page cache ({where}), so reading and preprocessing are not"
+        " told apart."
+    )
 
 
 def drop_file(path: str) -> None:

@@ -103,14 +103,23 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
     free = os.statvfs(beside)
     torch.set_num_threads(1)
     return SampleCosts(
-        samples=len(dataset), measured=n, compute_s=statistics.fmean(seconds for _, _, seconds in samples),
-        sample_bytes=size / n, read_s=warm / n, read_cold_s=max(cold, warm) / n,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), free_bytes=free.f_bavail * free.f_frsize,
-    )  # fmt: skip
+        samples=len(dataset),
+        measured=n,
+        compute_s=statistics.fmean(seconds for _, _, seconds in samples),
+        sample_bytes=size / n,
+        read_s=warm / n,
+        read_cold_s=max(cold, warm) / n,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        free_bytes=free.f_bavail * free.f_frsize,
+    )
 
 
 def decide(
-    costs: SampleCosts, workers: int, step_s: float | None = None, batch: int = 1, epochs: float | None = None
+    costs: SampleCosts,
+    workers: int,
+    step_s: float | None = None,
+    batch: int = 1,
+    epochs: float | None = None,
 ) -> Estimate:
     """What `workers` processes need for it, what an epoch saves, and after how many epochs it has paid. Pure.
 
@@ -128,25 +137,40 @@ def decide(
     reason = ""
     if pays_after is None:
         reason = (
-            "the steps take longer than the data as it is" if now == steps and steps
+            "the steps take longer than the data as it is"
+            if now == steps and steps
             else f"reading back takes {read_s / costs.compute_s:.0%} of computing"
-        )  # fmt: skip
+        )
     elif total_bytes > costs.free_bytes:
         reason = "there is not enough room on the disk"
     elif epochs is not None and epochs < pays_after:
         reason = f"it would pay after {pays_after:.1f} epochs"
     return Estimate(
-        costs=costs, workers=workers, compute_once_s=once, total_bytes=total_bytes, epoch_now_s=now, epoch_after_s=after,
-        from_cache=from_cache, epochs_to_pay=pays_after, pays=not reason, reason=reason,
-    )  # fmt: skip
+        costs=costs,
+        workers=workers,
+        compute_once_s=once,
+        total_bytes=total_bytes,
+        epoch_now_s=now,
+        epoch_after_s=after,
+        from_cache=from_cache,
+        epochs_to_pay=pays_after,
+        pays=not reason,
+        reason=reason,
+    )
 
 
 def _write(folder: Path, target: str, samples: list[Encoded]) -> None:
     n, size = len(samples), statistics.fmean(sample.size_bytes for sample in samples)
     plan = files.ShardPlan(
-        target=target, samples=n, shard_samples=n, group_rows=files.shard_sizes(n, size, 1, n)[1], layout=samples[0].layout,
-        fingerprint=files.Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
-    )  # fmt: skip
+        target=target,
+        samples=n,
+        shard_samples=n,
+        group_rows=files.shard_sizes(n, size, 1, n)[1],
+        layout=samples[0].layout,
+        fingerprint=files.Fingerprint(code={}, packages={}, source={}),
+        probe_bytes=size,
+        probe_s=0.0,
+    )
     shard = files.write_shard(folder, plan, 0, list(enumerate(samples)), ())
     save(files.Manifest(plan=plan, shards=(shard,)), folder / files.MANIFEST)
 
@@ -180,9 +204,12 @@ def inspect(dataset: Any, target: str, settings: str) -> Inspection:
         times.append(seconds)
         samples.append(computed_twice(dataset, index))
     return Inspection(
-        samples=len(dataset), layout=samples[-1].layout, fingerprint=fingerprint(dataset, target, settings),
-        sample_s=sorted(times)[len(times) // 2], sample_bytes=statistics.fmean(s.size_bytes for s in samples),
-    )  # fmt: skip
+        samples=len(dataset),
+        layout=samples[-1].layout,
+        fingerprint=fingerprint(dataset, target, settings),
+        sample_s=sorted(times)[len(times) // 2],
+        sample_bytes=statistics.fmean(s.size_bytes for s in samples),
+    )
 
 
 def compute(
@@ -236,12 +263,17 @@ class _Worker:
         elif do == "estimate":
             self._send(estimate=estimate_here(self._dataset, self._target, **request["options"]))
         else:
-            self._compute(msgspec.convert(request["plan"], files.ShardPlan), request["number"], Path(request["folder"]))
+            self._compute(
+                msgspec.convert(request["plan"], files.ShardPlan),
+                request["number"],
+                Path(request["folder"]),
+            )
 
     def _compute(self, plan: files.ShardPlan, number: int, folder: Path) -> None:
         if plan.fingerprint.source[SETTINGS] != self._settings:
             raise TrainpaceError(
-                f"{self._target} is put together differently in every process: an index does not always mean the same sample.",
+                f"{self._target} is put together differently in every process: an index does not"
+                " always mean the same sample.",
                 "Sort what it lists, and seed what it shuffles.",
             )
 
@@ -256,7 +288,9 @@ class _Worker:
         try:
             self._send(shard=files.write_shard(*shard))
         except Exception as error:
-            self._fail(error)  # at once: the main thread may be waiting for a request that will not come
+            self._fail(
+                error
+            )  # at once: the main thread may be waiting for a request that will not come
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

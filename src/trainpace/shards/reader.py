@@ -47,9 +47,13 @@ class ShardReader:
         self._firsts = self._ends - counts
         groups = [len(shard.index_starts) for shard in shards]
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
-        self._columns = [_Placed(field, [shard.columns[c] for shard in shards]) for c, field in enumerate(self.fields)]
+        self._columns = [
+            _Placed(field, [shard.columns[c] for shard in shards])
+            for c, field in enumerate(self.fields)
+        ]
         self._index = _Placed(
-            Field(name="index", kind="int"), [Column(starts=shard.index_starts, width=8) for shard in shards]
+            Field(name="index", kind="int"),
+            [Column(starts=shard.index_starts, width=8) for shard in shards],
         )
         self._places: dict[tuple[int, int], array[int]] = {}
         self._maps: list[memoryview | None] = [None] * len(shards)
@@ -66,7 +70,8 @@ class ShardReader:
     def group_sizes(self) -> np.ndarray:
         rows, shards = self.group_rows, self.manifest.shards
         return np.array(
-            [min(rows, s.samples - start) for s in shards for start in range(0, s.samples, rows)], dtype=np.int64
+            [min(rows, s.samples - start) for s in shards for start in range(0, s.samples, rows)],
+            dtype=np.int64,
         )
 
     def sample(self, position: int) -> Any:
@@ -87,9 +92,15 @@ class ShardReader:
 
     def source_indices(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         where = self._locate(positions)
-        return self._bytes(self._index, where, np.empty(8 * len(where[0]), np.uint8)).view("<i8").reshape(-1)
+        return (
+            self._bytes(self._index, where, np.empty(8 * len(where[0]), np.uint8))
+            .view("<i8")
+            .reshape(-1)
+        )
 
-    def _locate(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _locate(
+        self, positions: Sequence[int] | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(shard, row group over all shards, row within it)."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
@@ -98,11 +109,18 @@ class ShardReader:
         local = positions - self._firsts[shards]
         return shards, self._first_group[shards] + local // self.group_rows, local % self.group_rows
 
-    def _gather(self, column: _Placed, where: tuple[np.ndarray, np.ndarray, np.ndarray], allocate: Allocate) -> Any:
+    def _gather(
+        self, column: _Placed, where: tuple[np.ndarray, np.ndarray, np.ndarray], allocate: Allocate
+    ) -> Any:
         field, n = column.field, len(where[0])
         shapes = {column.shapes[shard] for shard in set(where[0].tolist())}
-        if field.kind in ("str", "bytes") or (field.kind in SHAPED and (len(shapes) > 1 or None in shapes)):
-            leaves = [self._leaf(column, *at) for at in zip(*(part.tolist() for part in where), strict=True)]
+        if field.kind in ("str", "bytes") or (
+            field.kind in SHAPED and (len(shapes) > 1 or None in shapes)
+        ):
+            leaves = [
+                self._leaf(column, *at)
+                for at in zip(*(part.tolist() for part in where), strict=True)
+            ]
             return torch.utils.data.default_collate(leaves)
         if field.kind == "image":
             raise UnreadableInput(
@@ -117,7 +135,9 @@ class ShardReader:
             return out.view(torch.int32).bool()
         return out.view(column.torch_dtype).reshape(n, *shape)
 
-    def _bytes(self, column: _Placed, where: tuple[np.ndarray, np.ndarray, np.ndarray], out: np.ndarray) -> np.ndarray:
+    def _bytes(
+        self, column: _Placed, where: tuple[np.ndarray, np.ndarray, np.ndarray], out: np.ndarray
+    ) -> np.ndarray:
         shards, groups, rows = where
         width = column.widths[int(shards[0])]
         places = (column.starts[groups] + rows * width).tolist()
@@ -192,7 +212,11 @@ class _Placed:
     def decode(self, raw: bytearray, shape: tuple[int, ...] | None) -> Any:
         kind = self.field.kind
         if kind == "tensor":
-            flat = torch.frombuffer(raw, dtype=self.torch_dtype) if raw else torch.empty(0, dtype=self.torch_dtype)
+            flat = (
+                torch.frombuffer(raw, dtype=self.torch_dtype)
+                if raw
+                else torch.empty(0, dtype=self.torch_dtype)
+            )
             return flat.reshape(shape or ())
         if kind in ("array", "scalar"):
             values = np.frombuffer(raw, dtype=self.field.dtype)

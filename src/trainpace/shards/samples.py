@@ -87,7 +87,9 @@ def differing_columns(a: Encoded, b: Encoded) -> list[str]:
         return [f.name for f in a.layout.fields]
     return [
         f.name
-        for f, x, y, s, t in zip(a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=True)
+        for f, x, y, s, t in zip(
+            a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=True
+        )
         if s != t or repr(x) != repr(y)
     ]
 
@@ -102,10 +104,20 @@ def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise UnsupportedSample(f"{name or 'the sample'} is a dict whose keys are not all text")
-        return ["dict", list(value), *(_take_apart(v, f"{name}.{k}" if name else k, leaves) for k, v in value.items())]
+        return [
+            "dict",
+            list(value),
+            *(_take_apart(v, f"{name}.{k}" if name else k, leaves) for k, v in value.items()),
+        ]
     if isinstance(value, tuple | list):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return [kind, *(_take_apart(v, f"{name}.{i}" if name else str(i), leaves) for i, v in enumerate(value))]
+        return [
+            kind,
+            *(
+                _take_apart(v, f"{name}.{i}" if name else str(i), leaves)
+                for i, v in enumerate(value)
+            ),
+        ]
     leaves.append((name or "sample", value))
     return len(leaves) - 1
 
@@ -138,7 +150,9 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
     if image is not None and isinstance(leaf, image.Image):
         pixels = np.asarray(leaf)
         if leaf.mode not in ("L", "RGB", "RGBA", "I", "F"):
-            raise UnsupportedSample(f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L")
+            raise UnsupportedSample(
+                f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L"
+            )
         return "image", leaf.mode, pixels.tobytes(), pixels.shape
     if isinstance(leaf, int) and leaf not in _INT64:
         raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
@@ -161,8 +175,8 @@ def _unequal(structure: Any, expected: Any, name: str) -> str | None:
             return None
     elif len(structure) != len(expected):
         return (
-            f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of {len(expected) - 1};"
-            " make it an array or a tensor, whose shape may differ"
+            f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of"
+            f" {len(expected) - 1}; make it an array or a tensor, whose shape may differ"
         )
     for key, part, other in zip(keys, parts, expected[1:], strict=True):
         if (difference := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
@@ -174,8 +188,14 @@ def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
     for one, other in zip(fields, expected, strict=False):
         if (one.kind, one.dtype) != (other.kind, other.dtype):
             usual = f"{other.kind} {other.dtype}".rstrip()
-            return f"{spoken(one.name)} is {one.kind} {one.dtype}".rstrip() + f", in the other samples {usual}"
-    return f"it has {len(fields)} parts in another arrangement than the other samples, which have {len(expected)}"
+            return (
+                f"{spoken(one.name)} is {one.kind} {one.dtype}".rstrip()
+                + f", in the other samples {usual}"
+            )
+    return (
+        f"it has {len(fields)} parts in another arrangement than the other samples, which have"
+        f" {len(expected)}"
+    )
 
 
 def spread(count: int, total: int) -> Sequence[int]:
@@ -185,7 +205,9 @@ def spread(count: int, total: int) -> Sequence[int]:
     return [i * (total - 1) // max(count - 1, 1) for i in range(count)]
 
 
-def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Iterator[tuple[int, Encoded, float]]:
+def timed_samples(
+    dataset: Any, indices: Sequence[int], seconds: float
+) -> Iterator[tuple[int, Encoded, float]]:
     """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
     Raises `UserCodeError` where not one of them can be computed."""
     layout, reason = None, ""
@@ -204,7 +226,9 @@ def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Itera
         if time.perf_counter() > deadline:
             return
     if layout is None:
-        raise UserCodeError(f"not one of {len(indices)} samples looked at could be computed ({reason}).")
+        raise UserCodeError(
+            f"not one of {len(indices)} samples looked at could be computed ({reason})."
+        )
 
 
 def reason_of(error: Exception) -> str:

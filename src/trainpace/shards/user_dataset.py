@@ -18,7 +18,10 @@ from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread
 from trainpace.user_file import is_users, load_name
 
-WANTED = "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it."
+WANTED = (
+    "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a"
+    " function that returns it."
+)
 _LOOKED_AT = 3
 _DEPTH = 4
 SETTINGS = "dataset settings"
@@ -74,7 +77,9 @@ def length_of(dataset: Any, name: str) -> int:
     numbered = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not numbered or isinstance(dataset, str | bytes | dict):
         kind = type(dataset).__name__
-        raise TrainpaceError(f"{name} is of type {kind}, which is no dataset with __len__ and __getitem__.", WANTED)
+        raise TrainpaceError(
+            f"{name} is of type {kind}, which is no dataset with __len__ and __getitem__.", WANTED
+        )
     if len(dataset) < 1:
         raise TrainpaceError(f"{name} is a dataset of no samples.")
     return len(dataset)
@@ -100,7 +105,10 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
         if is_users(str(path)):
             status = path.stat()
             source[os.path.relpath(path, root)] = f"{status.st_size} bytes, {status.st_mtime_ns}"
-    trees = {path: ast.parse(path.read_text(encoding="utf-8", errors="replace")) for path in _users_files()}
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        for path in _users_files()
+    }
     code = {os.path.relpath(path, root): _hash(ast.dump(tree)) for path, tree in trees.items()}
     return Fingerprint(code=code, packages=_packages(trees), source=source)
 
@@ -109,7 +117,11 @@ def _users_files() -> list[Path]:
     """Source files of the loaded modules that belong to no installed package."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # torch.classes and torch.ops state "_classes.py" and "_ops.py", files that would lie in any working directory
-    paths = {Path(file).resolve() for file in files if file and file.endswith(".py") and os.path.isabs(file)}
+    paths = {
+        Path(file).resolve()
+        for file in files
+        if file and file.endswith(".py") and os.path.isabs(file)
+    }
     return sorted(path for path in paths if path.is_file() and is_users(str(path)))
 
 
@@ -127,7 +139,9 @@ def _packages(trees: dict[Path, ast.Module]) -> dict[str, str]:
 
 def _version(module: str) -> str:
     try:  # as text, since torch has a type of its own for it
-        return str(getattr(sys.modules[module], "__version__", None) or importlib.metadata.version(module))
+        return str(
+            getattr(sys.modules[module], "__version__", None) or importlib.metadata.version(module)
+        )
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
@@ -147,13 +161,20 @@ def _settings(value: Any, depth: int) -> Any:
 
         with contextlib.suppress(Exception):
             array = np.ascontiguousarray(value)
-            return [str(array.dtype), list(array.shape), hashlib.blake2b(array.tobytes()).hexdigest()]
+            return [
+                str(array.dtype),
+                list(array.shape),
+                hashlib.blake2b(array.tobytes()).hexdigest(),
+            ]
     named = f"{type(value).__module__}.{type(value).__qualname__}"
     state = getattr(value, "__dict__", None)
     opaque = isinstance(value, type) or callable(getattr(value, "__code__", None))
     if opaque or not depth or not isinstance(state, dict):
         return named
-    return [named, [[name, _settings(v, depth - 1)] for name, v in state.items() if not name.startswith("__")]]
+    return [
+        named,
+        [[name, _settings(v, depth - 1)] for name, v in state.items() if not name.startswith("__")],
+    ]
 
 
 def _hash(value: Any) -> str:

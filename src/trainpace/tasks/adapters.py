@@ -27,7 +27,9 @@ def _in_fp32(_: nn.Module, __: Any, out: Any) -> Any:
 def _holds_packed(model: nn.Module, name: str) -> bool:
     """Whether weights in the modules of that name are packed."""
     called = (module for known, module in model.named_modules() if known.endswith(name))
-    return any(isinstance(inner, QuantisedLinear) for module in called for inner in module.modules())
+    return any(
+        isinstance(inner, QuantisedLinear) for module in called for inner in module.modules()
+    )
 
 
 def adapted(task: Task, how: Adaptation) -> Task:
@@ -35,7 +37,8 @@ def adapted(task: Task, how: Adaptation) -> Task:
     model = task.model
     if how.weights and how.adapter == "dora":
         raise TrainpaceError(
-            f"{how.in_words} is not forecast: its norms of whole weights are not in the trace.", "Use lora."
+            f"{how.in_words} is not forecast: its norms of whole weights are not in the trace.",
+            "Use lora.",
         )
     if how.weights:
         keep_fp32(model, how.fp32_weights)
@@ -43,45 +46,72 @@ def adapted(task: Task, how: Adaptation) -> Task:
         model.register_forward_hook(_in_fp32)
         if not how.adapter:
             raise TrainpaceError(
-                f"weights in {how.weights} cannot be trained: they are frozen, and there is nothing beside them.",
+                f"weights in {how.weights} cannot be trained: they are frozen, and there is nothing"
+                " beside them.",
                 "Add `adapter` lora.",
             )
     if not how.adapter:
         return task
     peft = import_package("peft", "peft")
-    targets = how.targets if how.targets == ALL_LINEAR else [name.strip() for name in how.targets.split(",")]
+    targets = (
+        how.targets
+        if how.targets == ALL_LINEAR
+        else [name.strip() for name in how.targets.split(",")]
+    )
     if targets == ALL_LINEAR and not hasattr(model, "get_output_embeddings"):
         # peft knows the head of transformers' models alone
         targets = sorted(
-            {name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)}
+            {
+                name.rpartition(".")[2]
+                for name, child in model.named_modules()
+                if isinstance(child, nn.Linear)
+            }
         )
     whole = [name.strip() for name in how.whole.split(",") if name.strip()]
-    missing = [name for name in whole if not any(known.endswith(name) for known, _ in model.named_modules())]
+    missing = [
+        name
+        for name in whole
+        if not any(known.endswith(name) for known, _ in model.named_modules())
+    ]
     if missing:
         names = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
         raise UnknownName("module to train whole", missing[0], names)
     packed = next((name for name in whole if _holds_packed(model, name)), None)
     if packed is not None:
         raise TrainpaceError(
-            f"{packed} cannot be trained whole: its weights are packed in {how.weights}, and packed weights are frozen.",
+            f"{packed} cannot be trained whole: its weights are packed in {how.weights}, and packed"
+            " weights are frozen.",
             "Leave it out of --whole-modules, where it gets an adapter, or leave --weights out.",
         )
     config = peft.LoraConfig(
-        r=how.rank, target_modules=targets, use_dora=how.adapter == "dora", lora_dropout=how.dropout,
+        r=how.rank,
+        target_modules=targets,
+        use_dora=how.adapter == "dora",
+        lora_dropout=how.dropout,
         modules_to_save=whole or None,
-    )  # fmt: skip
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = peft.get_peft_model(model, config)
     except ValueError as error:
         names = sorted(
-            {name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)}
+            {
+                name.rpartition(".")[2]
+                for name, child in model.named_modules()
+                if isinstance(child, nn.Linear)
+            }
         )
         if "not found" not in str(error):
-            raise TrainpaceError(f"peft cannot adapt {task.name}: {str(error).splitlines()[0]}") from None
-        raise UnknownName("target of the adapters", how.targets, names, f"Linear layers: {', '.join(names)}.") from None
+            raise TrainpaceError(
+                f"peft cannot adapt {task.name}: {str(error).splitlines()[0]}"
+            ) from None
+        raise UnknownName(
+            "target of the adapters", how.targets, names, f"Linear layers: {', '.join(names)}."
+        ) from None
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "lora_" in name and not how.as_the_model:
-            parameter.keeps_dtype = True  # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+            parameter.keeps_dtype = (
+                True  # peft keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype)
+            )
     return task._replace(model=model)

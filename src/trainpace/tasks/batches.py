@@ -13,7 +13,8 @@ from torch import nn
 from trainpace.errors import TrainpaceError
 
 NO_LOSS = (
-    "Return an output with .loss, a dict with 'loss', or the loss alone; or give a loss function in place of None."
+    "Return an output with .loss, a dict with 'loss', or the loss alone; or give a loss function in"
+    " place of None."
 )
 
 
@@ -31,7 +32,8 @@ def loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], 
         if target is None:
             raise TrainpaceError(
                 f"a batch has no target for its loss: it is {_in_words(batch)}.",
-                "Samples are (input, ..., target), dicts with 'labels', or objects with .y. With loss None the model returns it.",
+                "Samples are (input, ..., target), dicts with 'labels', or objects with .y. With"
+                " loss None the model returns it.",
             )
         return criterion(model(*args, **kwargs), target)
 

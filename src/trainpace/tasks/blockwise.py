@@ -17,7 +17,10 @@ SMALLEST_PAGED = 100_000
 UPDATE = "blockwise_update_"
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
-_library.define(f"{UPDATE}(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, Tensor(c!)[] scales) -> ()")
+_library.define(
+    f"{UPDATE}(Tensor(a!) parameter, Tensor gradient, Tensor(b!)[] states, Tensor(c!)[] scales)"
+    " -> ()"
+)
 _library.impl(UPDATE, lambda *_: None, "Meta")
 
 
@@ -41,11 +44,15 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+        for parameter in (
+            p for group in self.param_groups for p in group["params"] if p.grad is not None
+        ):
             state = self.state[parameter]
             if not state:
                 state["states"], state["scales"] = self._states(parameter)
-            torch.ops.trainpace.blockwise_update_(parameter, parameter.grad, state["states"], state["scales"])
+            torch.ops.trainpace.blockwise_update_(
+                parameter, parameter.grad, state["states"], state["scales"]
+            )
 
     def _states(self, parameter: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         n, layout = parameter.numel(), self.layout
@@ -55,7 +62,9 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
             dtype = parameter.dtype if layout.needs_whole_blocks else torch.float32
             return [empty(n, dtype=dtype) for _ in range(layout.states)], []
         numbers = [empty(n * layout.bits // 8, dtype=torch.uint8) for _ in range(layout.states)]
-        return numbers, [empty(-(-n // layout.block), dtype=torch.float32) for _ in range(layout.states)]
+        return numbers, [
+            empty(-(-n // layout.block), dtype=torch.float32) for _ in range(layout.states)
+        ]
 
     def paged_bytes(self) -> float:
         """Bytes of states that CUDA pages to the host where the device is full."""

@@ -27,16 +27,25 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
     values = read_json(path)
     name = values.get("_class_name") if isinstance(values, dict) else None
     if not isinstance(name, str):
-        raise UnreadableInput(f'{path} is not a configuration of a diffusers model: it has no "_class_name".')
+        raise UnreadableInput(
+            f'{path} is not a configuration of a diffusers model: it has no "_class_name".'
+        )
     if name not in _INPUTS:
         raise UnknownName(
-            "diffusion model", name, _INPUTS, f"Known: {', '.join(_INPUTS)}. Any other: FILE.py:FUNCTION."
+            "diffusion model",
+            name,
+            _INPUTS,
+            f"Known: {', '.join(_INPUTS)}. Any other: FILE.py:FUNCTION.",
         )
     model: nn.Module = getattr(diffusers, name).from_config(values)
     config: Any = model.config
     if image_size is not None and image_size % PIXELS_A_LATENT:
-        raise TrainpaceError(f"an image size of {image_size} is no multiple of {PIXELS_A_LATENT}, a latent's pixels.")
-    side = image_size // PIXELS_A_LATENT if image_size else getattr(config, "sample_size", None) or 128
+        raise TrainpaceError(
+            f"an image size of {image_size} is no multiple of {PIXELS_A_LATENT}, a latent's pixels."
+        )
+    side = (
+        image_size // PIXELS_A_LATENT if image_size else getattr(config, "sample_size", None) or 128
+    )
     inputs = _INPUTS[name]
 
     def make_batch(n: int) -> dict[str, Any]:
@@ -44,12 +53,21 @@ def diffusers_task(path: str, sequence_length: int | None, image_size: int | Non
 
     sample = f"{side * PIXELS_A_LATENT} x {side * PIXELS_A_LATENT} image"
     note = (
-        "Latents and text embeddings are inputs: no VAE and no text encoder is in the step (docs/tasks.md shows how)."
+        "Latents and text embeddings are inputs: no VAE and no text encoder is in the step"
+        " (docs/tasks.md shows how)."
     )
     return Task(
-        f"diffusers:{path}", model, _forward, _noise_loss, make_batch, None, sample, sequence_length,
-        loss_name="mse_loss", notes=(note,),
-    )  # fmt: skip
+        f"diffusers:{path}",
+        model,
+        _forward,
+        _noise_loss,
+        make_batch,
+        None,
+        sample,
+        sequence_length,
+        loss_name="mse_loss",
+        notes=(note,),
+    )
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
@@ -83,10 +101,17 @@ def _unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
 def _conditioned_unet(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
     width = c.encoder_hid_dim or c.cross_attention_dim
     width = width if isinstance(width, int) else width[0]
-    batch = _unet(c, n, side, tokens) | {"encoder_hidden_states": torch.randn(n, tokens or 77, width)}
-    if c.addition_embed_type == "text_time":  # of SDXL: six numbers of size and crop, each embedded, beside the text
+    batch = _unet(c, n, side, tokens) | {
+        "encoder_hidden_states": torch.randn(n, tokens or 77, width)
+    }
+    if (
+        c.addition_embed_type == "text_time"
+    ):  # of SDXL: six numbers of size and crop, each embedded, beside the text
         text = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
-        batch["added_cond_kwargs"] = {"text_embeds": torch.randn(n, text), "time_ids": torch.randn(n, 6)}
+        batch["added_cond_kwargs"] = {
+            "text_embeds": torch.randn(n, text),
+            "time_ids": torch.randn(n, 6),
+        }
     return batch
 
 
@@ -99,31 +124,42 @@ def _pixart(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
     text = torch.randn(n, tokens or 120, c.caption_channels)
     added = {"resolution": torch.randn(n, 2), "aspect_ratio": torch.randn(n, 1)}
     return {
-        "hidden_states": _latents(c, n, side), "timestep": _times(n), "encoder_hidden_states": text,
+        "hidden_states": _latents(c, n, side),
+        "timestep": _times(n),
+        "encoder_hidden_states": text,
         "added_cond_kwargs": added,
-    }  # fmt: skip
+    }
 
 
 def _sd3(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
     return {
-        "hidden_states": _latents(c, n, side), "timestep": _times(n),
-        "encoder_hidden_states": torch.randn(n, tokens or 333, c.joint_attention_dim),  # 77 of CLIP, 256 of T5
+        "hidden_states": _latents(c, n, side),
+        "timestep": _times(n),
+        "encoder_hidden_states": torch.randn(
+            n, tokens or 333, c.joint_attention_dim
+        ),  # 77 of CLIP, 256 of T5
         "pooled_projections": torch.randn(n, c.pooled_projection_dim),
-    }  # fmt: skip
+    }
 
 
 def _flux(c: Any, n: int, side: int, tokens: int | None) -> dict[str, Any]:
     patches, text = (side // 2) ** 2, tokens or 512
     batch = {
-        "hidden_states": torch.randn(n, patches, c.in_channels), "timestep": _times(n),
+        "hidden_states": torch.randn(n, patches, c.in_channels),
+        "timestep": _times(n),
         "encoder_hidden_states": torch.randn(n, text, c.joint_attention_dim),
         "pooled_projections": torch.randn(n, c.pooled_projection_dim),
-        "img_ids": torch.zeros(patches, 3), "txt_ids": torch.zeros(text, 3),
-    }  # fmt: skip
+        "img_ids": torch.zeros(patches, 3),
+        "txt_ids": torch.zeros(text, 3),
+    }
     return batch | {"guidance": torch.ones(n)} if c.guidance_embeds else batch
 
 
 _INPUTS: dict[str, Inputs] = {
-    "UNet2DModel": _unet, "UNet2DConditionModel": _conditioned_unet, "DiTTransformer2DModel": _dit,
-    "PixArtTransformer2DModel": _pixart, "SD3Transformer2DModel": _sd3, "FluxTransformer2DModel": _flux,
-}  # fmt: skip
+    "UNet2DModel": _unet,
+    "UNet2DConditionModel": _conditioned_unet,
+    "DiTTransformer2DModel": _dit,
+    "PixArtTransformer2DModel": _pixart,
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+}

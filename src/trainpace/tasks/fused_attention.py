@@ -14,10 +14,14 @@ def fuse_mpt_attention(model: nn.Module) -> None:
             module.forward = types.MethodType(_mpt_attention, module)
 
 
-def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+def _mpt_attention(
+    self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
     batch, length = hidden_states.shape[:2]
     parts = self.Wqkv(hidden_states).chunk(3, dim=2)
-    q, k, v = (part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts)
+    q, k, v = (
+        part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts
+    )
     mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
     return out, None

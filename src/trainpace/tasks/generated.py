@@ -10,12 +10,26 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from trainpace.errors import TrainpaceError
-from trainpace.tasks.generator import Activation, Cnn, Mlp, Norm, Rnn, Stage, Transformer, architecture
+from trainpace.tasks.generator import (
+    Activation,
+    Cnn,
+    Mlp,
+    Norm,
+    Rnn,
+    Stage,
+    Transformer,
+    architecture,
+)
 
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
     "hardswish": nn.Hardswish,
-}  # fmt: skip
+}
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MakeBatch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 Build = tuple[nn.Module, Loss, MakeBatch, str, int | None]
@@ -42,7 +56,9 @@ def build_generated(spec: str, sequence_length: int | None, image_size: int | No
             raise TrainpaceError(f"{spec} takes no images.", "Leave --image-size out.")
         least = drawn.patch if isinstance(drawn, Transformer) else 28
         if image_size < least or (isinstance(drawn, Transformer) and image_size % drawn.patch):
-            raise TrainpaceError(f"{spec} cannot take images of side {image_size}.", f"Try a multiple of {least}.")
+            raise TrainpaceError(
+                f"{spec} cannot take images of side {image_size}.", f"Try a multiple of {least}."
+            )
         drawn = msgspec.structs.replace(drawn, image_size=image_size)
         if isinstance(drawn, Transformer):
             drawn = msgspec.structs.replace(drawn, sequence_length=(image_size // drawn.patch) ** 2)
@@ -53,7 +69,9 @@ def build_generated(spec: str, sequence_length: int | None, image_size: int | No
     return _rnn(drawn) if isinstance(drawn, Rnn) else _transformer(drawn)
 
 
-def _built(model: nn.Module, inputs: Shape, targets: Shape, sample: str, length: int | None = None) -> Build:
+def _built(
+    model: nn.Module, inputs: Shape, targets: Shape, sample: str, length: int | None = None
+) -> Build:
     def numbers(n: int, dims: tuple[int, ...], classes: int) -> torch.Tensor:
         return torch.randint(0, classes, (n, *dims)) if classes else torch.randn(n, *dims)
 
@@ -64,7 +82,9 @@ def _built(model: nn.Module, inputs: Shape, targets: Shape, sample: str, length:
 
 
 def _image_classifier(model: nn.Module, channels: int, side: int, classes: int) -> Build:
-    return _built(model, ((channels, side, side), 0), ((), classes), f"{channels} x {side} x {side} image")
+    return _built(
+        model, ((channels, side, side), 0), ((), classes), f"{channels} x {side} x {side} image"
+    )
 
 
 def _mlp(a: Mlp) -> Build:
@@ -83,9 +103,15 @@ def _mlp(a: Mlp) -> Build:
 
 
 class _Residual(nn.Module):
-    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None) -> None:
+    def __init__(
+        self, body: nn.Module, shortcut: nn.Module | None = None, after: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.body, self.shortcut, self.after = body, shortcut or nn.Identity(), after or nn.Identity()
+        self.body, self.shortcut, self.after = (
+            body,
+            shortcut or nn.Identity(),
+            after or nn.Identity(),
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.after(self.body(x) + self.shortcut(x))
@@ -118,10 +144,23 @@ class _Cnn(nn.Module):
         self.stages = nn.Sequential(*stages)
         if a.hidden:
             side = 4
-            head = [nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Linear(width * side * side, a.hidden)]
-            head += [_ACTIVATIONS[a.activation](), *_drop(a.dropout), nn.Linear(a.hidden, a.classes)]
+            head = [
+                nn.AdaptiveAvgPool2d(side),
+                nn.Flatten(),
+                nn.Linear(width * side * side, a.hidden),
+            ]
+            head += [
+                _ACTIVATIONS[a.activation](),
+                *_drop(a.dropout),
+                nn.Linear(a.hidden, a.classes),
+            ]
         else:
-            head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_drop(a.dropout), nn.Linear(width, a.classes)]
+            head = [
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                *_drop(a.dropout),
+                nn.Linear(width, a.classes),
+            ]
         self.head = nn.Sequential(*head)
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -133,7 +172,9 @@ class _Cnn(nn.Module):
         """Convolution, norm, activation. Even kernels are patches without overlap."""
         padding = kernel // 2 if kernel % 2 else 0
         bias = self.a.norm == "none"
-        layers: list[nn.Module] = [nn.Conv2d(n_in, n_out, kernel, stride, padding, groups=groups, bias=bias)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(n_in, n_out, kernel, stride, padding, groups=groups, bias=bias)
+        ]
         layers += _norm2d(self.a.norm, n_out)
         return [*layers, _ACTIVATIONS[self.a.activation]()] if act else layers
 
@@ -152,7 +193,9 @@ class _Cnn(nn.Module):
     def _block(self, n_in: int, n_out: int, stride: int) -> nn.Module:
         a, act = self.a, _ACTIVATIONS[self.a.activation]
         changes = stride != 1 or n_in != n_out
-        shortcut = nn.Sequential(*self._conv(n_in, n_out, 1, stride, act=False)) if changes else None
+        shortcut = (
+            nn.Sequential(*self._conv(n_in, n_out, 1, stride, act=False)) if changes else None
+        )
         if a.block == "plain":
             return nn.Sequential(*self._conv(n_in, n_out, a.kernel, stride, a.groups))
         if a.block == "residual":
@@ -161,10 +204,17 @@ class _Cnn(nn.Module):
             return _Residual(nn.Sequential(*body), shortcut, act())
         if a.block == "bottleneck":
             inner = n_out // a.expansion
-            body = [*self._conv(n_in, inner, 1), *self._conv(inner, inner, a.kernel, stride, a.groups)]
-            return _Residual(nn.Sequential(*body, *self._conv(inner, n_out, 1, act=False)), shortcut, act())
+            body = [
+                *self._conv(n_in, inner, 1),
+                *self._conv(inner, inner, a.kernel, stride, a.groups),
+            ]
+            return _Residual(
+                nn.Sequential(*body, *self._conv(inner, n_out, 1, act=False)), shortcut, act()
+            )
         if a.block == "separable":
-            return nn.Sequential(*self._conv(n_in, n_in, a.kernel, stride, n_in), *self._conv(n_in, n_out, 1))
+            return nn.Sequential(
+                *self._conv(n_in, n_in, a.kernel, stride, n_in), *self._conv(n_in, n_out, 1)
+            )
         if a.block == "inverted":
             inner = n_in * a.expansion
             body = [*self._conv(n_in, inner, 1), *self._conv(inner, inner, a.kernel, stride, inner)]
@@ -173,7 +223,10 @@ class _Cnn(nn.Module):
             return inverted if changes else _Residual(inverted)
         widen = [nn.Conv2d(n_in, n_out, stride, stride), *_norm2d(a.norm, n_out)] if changes else []
         inner = n_out * a.expansion
-        body = [nn.Conv2d(n_out, n_out, a.kernel, 1, a.kernel // 2, groups=n_out), *_norm2d(a.norm, n_out)]
+        body = [
+            nn.Conv2d(n_out, n_out, a.kernel, 1, a.kernel // 2, groups=n_out),
+            *_norm2d(a.norm, n_out),
+        ]
         body += [nn.Conv2d(n_out, inner, 1), act(), nn.Conv2d(inner, n_out, 1)]
         return nn.Sequential(*widen, _Residual(nn.Sequential(*body)))
 
@@ -195,9 +248,13 @@ class _Rnn(nn.Module):
         options = {"batch_first": True, "bidirectional": a.bidirectional, "dropout": between}
         cell, _, nonlinearity = a.cell.partition("_")
         if nonlinearity:
-            self.recurrent: nn.Module = nn.RNN(a.inputs, a.hidden, a.layers, nonlinearity=nonlinearity, **options)
+            self.recurrent: nn.Module = nn.RNN(
+                a.inputs, a.hidden, a.layers, nonlinearity=nonlinearity, **options
+            )
         else:
-            self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](a.inputs, a.hidden, a.layers, **options)
+            self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](
+                a.inputs, a.hidden, a.layers, **options
+            )
         self.dropout = nn.Dropout(a.dropout)
         self.head = nn.Linear(a.hidden * (2 if a.bidirectional else 1), a.outputs)
 
@@ -211,7 +268,11 @@ class _Rnn(nn.Module):
 def _rnn(a: Rnn) -> Build:
     length = a.sequence_length
     inputs = ((length,), a.vocabulary) if a.vocabulary else ((length, a.inputs), 0)
-    targets = ((length, a.outputs), 0) if a.task == "regress" else ((length,) * (a.task != "classify"), a.outputs)
+    targets = (
+        ((length, a.outputs), 0)
+        if a.task == "regress"
+        else ((length,) * (a.task != "classify"), a.outputs)
+    )
     unit = "tokens" if a.vocabulary else f"steps of {a.inputs} numbers"
     return _built(_Rnn(a), inputs, targets, f"{length} {unit}", length)
 
@@ -242,7 +303,9 @@ class _Attention(nn.Module):
         if a.kv_heads < a.heads:
             k, v = (t.repeat_interleave(a.heads // a.kv_heads, dim=1) for t in (k, v))
         dropout = a.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=a.kind == "decoder")
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=a.kind == "decoder"
+        )
         return self.out(mixed.transpose(1, 2).reshape(n, length, a.width))
 
     def _turn(self, x: torch.Tensor) -> torch.Tensor:
@@ -303,13 +366,23 @@ class _Transformer(nn.Module):
             self.positions = nn.Parameter(0.02 * torch.randn(a.sequence_length, a.width))
         elif a.positions == "sinusoidal":
             angles = _angles(a.sequence_length, a.width)
-            self.register_buffer("positions", torch.cat((angles.sin(), angles.cos()), dim=-1), persistent=False)
+            self.register_buffer(
+                "positions", torch.cat((angles.sin(), angles.cos()), dim=-1), persistent=False
+            )
         self.dropout = nn.Dropout(a.dropout)
         if a.builtin:
             layer = nn.TransformerEncoderLayer(
-                a.width, a.heads, a.feed_forward, a.dropout, a.activation, batch_first=True, norm_first=a.norm_first
+                a.width,
+                a.heads,
+                a.feed_forward,
+                a.dropout,
+                a.activation,
+                batch_first=True,
+                norm_first=a.norm_first,
             )
-            self.layers: nn.Module = nn.TransformerEncoder(layer, a.layers, enable_nested_tensor=False)
+            self.layers: nn.Module = nn.TransformerEncoder(
+                layer, a.layers, enable_nested_tensor=False
+            )
         else:
             self.layers = nn.Sequential(*(_Layer(a) for _ in range(a.layers)))
         self.norm = _sequence_norm(a) if a.norm_first else nn.Identity()

@@ -94,18 +94,36 @@ class Cnn(Record):
                     side = -(-side // 2)
                 c, area, k2 = stage.channels, side * side, self.kernel**2
                 if self.block in ("plain", "residual"):
-                    d, w, e = (width * c + (self.block == "residual") * c * c) * k2 / self.groups, 0, 2 * c
+                    d, w, e = (
+                        (width * c + (self.block == "residual") * c * c) * k2 / self.groups,
+                        0,
+                        2 * c,
+                    )
                 elif self.block == "bottleneck":
                     inner = c // self.expansion
-                    d, w, e = (width + c) * inner + inner * inner * k2 / self.groups, 0, 2 * inner + c
+                    d, w, e = (
+                        (width + c) * inner + inner * inner * k2 / self.groups,
+                        0,
+                        2 * inner + c,
+                    )
                 elif self.block == "separable":
                     d, w, e = width * c, width * k2, width + c
                 else:
-                    inner = width * self.expansion if self.block == "inverted" else c * self.expansion
+                    inner = (
+                        width * self.expansion if self.block == "inverted" else c * self.expansion
+                    )
                     # the expansion of an inverted block runs before its stride
-                    before = 4 if self.block == "inverted" and i == 0 and stage.downsample == "stride" else 1
+                    before = (
+                        4
+                        if self.block == "inverted" and i == 0 and stage.downsample == "stride"
+                        else 1
+                    )
                     d, w, e = (width * before + c) * inner, inner * k2, inner * (1 + before) + c
-                dense, depthwise, elements = dense + d * area, depthwise + w * area, elements + e * area
+                dense, depthwise, elements = (
+                    dense + d * area,
+                    depthwise + w * area,
+                    elements + e * area,
+                )
                 width = c
         flat = width * (side * side if self.hidden else 1)
         classifier = flat * (self.hidden or self.classes) + self.hidden * self.classes
@@ -139,9 +157,12 @@ class Rnn(Record):
         gates = {"gru": 3, "lstm": 4}.get(self.cell, 1)
         directions = 2 if self.bidirectional else 1
         cells = self.layers * directions * self.sequence_length
-        weights = directions * gates * self.hidden * (
-            self.inputs + self.hidden + (self.layers - 1) * (directions + 1) * self.hidden
-        )  # fmt: skip
+        weights = (
+            directions
+            * gates
+            * self.hidden
+            * (self.inputs + self.hidden + (self.layers - 1) * (directions + 1) * self.hidden)
+        )
         out = directions * self.hidden * self.outputs
         per_step = self.task != "classify"
         products = 8 * self.sequence_length * (weights + out * per_step)
@@ -188,7 +209,12 @@ class Transformer(Record):
         decoder = self.kind == "decoder"
         products = 8 * (length * (weights + table * decoder) + attention)
         elements = (
-            8 * length * (self.layers * (14 * self.width + 4 * self.feed_forward) + 10 * self.vocabulary * decoder)
+            8
+            * length
+            * (
+                self.layers * (14 * self.width + 4 * self.feed_forward)
+                + 10 * self.vocabulary * decoder
+            )
         )
         traffic = 36 * (weights + table * (1 if self.tied or not decoder else 2)) + 12 * elements
         return 1e3 * (6 * products / 80e9 + traffic / 10e9)
@@ -220,7 +246,9 @@ def parse_random(spec: str) -> tuple[str, int]:
         families = f"Families: {', '.join(RANDOM_FAMILIES)}."
         raise UnknownName("family of random models", parts[1], RANDOM_FAMILIES, families)
     if not (parts[2].isascii() and parts[2].isdecimal() and len(parts[2]) <= 18):
-        raise TrainpaceError(f"the seed {parts[2]!r} of {spec} is not a whole number from 0 to 10^18.", form)
+        raise TrainpaceError(
+            f"the seed {parts[2]!r} of {spec} is not a whole number from 0 to 10^18.", form
+        )
     return parts[1], int(parts[2])
 
 
@@ -243,7 +271,10 @@ def _mlp(rng: random.Random) -> Mlp:
     elif shape == "hourglass":
         widths = tuple(max(32, width >> min(i, depth - 1 - i)) for i in range(depth))
     elif shape == "free":
-        widths = tuple(_pick(rng, (64, 100, 200, 256, 300, 500, 512, 1000, 1024, 2048, 4096)) for _ in range(depth))
+        widths = tuple(
+            _pick(rng, (64, 100, 200, 256, 300, 500, 512, 1000, 1024, 2048, 4096))
+            for _ in range(depth)
+        )
     else:
         widths = (width,) * depth
     regression = _chance(rng, 0.2)
@@ -252,7 +283,9 @@ def _mlp(rng: random.Random) -> Mlp:
         widths=widths,
         outputs=_pick(rng, (1, 1, 4, 16)) if regression else _pick(rng, (2, 10, 10, 100, 1000)),
         regression=regression,
-        activation=_pick(rng, ("relu", "relu", "relu", "gelu", "silu", "tanh", "leaky_relu", "elu")),
+        activation=_pick(
+            rng, ("relu", "relu", "relu", "gelu", "silu", "tanh", "leaky_relu", "elu")
+        ),
         norm=_pick(rng, ("none", "none", "batch", "batch", "layer")),
         residual=shape == "residual",
         dropout=_pick(rng, (0.0, 0.0, 0.1, 0.2, 0.5)),
@@ -262,7 +295,17 @@ def _mlp(rng: random.Random) -> Mlp:
 def _cnn(rng: random.Random) -> Cnn:
     side = _pick(rng, (28, 32, 32, 48, 64, 64, 96, 128, 160, 192, 224))
     block: Block = _pick(
-        rng, ("plain", "plain", "residual", "residual", "bottleneck", "separable", "inverted", "convnext")
+        rng,
+        (
+            "plain",
+            "plain",
+            "residual",
+            "residual",
+            "bottleneck",
+            "separable",
+            "inverted",
+            "convnext",
+        ),
     )
     patchify = block == "convnext" and side >= 64
     stem_channels = _pick(rng, (16, 24, 32, 48, 64))
@@ -276,13 +319,19 @@ def _cnn(rng: random.Random) -> Cnn:
     count = _pick(rng, (2, 3, 3, 4, 4, 5))
     downsample: Downsample = _pick(rng, ("stride", "stride", "max_pool", "avg_pool"))
     # an inner width of a fourth still divides into 8 groups
-    channels, widest, multiple = (4 * stem_channels, 2048, 32) if block == "bottleneck" else (stem_channels, 768, 16)
+    channels, widest, multiple = (
+        (4 * stem_channels, 2048, 32) if block == "bottleneck" else (stem_channels, 768, 16)
+    )
     for i in range(count):
-        shrinks = i > 0 and remaining >= 8  # down to 4 x 4, so that a norm has values to work with at batch size 1 too
+        shrinks = (
+            i > 0 and remaining >= 8
+        )  # down to 4 x 4, so that a norm has values to work with at batch size 1 too
         if shrinks:
             remaining = -(-remaining // 2)
         repeats = _pick(rng, (1, 1, 2, 2, 3, 4))
-        stages.append(Stage(channels=channels, blocks=repeats, downsample=downsample if shrinks else "none"))
+        stages.append(
+            Stage(channels=channels, blocks=repeats, downsample=downsample if shrinks else "none")
+        )
         channels = min(widest, int(channels * growth) // multiple * multiple)
     return Cnn(
         channels=1 if side == 28 else 3,
@@ -298,7 +347,9 @@ def _cnn(rng: random.Random) -> Cnn:
         expansion=_pick(rng, (2, 4)) if block == "bottleneck" else _pick(rng, (2, 3, 4, 6)),
         squeeze=block == "inverted" and _chance(rng, 0.5),
         stages=tuple(stages),
-        activation=_pick(rng, ("relu", "relu", "relu", "gelu", "silu", "leaky_relu", "elu", "hardswish")),
+        activation=_pick(
+            rng, ("relu", "relu", "relu", "gelu", "silu", "leaky_relu", "elu", "hardswish")
+        ),
         norm=_pick(rng, (*norms, "none") if block == "plain" else norms),
         hidden=_pick(rng, (128, 512, 1024)) if block == "plain" and _chance(rng, 0.5) else 0,
         dropout=_pick(rng, (0.0, 0.0, 0.1, 0.2, 0.5)),
@@ -313,7 +364,12 @@ def _rnn(rng: random.Random) -> Rnn:
     bidirectional = task in ("classify", "tag") and _chance(rng, 0.5)
     cells = layers * (2 if bidirectional else 1)
     inputs = _pick(rng, (32, 64, 100, 128, 256, 300, 512) if tokens else (1, 4, 8, 16, 40, 80, 128))
-    labels = {"classify": (2, 5, 20, 100), "tag": (9, 17, 50), "regress": (inputs,), "language_model": (vocabulary,)}
+    labels = {
+        "classify": (2, 5, 20, 100),
+        "tag": (9, 17, 50),
+        "regress": (inputs,),
+        "language_model": (vocabulary,),
+    }
     return Rnn(
         cell=_pick(rng, ("rnn_tanh", "rnn_relu", "gru", "gru", "lstm", "lstm", "lstm")),
         vocabulary=vocabulary,
@@ -333,7 +389,11 @@ def _rnn(rng: random.Random) -> Rnn:
 def _transformer(rng: random.Random) -> Transformer:
     decoder = _chance(rng, 0.5)
     patches = not decoder and _chance(rng, 0.4)
-    image_size, patch = _pick(rng, ((32, 4), (64, 8), (96, 8), (128, 16), (224, 16), (224, 32))) if patches else (0, 0)
+    image_size, patch = (
+        _pick(rng, ((32, 4), (64, 8), (96, 8), (128, 16), (224, 16), (224, 32)))
+        if patches
+        else (0, 0)
+    )
     builtin = not decoder and _chance(rng, 0.3)
     head_size = _pick(rng, (32, 48, 64, 64, 80, 128))
     heads = _pick(rng, (2, 3, 4, 6, 8, 12))
@@ -344,18 +404,33 @@ def _transformer(rng: random.Random) -> Transformer:
         vocabulary=0 if patches else _pick(rng, (256, 1000, 5000, 8000, 16000, 30000)),
         patch=patch,
         image_size=image_size,
-        sequence_length=(image_size // patch) ** 2 if patches else _pick(rng, (16, 32, 64, 64, 128, 128, 256, 512)),
+        sequence_length=(
+            (image_size // patch) ** 2
+            if patches
+            else _pick(rng, (16, 32, 64, 64, 128, 128, 256, 512))
+        ),
         width=width,
         layers=_pick(rng, (1, 2, 2, 3, 4, 6, 8, 12)),
         heads=heads,
-        kv_heads=_pick(rng, [n for n in (1, 2, 4) if heads % n == 0]) if decoder and _chance(rng, 0.3) else heads,
+        kv_heads=(
+            _pick(rng, [n for n in (1, 2, 4) if heads % n == 0])
+            if decoder and _chance(rng, 0.3)
+            else heads
+        ),
         # two thirds, so that a gated layer has as many weights (Shazeer 2020)
         feed_forward=(width * 8 // 3) // 16 * 16 if gated else width * _pick(rng, (2, 4, 4, 4)),
         gated=gated,
         activation="silu" if gated else _pick(rng, ("relu", "gelu", "gelu")),
         norm="rms" if not builtin and _chance(rng, 0.3) else "layer",
         norm_first=_chance(rng, 0.7),
-        positions=_pick(rng, ("learned", "sinusoidal") if builtin else ("learned", "learned", "sinusoidal", "rotary")),
+        positions=_pick(
+            rng,
+            (
+                ("learned", "sinusoidal")
+                if builtin
+                else ("learned", "learned", "sinusoidal", "rotary")
+            ),
+        ),
         tied=decoder and _chance(rng, 0.5),
         builtin=builtin,
         classes=0 if decoder else _pick(rng, (2, 10, 100, 1000)),

@@ -40,8 +40,10 @@ def lightning_task(name: str, module: Any, data: Any, where: str) -> Task:
         return with_samples(Task.of_step(name, module, step, samples.batch), samples, where)
     if len(optimizers) != 1:
         raise TrainpaceError(
-            f"{type(module).__name__} configures {len(optimizers)} optimizers under automatic optimisation.",
-            "One is needed; several need `self.automatic_optimization = False`, and a training_step that steps them.",
+            f"{type(module).__name__} configures {len(optimizers)} optimizers under automatic"
+            " optimisation.",
+            "One is needed; several need `self.automatic_optimization = False`, and a training_step"
+            " that steps them.",
         )
     task = Task(name, TrainingStep(module), _forward, _loss, samples.batch, optimizers[0], "")
     return with_samples(task, samples, where)
@@ -80,7 +82,9 @@ def _loss(model: nn.Module, batch: Any) -> Any:
 
 def _package_of(module: Any) -> Any:
     packages = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
-    return next((package for package in packages if isinstance(module, package.LightningModule)), None)
+    return next(
+        (package for package in packages if isinstance(module, package.LightningModule)), None
+    )
 
 
 def _loader(package: Any, module: Any, data: Any, where: str) -> Any:
@@ -97,7 +101,8 @@ def _loader(package: Any, module: Any, data: Any, where: str) -> Any:
         and hasattr(next(iter(data.values() if isinstance(data, dict) else data)), "dataset")
     ):
         raise TrainpaceError(
-            f"{where} has several DataLoaders.", "Return one whose samples hold all that a step takes."
+            f"{where} has several DataLoaders.",
+            "Return one whose samples hold all that a step takes.",
         )
     return data
 
@@ -106,7 +111,9 @@ def _overrides(package: Any, module: Any, name: str) -> bool:
     return getattr(type(module), name, None) is not getattr(package.LightningModule, name)
 
 
-def _set_up(package: Any, module: Any, loader: Any, where: str) -> tuple[torch.optim.Optimizer, ...]:
+def _set_up(
+    package: Any, module: Any, loader: Any, where: str
+) -> tuple[torch.optim.Optimizer, ...]:
     """The module's optimizers, made by a Trainer of Lightning's that the module then belongs to, as in `fit`."""
     for logger in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
         logging.getLogger(logger).setLevel(logging.ERROR)

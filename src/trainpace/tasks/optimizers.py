@@ -15,15 +15,27 @@ from trainpace.tasks.packages import import_package
 _TORCH: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
     "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-3), "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "adagrad": torch.optim.Adagrad, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta, "rmsprop": torch.optim.RMSprop, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop,
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "adagrad": torch.optim.Adagrad,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop,
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
     "adafactor": lambda p: _new_in_torch("Adafactor")(p, lr=1e-3),
-}  # fmt: skip
+}
 _BITSANDBYTES = {
-    "adam": "Adam", "adamw": "AdamW", "lion": "Lion", "ademamix": "AdEMAMix", "rmsprop": "RMSprop", "adagrad": "Adagrad",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "lion": "Lion",
+    "ademamix": "AdEMAMix",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
     "sgd_momentum": "SGD",
-}  # fmt: skip
+}
 _TORCHAO_BLOCKS = {8: 256, 4: 128}
 """Numbers that share a scale in torchao.optim's AdamW8bit and AdamW4bit by default."""
 
@@ -47,15 +59,21 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         from trainpace.tasks.blockwise import BlockwiseOptimizer, StateLayout
 
         block = _TORCHAO_BLOCKS[kind.bits] if kind.library == "torchao" else 256
-        layout = StateLayout(kind.states, kind.bits, block, kind.is_paged, kind.library == "torchao")
+        layout = StateLayout(
+            kind.states, kind.bits, block, kind.is_paged, kind.library == "torchao"
+        )
         return BlockwiseOptimizer(parameters, layout)
     if kind.library == "torchao":
-        return getattr(import_package("torchao.optim", "torchao"), f"AdamW{kind.bits}bit")(parameters)
+        return getattr(import_package("torchao.optim", "torchao"), f"AdamW{kind.bits}bit")(
+            parameters
+        )
     algorithm = name.removeprefix("paged_").removesuffix(f"_{kind.bits}bit")
     optim = import_package("bitsandbytes.optim", "bitsandbytes")
     more = {"lr": 1e-4} | ({"momentum": 0.9} if algorithm == "sgd_momentum" else {})
     paged = {"is_paged": True} if kind.is_paged else {}
-    return getattr(optim, _BITSANDBYTES[algorithm])(parameters, optim_bits=kind.bits, **more, **paged)
+    return getattr(optim, _BITSANDBYTES[algorithm])(
+        parameters, optim_bits=kind.bits, **more, **paged
+    )
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
@@ -75,7 +93,9 @@ class _Together(torch.optim.Optimizer):
     def __init__(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.name, self.optimizers = name, optimizers
         self.defaults: dict[str, Any] = {}
-        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], self.defaults)
+        super().__init__(
+            [group for optimizer in optimizers for group in optimizer.param_groups], self.defaults
+        )
         self.state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for optimizer in optimizers:
             optimizer.state = self.state
@@ -91,15 +111,22 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter]) -> torch.optim.O
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     vocabularies = {table.shape[0] for table in tables}
     is_table = {id(table) for table in tables}
-    hidden = [p for p in parameters if p.dim() == 2 and id(p) not in is_table and p.shape[0] not in vocabularies]
+    hidden = [
+        p
+        for p in parameters
+        if p.dim() == 2 and id(p) not in is_table and p.shape[0] not in vocabularies
+    ]
     if not hidden:
         raise TrainpaceError(
-            "the model has no hidden matrices, which are all that Muon updates.", "Name another optimizer."
+            "the model has no hidden matrices, which are all that Muon updates.",
+            "Name another optimizer.",
         )
     chosen = {id(p) for p in hidden}
     others = [p for p in parameters if id(p) not in chosen]
     optimizers: list[torch.optim.Optimizer] = [_new_in_torch("Muon")(hidden)]
-    return _Together("muon", [*optimizers, torch.optim.AdamW(others, lr=1e-3)] if others else optimizers)
+    return _Together(
+        "muon", [*optimizers, torch.optim.AdamW(others, lr=1e-3)] if others else optimizers
+    )
 
 
 class ScalarsReadAsOne(TorchFunctionMode):
@@ -120,6 +147,7 @@ def _new_in_torch(name: str) -> Any:
     """An optimizer that older versions of torch do not have."""
     if not hasattr(torch.optim, name):
         raise TrainpaceError(
-            f"torch {torch.__version__} has no torch.optim.{name}.", "Install a newer torch, 2.9 or later."
+            f"torch {torch.__version__} has no torch.optim.{name}.",
+            "Install a newer torch, 2.9 or later.",
         )
     return getattr(torch.optim, name)

@@ -17,4 +17,6 @@ def import_package(module: str, package: str) -> Any:
                 f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
             ) from None
         hint = f"Install the {package} build that belongs to this torch."
-        raise TrainpaceError(f"{package} does not load beside this torch ({reason}).", hint) from None
+        raise TrainpaceError(
+            f"{package} does not load beside this torch ({reason}).", hint
+        ) from None

@@ -31,12 +31,20 @@ COMPUTE_DTYPE = torch.bfloat16
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define("dequantize_scales(Tensor scales, Tensor scale) -> Tensor")
-_library.define("dequantize_4bit(Tensor packed, Tensor scales, int rows, int columns, ScalarType dtype) -> Tensor")
-_library.impl("dequantize_scales", lambda scales, _: torch.empty_like(scales, dtype=torch.float32), "Meta")
+_library.define(
+    "dequantize_4bit(Tensor packed, Tensor scales, int rows, int columns, ScalarType dtype) ->"
+    " Tensor"
+)
+_library.impl(
+    "dequantize_scales", lambda scales, _: torch.empty_like(scales, dtype=torch.float32), "Meta"
+)
 _library.impl(
     "dequantize_4bit",
-    lambda packed, scales, rows, columns, dtype: torch.empty((rows, columns), dtype=dtype, device=packed.device), "Meta",
-)  # fmt: skip
+    lambda packed, scales, rows, columns, dtype: torch.empty(
+        (rows, columns), dtype=dtype, device=packed.device
+    ),
+    "Meta",
+)
 
 
 class _Product(torch.autograd.Function):
@@ -66,12 +74,16 @@ class QuantisedLinear(nn.Linear):
         blocks = -(-self.numbers // (GROUP if is_gptq else BLOCK))
 
         def frozen(n: int, dtype: torch.dtype) -> nn.Parameter:
-            parameter = nn.Parameter(torch.empty(n, dtype=dtype, device="meta"), requires_grad=False)
+            parameter = nn.Parameter(
+                torch.empty(n, dtype=dtype, device="meta"), requires_grad=False
+            )
             parameter.keeps_dtype = True  # type: ignore[attr-defined]
             return parameter
 
         self.weight = frozen(-(-self.numbers // 2), torch.uint8)
-        self.scales = frozen(blocks, torch.uint8 if self.is_double else torch.float16 if is_gptq else torch.float32)
+        self.scales = frozen(
+            blocks, torch.uint8 if self.is_double else torch.float16 if is_gptq else torch.float32
+        )
         if self.is_double:
             self.scale = frozen(-(-blocks // SCALES_BLOCK), torch.float32)
         if is_gptq:
@@ -79,7 +91,9 @@ class QuantisedLinear(nn.Linear):
             self.groups = frozen(self.in_features, torch.int32)
         self.held = sum(parameter.numel() for parameter in self.parameters())
         bias = linear.bias
-        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+        self.register_parameter(
+            "bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        )
 
     def whole_weight(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in a format, by the kernels that make it."""
@@ -87,7 +101,9 @@ class QuantisedLinear(nn.Linear):
         scales: torch.Tensor = self.scales
         if self.is_double:
             scales = ops.dequantize_scales(scales, self.scale)
-        whole: torch.Tensor = ops.dequantize_4bit(self.weight, scales, self.out_features, self.in_features, dtype)
+        whole: torch.Tensor = ops.dequantize_4bit(
+            self.weight, scales, self.out_features, self.in_features, dtype
+        )
         return whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +130,8 @@ def quantise(model: nn.Module, weights: str) -> None:
     ]
     if not linear:
         raise TrainpaceError(
-            "the model has no linear layers whose weights could be quantised.", "Leave the option out."
+            "the model has no linear layers whose weights could be quantised.",
+            "Leave the option out.",
         )
     for module, name, child in linear:
         setattr(module, name, QuantisedLinear(child, weights))
@@ -128,7 +145,9 @@ def keep_fp32(model: nn.Module, which: str) -> None:
     shard the packed weights, since a shard has one format.
     """
     for name, module in model.named_modules():
-        if which == "all" or (which == "norms" and (isinstance(module, nn.LayerNorm) or "norm" in name)):
+        if which == "all" or (
+            which == "norms" and (isinstance(module, nn.LayerNorm) or "norm" in name)
+        ):
             for parameter in module.parameters(recurse=False):
                 parameter.keeps_dtype = True
 

@@ -25,14 +25,18 @@ NAME = "trainpace_skipping"
 """Under which transformers finds the attention and its masks."""
 
 _library = torch.library.Library("trainpace", "FRAGMENT")
-_library.define(f"{OPERATOR}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)")
 _library.define(
-    f"{OPERATOR}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float seen)"
-    " -> (Tensor, Tensor, Tensor)"
+    f"{OPERATOR}(Tensor query, Tensor key, Tensor value, float seen) -> (Tensor, Tensor)"
+)
+_library.define(
+    f"{OPERATOR}_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out,"
+    " Tensor logsumexp, float seen) -> (Tensor, Tensor, Tensor)"
 )
 
 
-def _forward_result(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: float) -> tuple[torch.Tensor, ...]:
+def _forward_result(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: float
+) -> tuple[torch.Tensor, ...]:
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
@@ -47,7 +51,9 @@ _library.impl(f"{OPERATOR}_backward", _backward_result, "Meta")
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float
+    ) -> torch.Tensor:
         out, logsumexp = getattr(torch.ops.trainpace, OPERATOR)(query, key, value, seen)
         ctx.save_for_backward(query, key, value, out, logsumexp)
         ctx.seen = seen
@@ -59,9 +65,12 @@ class _Attention(torch.autograd.Function):
         return *backward(gradient, *ctx.saved_tensors, ctx.seen), None
 
 
-def skipping_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float) -> torch.Tensor:
+def skipping_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: float
+) -> torch.Tensor:
     """Attention of queries (batch, heads, queries, head size), each of which sees so many keys on average. Keys and values may
-    have fewer heads. Under autocast its inputs are cast, as FlashAttention's are in transformers."""
+    have fewer heads. Under autocast its inputs are cast, as FlashAttention's are in transformers.
+    """
     if torch.is_autocast_enabled("meta"):
         query, key, value = (t.to(torch.get_autocast_dtype("meta")) for t in (query, key, value))
     out: torch.Tensor = _Attention.apply(query, key, value, seen)
@@ -74,11 +83,16 @@ def keys_seen(mask: Callable[..., Any], queries: int, keys: int) -> float:
     step = max(1, queries // max(1, min(ROWS, POSITIONS // max(1, keys))))
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            rows, columns = (torch.arange(*span, device="cpu") for span in ((step // 2, queries, step), (0, keys, 1)))
+            rows, columns = (
+                torch.arange(*span, device="cpu")
+                for span in ((step // 2, queries, step), (0, keys, 1))
+            )
             first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")
             unpadded, total = _without_padding(mask), 0
             for some in rows.split(max(1, AT_ONCE // max(1, keys))):
-                seen = unpadded(first, first, some[None, None, :, None], columns[None, None, None, :])
+                seen = unpadded(
+                    first, first, some[None, None, :, None], columns[None, None, None, :]
+                )
                 total += int(seen.expand(1, 1, len(some), keys).sum(dtype=torch.int64))
             return total / len(rows)
     except (RuntimeError, NotImplementedError, TypeError, IndexError):
@@ -100,9 +114,14 @@ def _without_padding(function: Any) -> Any:
         return function
     names = function.__code__.co_freevars
     inside = (cell.cell_contents for cell in function.__closure__)
-    cells = (_NoPadding() if n == "left_padding" else _without_padding(c) for n, c in zip(names, inside, strict=True))
+    cells = (
+        _NoPadding() if n == "left_padding" else _without_padding(c)
+        for n, c in zip(names, inside, strict=True)
+    )
     closure = tuple(map(types.CellType, cells))
-    return types.FunctionType(function.__code__, function.__globals__, None, function.__defaults__, closure)
+    return types.FunctionType(
+        function.__code__, function.__globals__, None, function.__defaults__, closure
+    )
 
 
 class Seen(NamedTuple):
@@ -112,9 +131,15 @@ class Seen(NamedTuple):
 
 
 def _mask(
-    q_length: int, kv_length: int, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None,
-    local_size: int | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, **_: Any,
-) -> Any:  # fmt: skip
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Any],
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_: Any,
+) -> Any:
     """What stands for a mask of transformers: nothing where it is causal or all, or where samples hold padding, which
     FlashAttention leaves out of the batch."""
     plain = local_size is None or local_size >= kv_length
@@ -124,18 +149,30 @@ def _mask(
 
 
 def _attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, dropout: float = 0.0,
-    scaling: float | None = None, is_causal: bool | None = None, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
     """Sinks, caps of the scores and biases are added inside of the kernel, at no cost that is known here."""
     if isinstance(attention_mask, Seen):
         out = skipping_attention(query, key, value, attention_mask.keys)
     else:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         out = nn.functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=bool(causal) and query.shape[2] > 1, scale=scaling,
+            query,
+            key,
+            value,
+            dropout_p=dropout,
+            is_causal=bool(causal) and query.shape[2] > 1,
+            scale=scaling,
             enable_gqa=key.shape[1] != query.shape[1],
-        )  # fmt: skip
+        )
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -147,7 +184,12 @@ def offer_to_transformers(transformers: Any) -> str:
 
 
 def flex_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any, return_lse: bool, return_aux: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_mask: Any,
+    return_lse: bool,
+    return_aux: Any,
 ) -> Any:
     """What stands for torch.nn.attention.flex_attention.flex_attention. Its score_mod runs inside of the kernel."""
     seen = float(key.shape[-2])
@@ -156,5 +198,7 @@ def flex_attention(
     out = skipping_attention(query, key, value, seen)
     sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
     if return_aux is not None:
-        return out, sys.modules["torch.nn.attention.flex_attention"].AuxOutput(lse=sums, max_scores=sums)
+        return out, sys.modules["torch.nn.attention.flex_attention"].AuxOutput(
+            lse=sums, max_scores=sums
+        )
     return (out, sums) if return_lse else out

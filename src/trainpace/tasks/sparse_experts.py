@@ -12,7 +12,8 @@ from torch import nn
 
 ALL_EXPERTS = (
     "transformers computes all experts of a Llama 4 layer for every token, and so they are counted."
-    ' "experts_implementation": "grouped_mm" in the configuration sends each token to its own, as other trainers do.'
+    ' "experts_implementation": "grouped_mm" in the configuration sends each token to its own, as'
+    " other trainers do."
 )
 
 
@@ -25,7 +26,9 @@ def send_to_own_experts(model: nn.Module) -> None:
 
 
 def _llama4_experts(self: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    gate, up = nn.functional.grouped_mm(rows.to(self.gate_up_proj.dtype), self.gate_up_proj, offs=ends).chunk(2, dim=-1)
+    gate, up = nn.functional.grouped_mm(
+        rows.to(self.gate_up_proj.dtype), self.gate_up_proj, offs=ends
+    ).chunk(2, dim=-1)
     out: torch.Tensor = nn.functional.grouped_mm(up * self.act_fn(gate), self.down_proj, offs=ends)
     return out
 

@@ -19,7 +19,10 @@ from trainpace.tasks.user_task import TASK, task_from_file
 
 
 def build_task(
-    spec: str, sequence_length: int | None = None, image_size: int | None = None, fused_attention: bool = True
+    spec: str,
+    sequence_length: int | None = None,
+    image_size: int | None = None,
+    fused_attention: bool = True,
 ) -> Task:
     """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json`, `diffusers:CONFIG.json`,
     `random:FAMILY:SEED` or `FILE.py:FUNCTION`.
@@ -34,7 +37,9 @@ def build_task(
     if kind.endswith(".py"):
         return task_from_file(Path(kind), name)
     if is_random(spec):
-        model, criterion, batches, sample, length = build_generated(spec, sequence_length, image_size)
+        model, criterion, batches, sample, length = build_generated(
+            spec, sequence_length, image_size
+        )
         loss, loss_name = loss_by(criterion), name_of_loss(criterion)
         return Task(spec, model, forward, loss, batches, None, sample, length, loss_name=loss_name)
     if kind == "diffusers":
@@ -50,7 +55,9 @@ def build_task(
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
         try:
-            model = models.get_model(name, weights=None, weights_backbone=None)  # which others would download
+            model = models.get_model(
+                name, weights=None, weights_backbone=None
+            )  # which others would download
         except TypeError:
             model = models.get_model(name, weights=None)
         side = image_size or (299 if name == "inception_v3" else 224)
@@ -61,14 +68,16 @@ def build_task(
                 "model",
                 spec,
                 zoo.MODELS,
-                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, diffusers:CONFIG.json, random:FAMILY:SEED,"
-                " FILE.py:FUNCTION.",
+                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json,"
+                " diffusers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
             )
         side = image_size or 224
         model = zoo.MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
         return image_task(spec, model, (3, side, side), 1000)
     raise UnknownName(
-        "kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "diffusers:", "random:", "FILE.py:"]
+        "kind of model",
+        f"{kind}:",
+        ["timm:", "torchvision:", "transformers:", "diffusers:", "random:", "FILE.py:"],
     )
 
 
@@ -78,7 +87,9 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
 
     def create(**options: Any) -> nn.Module:
         try:
-            made: nn.Module = timm.create_model(name, **options)  # which also understands names of older releases
+            made: nn.Module = timm.create_model(
+                name, **options
+            )  # which also understands names of older releases
         except RuntimeError as error:
             if "nknown model" not in str(error):
                 raise

@@ -25,4 +25,7 @@ def stored_precision(spec: str | Workload) -> Precision | None:
         return None
     parts = [values, values.get("text_config")] if isinstance(values, dict) else []
     stored = (part.get(key) for part in parts if isinstance(part, dict) for key in STORAGE_KEYS)
-    return next((_PRECISIONS[word] for word in stored if isinstance(word, str) and word in _PRECISIONS), None)
+    return next(
+        (_PRECISIONS[word] for word in stored if isinstance(word, str) and word in _PRECISIONS),
+        None,
+    )

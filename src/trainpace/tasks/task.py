@@ -58,12 +58,15 @@ class Task(NamedTuple):
     autocast: bool = False
 
     @classmethod
-    def of_step(cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]) -> "Task":
+    def of_step(
+        cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]
+    ) -> "Task":
         """A task with a step of its own, whose loss and forward pass alone cannot be had."""
 
         def refused(_: nn.Module, __: Any) -> Any:
             raise TrainpaceError(
-                f"{name} has a step of its own, which runs as a whole: forecast and measure do that.",
+                f"{name} has a step of its own, which runs as a whole: forecast and measure do"
+                " that.",
                 "For anything else return a model, its loss and its optimizer.",
             )
 
@@ -80,8 +83,13 @@ def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    sample, loss_name = " x ".join(map(str, shape)) + " image", name_of_loss(nn.functional.cross_entropy)
-    return Task(name, model, forward, loss_by(criterion), make_batch, None, sample, loss_name=loss_name)
+    sample, loss_name = (
+        " x ".join(map(str, shape)) + " image",
+        name_of_loss(nn.functional.cross_entropy),
+    )
+    return Task(
+        name, model, forward, loss_by(criterion), make_batch, None, sample, loss_name=loss_name
+    )
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -92,7 +100,9 @@ def recompute_activations(model: nn.Module) -> None:
         if hasattr(model, switch):
             try:
                 getattr(model, switch)(options)
-            except ValueError as error:  # every model of transformers has the switch, and not every one can
+            except (
+                ValueError
+            ) as error:  # every model of transformers has the switch, and not every one can
                 raise TrainpaceError(
                     str(error), "In your own file, call torch.utils.checkpoint in the model."
                 ) from None
@@ -102,7 +112,8 @@ def recompute_activations(model: nn.Module) -> None:
     else:
         raise TrainpaceError(
             f"{type(model).__name__} has no switch for activation checkpointing.",
-            "transformers and timm models have one; in your own file, call torch.utils.checkpoint in the model.",
+            "transformers and timm models have one; in your own file, call torch.utils.checkpoint"
+            " in the model.",
         )
 
 

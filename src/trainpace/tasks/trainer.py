@@ -54,21 +54,28 @@ def trainer_task(name: str, trainer: Any) -> Task:
         raise TrainpaceError(f"the {kind} of {name} has no train_dataset.")
     samples = samples_of(trainer.get_train_dataloader(), None, name)
     samples = samples._replace(batch_size=trainer.args.per_device_train_batch_size)
-    settings = _settings(trainer.args, recomputes=getattr(trainer.model, "is_gradient_checkpointing", False))
+    settings = _settings(
+        trainer.args, recomputes=getattr(trainer.model, "is_gradient_checkpointing", False)
+    )
     in_bf16 = _is_in_bf16(trainer.model)
     autocast = in_bf16 and settings.get("precision") == "amp_bf16"
     if in_bf16:
         settings["precision"] = "bf16"
         for parameter in trainer.model.parameters():
             if parameter.dtype == torch.float32:
-                parameter.keeps_dtype = True  # adapters, and norms of a model that was prepared for them
+                parameter.keeps_dtype = (
+                    True  # adapters, and norms of a model that was prepared for them
+                )
     said = ", ".join(f"{word} {value}" for word, value in settings.items())
     _counts_no_metrics(trainer.accelerator)
 
     def loss(model: Any, batch: Any) -> Any:
         return trainer.compute_loss(model, dict(batch))
 
-    said = f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim {_word(trainer.args.optim)}."
+    said = (
+        f"Read from the {kind}'s arguments, unless the command says otherwise: {said}, optim"
+        f" {_word(trainer.args.optim)}."
+    )
     made = _optimizer(trainer, kind)
     if isinstance(made, str):
         settings["optimizer"] = made
@@ -80,7 +87,9 @@ def trainer_task(name: str, trainer: Any) -> Task:
 def _is_in_bf16(model: torch.nn.Module) -> bool:
     """Whether most of a model's numbers were loaded in bfloat16, so that a Trainer's bf16=True is autocast around them."""
     numbers = [(p.numel(), p.dtype) for p in model.parameters()]
-    return 2 * sum(n for n, dtype in numbers if dtype == torch.bfloat16) > sum(n for n, _ in numbers)
+    return 2 * sum(n for n, dtype in numbers if dtype == torch.bfloat16) > sum(
+        n for n, _ in numbers
+    )
 
 
 def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
@@ -88,8 +97,9 @@ def _settings(arguments: Any, recomputes: bool) -> dict[str, Any]:
     with it."""
     mixed = "amp_bf16" if arguments.bf16 else "amp_fp16" if arguments.fp16 else None
     settings: dict[str, Any] = {
-        "micro_batch": arguments.per_device_train_batch_size, "accumulation": arguments.gradient_accumulation_steps,
-    }  # fmt: skip
+        "micro_batch": arguments.per_device_train_batch_size,
+        "accumulation": arguments.gradient_accumulation_steps,
+    }
     if mixed is not None:
         settings["precision"] = mixed
     if arguments.gradient_checkpointing and not recomputes:
@@ -116,7 +126,9 @@ def _optimizer(trainer: Any, kind: str) -> torch.optim.Optimizer | str:
         ) from None
     made = getattr(made, "optimizer", made)  # inside of accelerate's
     if not isinstance(made, torch.optim.Optimizer):
-        raise TrainpaceError(f"the {kind} has a {type(made).__name__} as optimizer.", "It should be one of torch's.")
+        raise TrainpaceError(
+            f"the {kind} has a {type(made).__name__} as optimizer.", "It should be one of torch's."
+        )
     return made
 
 

@@ -39,10 +39,17 @@ def samples_of(data: Any, collate: Callable[[list[Any]], Any] | None, where: str
         batch_size = data.batch_size
         collate = collate or data.collate_fn
         data = data.dataset
-    if isinstance(data, IterableDataset) or (not hasattr(data, "__getitem__") and hasattr(data, "__iter__")):
+    if isinstance(data, IterableDataset) or (
+        not hasattr(data, "__getitem__") and hasattr(data, "__iter__")
+    ):
         data = list(itertools.islice(iter(data), TAKEN_OF_A_STREAM))
         notes = (f"Of the stream of samples the first {len(data)} were taken.",)
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, Mapping) or not len(data):
+    if (
+        not hasattr(data, "__getitem__")
+        or not hasattr(data, "__len__")
+        or isinstance(data, Mapping)
+        or not len(data)
+    ):
         raise TrainpaceError(f"the dataset of {where} needs __len__ above 0 and __getitem__.")
     collate = collate or getattr(data, "collate_fn", None) or _collate_of(data[0])
     return Samples(data, _plain(collate), batch_size, notes)
@@ -52,17 +59,26 @@ def with_samples(task: Task, samples: Samples, where: str) -> Task:
     """The task on these samples, which it describes, with the batch size of their loader among its settings."""
     batch_to_trace, notes = _typical(samples, where)
     sample, length = _described(batch_to_trace(1), samples.dataset[0])
-    settings: dict[str, Any] = {} if samples.batch_size is None else {"micro_batch": samples.batch_size}
+    settings: dict[str, Any] = (
+        {} if samples.batch_size is None else {"micro_batch": samples.batch_size}
+    )
     return task._replace(
-        make_batch=samples.batch, sample=sample, sequence_length=length, dataset=samples.dataset, collate=samples.collate,
-        batch_to_trace=batch_to_trace, pads=_holds_padding(samples.batch(USUAL_BATCH)), settings={**settings, **task.settings},
+        make_batch=samples.batch,
+        sample=sample,
+        sequence_length=length,
+        dataset=samples.dataset,
+        collate=samples.collate,
+        batch_to_trace=batch_to_trace,
+        pads=_holds_padding(samples.batch(USUAL_BATCH)),
+        settings={**settings, **task.settings},
         notes=(*task.notes, *notes),
-    )  # fmt: skip
+    )
 
 
 def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[str, ...]]:
     """(what makes a batch to trace, notes). Where samples vary in size, the batch repeats the one that is nearest to what a
-    sample takes in batches of the loader's size, padding included: a trace has to grow by as much with every sample."""
+    sample takes in batches of the loader's size, padding included: a trace has to grow by as much with every sample.
+    """
     dataset, sizes = samples.dataset, []
     for looked_at in (LOOKED_AT, LOOKED_AT_WHERE_THEY_VARY):
         sizes = [_elements(dataset[i]) for i in range(min(len(dataset), looked_at))]
@@ -71,13 +87,17 @@ def _typical(samples: Samples, where: str) -> tuple[Callable[[int], Any], tuple[
     n = min(samples.batch_size or USUAL_BATCH, len(sizes))
     order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(0)).tolist()
     drawn = [order[i % len(order) :][:n] for i in range(0, BATCHES_TRIED * n, n)]
-    in_batches = [_elements(samples.collate([dataset[i] for i in batch])) / len(batch) for batch in drawn if batch]
+    in_batches = [
+        _elements(samples.collate([dataset[i] for i in batch])) / len(batch)
+        for batch in drawn
+        if batch
+    ]
     alone = [_elements(samples.collate([dataset[i]])) for i in range(len(sizes))]
     mean = sum(in_batches) / len(in_batches)
     chosen = min(range(len(alone)), key=lambda i: abs(alone[i] - mean))
     note = (
-        f"Samples of {where} vary in size by a factor of {max(sizes) / max(1, min(sizes)):.1f}; traced with one of the mean size"
-        f" that they have in batches of {n}."
+        f"Samples of {where} vary in size by a factor of {max(sizes) / max(1, min(sizes)):.1f};"
+        f" traced with one of the mean size that they have in batches of {n}."
     )
     return lambda size: samples.collate([dataset[chosen]] * size), (*samples.notes, note)
 
@@ -88,7 +108,10 @@ def _described(batch: Any, sample: Any) -> tuple[str, int | None]:
         ids = batch.get("input_ids")
         if isinstance(ids, torch.Tensor) and ids.dim() == 2:
             return f"{ids.shape[1]} tokens", int(ids.shape[1])
-        named = next((f"{name} {_shape(t)}" for name, t in batch.items() if isinstance(t, torch.Tensor)), "dict")
+        named = next(
+            (f"{name} {_shape(t)}" for name, t in batch.items() if isinstance(t, torch.Tensor)),
+            "dict",
+        )
         return named.strip(), None
     first = sample[0] if isinstance(sample, tuple | list) and sample else sample
     return _shape(first) or type(first).__name__, None
@@ -101,7 +124,9 @@ def _shape(value: Any) -> str:
 
 def _collate_of(sample: Any) -> Callable[[list[Any]], Any]:
     if type(sample).__module__.partition(".")[0] == "torch_geometric":
-        collate: Callable[[list[Any]], Any] = import_module("torch_geometric.data").Batch.from_data_list
+        collate: Callable[[list[Any]], Any] = import_module(
+            "torch_geometric.data"
+        ).Batch.from_data_list
         return collate
     return default_collate
 
@@ -125,11 +150,19 @@ def _elements(tree: Any) -> int:
     if isinstance(tree, str | bytes):
         return len(tree)
     if hasattr(tree, "shape"):
-        return sum(t.numel() for t in tensors_in(tree)) if isinstance(tree, torch.Tensor) else int(tree.size)
+        return (
+            sum(t.numel() for t in tensors_in(tree))
+            if isinstance(tree, torch.Tensor)
+            else int(tree.size)
+        )
     return sum(t.numel() for t in tensors_in(tree)) or 1
 
 
 def _holds_padding(batch: Any) -> bool:
     """Whether a real batch's attention mask leaves something out."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return isinstance(mask, torch.Tensor) and mask.device.type != "meta" and not bool(mask.bool().all())
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.device.type != "meta"
+        and not bool(mask.bool().all())
+    )

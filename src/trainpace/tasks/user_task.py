@@ -20,8 +20,8 @@ from trainpace.tasks.user_data import samples_of, with_samples
 from trainpace.user_file import load_name
 
 TASK = (
-    "FILE.py:FUNCTION must return (model, loss, optimizer, dataset), a dict of these (with `step` for a step of your own), a"
-    " Trainer, or a LightningModule and its data"
+    "FILE.py:FUNCTION must return (model, loss, optimizer, dataset), a dict of these (with `step`"
+    " for a step of your own), a Trainer, or a LightningModule and its data"
 )
 
 
@@ -48,7 +48,11 @@ def task_from_file(path: Path, function: str) -> Task:
     if (data := lightning_data(returned)) is not None:
         return lightning_task(name, *data, where)
     parts = _parts(returned, where)
-    return _whole_step_task(name, parts, where) if parts.step is not None else _plain_task(name, parts, where)
+    return (
+        _whole_step_task(name, parts, where)
+        if parts.step is not None
+        else _plain_task(name, parts, where)
+    )
 
 
 def _returned(path: Path, function: str) -> Any:
@@ -59,8 +63,10 @@ def _returned(path: Path, function: str) -> Any:
         return as_with_a_gpu(task_function)
     except SystemExit as error:
         raise TrainpaceError(
-            f"{path}:{function} ended its process ({error}), as a program that reads its command line does.",
-            f"{TASK}, without arguments of its own. To time a whole program: trainpace watch -- python {path.name}",
+            f"{path}:{function} ended its process ({error}), as a program that reads its command"
+            " line does.",
+            f"{TASK}, without arguments of its own. To time a whole program: trainpace watch --"
+            f" python {path.name}",
         ) from None
 
 
@@ -77,7 +83,9 @@ def _parts(returned: Any, where: str) -> Parts:
         return Parts(**returned)
     if isinstance(returned, tuple | list) and len(returned) == 4:
         return Parts(*returned)
-    what = f"{len(returned)} things" if isinstance(returned, tuple | list) else type(returned).__name__
+    what = (
+        f"{len(returned)} things" if isinstance(returned, tuple | list) else type(returned).__name__
+    )
     raise TrainpaceError(f"{where} returned {what}.", f"{TASK}.")
 
 
@@ -85,7 +93,11 @@ def _plain_task(name: str, parts: Parts, where: str) -> Task:
     """One model and its optimizer, stepped by whoever trains them."""
     if not isinstance(parts.model, nn.Module):
         several = isinstance(parts.model, Mapping | list | tuple)
-        hint = "Several models need `step`, a function of a batch that trains them." if several else f"{TASK}."
+        hint = (
+            "Several models need `step`, a function of a batch that trains them."
+            if several
+            else f"{TASK}."
+        )
         raise TrainpaceError(f"{where} returned a {type(parts.model).__name__} as model.", hint)
     if parts.loss is not None and not callable(parts.loss):
         raise TrainpaceError(
@@ -94,29 +106,53 @@ def _plain_task(name: str, parts: Parts, where: str) -> Task:
         )
     if parts.optimizer is not None and not isinstance(parts.optimizer, torch.optim.Optimizer):
         several = isinstance(parts.optimizer, Mapping | list | tuple)
-        hint = "Several optimizers need `step`, a function of a batch that steps them." if several else f"{TASK}."
-        raise TrainpaceError(f"{where} returned a {type(parts.optimizer).__name__} as optimizer.", hint)
+        hint = (
+            "Several optimizers need `step`, a function of a batch that steps them."
+            if several
+            else f"{TASK}."
+        )
+        raise TrainpaceError(
+            f"{where} returned a {type(parts.optimizer).__name__} as optimizer.", hint
+        )
     samples = samples_of(parts.dataset, parts.collate, where)
     first = samples.dataset[0]
     least = 1 if parts.loss is None else 2
-    if (isinstance(first, tuple | list) and len(first) < least) or isinstance(first, int | float | str | bytes):
+    if (isinstance(first, tuple | list) and len(first) < least) or isinstance(
+        first, int | float | str | bytes
+    ):
         raise TrainpaceError(
             f"a sample of {where} is a {type(first).__name__}.",
-            "It should be (input, ..., target), a dict of the model's arguments, or an object with .y.",
+            "It should be (input, ..., target), a dict of the model's arguments, or an object"
+            " with .y.",
         )
     loss = own_loss if parts.loss is None else loss_by(parts.loss)
     loss_name = None if parts.loss is None else name_of_loss(parts.loss)
     return with_samples(
-        Task(name, parts.model, forward, loss, samples.batch, parts.optimizer, "", loss_name=loss_name), samples, where
+        Task(
+            name,
+            parts.model,
+            forward,
+            loss,
+            samples.batch,
+            parts.optimizer,
+            "",
+            loss_name=loss_name,
+        ),
+        samples,
+        where,
     )
 
 
 def _whole_step_task(name: str, parts: Parts, where: str) -> Task:
     if not callable(parts.step):
-        raise TrainpaceError(f"{where} returned a {type(parts.step).__name__} as step.", "It is a function of a batch.")
+        raise TrainpaceError(
+            f"{where} returned a {type(parts.step).__name__} as step.",
+            "It is a function of a batch.",
+        )
     if parts.loss is not None:
         raise TrainpaceError(
-            f"{where} returned both a loss and a step.", "A step of your own computes its losses itself."
+            f"{where} returned both a loss and a step.",
+            "A step of your own computes its losses itself.",
         )
     models = _by_name(parts.model, nn.Module, "model", where)
     optimizers = _by_name(parts.optimizer, torch.optim.Optimizer, "optimizer", where)
@@ -133,14 +169,17 @@ def _by_name(given: Any, kind: type, word: str, where: str) -> dict[str, Any]:
     named = (
         given
         if isinstance(given, Mapping)
-        else {f"{word}_{i}": one for i, one in enumerate(given or ())}
-        if isinstance(given, Sequence | None)
-        else {}
+        else (
+            {f"{word}_{i}": one for i, one in enumerate(given or ())}
+            if isinstance(given, Sequence | None)
+            else {}
+        )
     )
     wrong = next((type(one).__name__ for one in named.values() if not isinstance(one, kind)), None)
     if wrong is not None or not named:
         raise TrainpaceError(
             f"{where} returned a {wrong or type(given).__name__} as {word}.",
-            f"Beside a step, `{word}` is one {kind.__name__}, or a list or dict of all that the step uses, frozen ones too.",
+            f"Beside a step, `{word}` is one {kind.__name__}, or a list or dict of all that the"
+            " step uses, frozen ones too.",
         )
     return dict(named)

@@ -11,14 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-_VGG = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+_VGG = {
+    "vgg11": (1, 1, 2, 2, 2),
+    "vgg13": (2, 2, 2, 2, 2),
+    "vgg16": (2, 2, 3, 3, 3),
+    "vgg19": (2, 2, 4, 4, 4),
+}
 _RESNET = {
-    "resnet18": (False, (2, 2, 2, 2)), "resnet34": (False, (3, 4, 6, 3)), "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)), "resnet152": (True, (3, 8, 36, 3)),
-}  # fmt: skip
+    "resnet18": (False, (2, 2, 2, 2)),
+    "resnet34": (False, (3, 4, 6, 3)),
+    "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)),
+    "resnet152": (True, (3, 8, 36, 3)),
+}
 
 
-def vgg(convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None) -> nn.Module:
+def vgg(
+    convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None
+) -> nn.Module:
     """VGG with that many 3x3 convolutions in each of its five stages.
 
     With an `image_size` it is Keras' VGG for it: no pooling to 7x7 before the classifier, which grows with the image.
@@ -32,7 +42,12 @@ def vgg(convolutions: tuple[int, ...], classes: int = 1000, image_size: int | No
         layers.append(nn.MaxPool2d(2, 2))
     side = 7 if image_size is None else image_size // 32
     pooling = nn.AdaptiveAvgPool2d(7) if image_size is None else nn.Identity()
-    head = [nn.Linear(512 * side * side, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096)]
+    head = [
+        nn.Linear(512 * side * side, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+    ]
     head += [nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, classes)]
     return nn.Sequential(nn.Sequential(*layers), pooling, nn.Flatten(), nn.Sequential(*head))
 
@@ -46,13 +61,18 @@ class _Residual(nn.Module):
             shapes = [(channels, width, 3, stride), (width, out, 3, 1)]
         layers: list[nn.Module] = []
         for n_in, n_out, kernel, step in shapes:
-            layers += [nn.Conv2d(n_in, n_out, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(n_out)]
+            layers += [
+                nn.Conv2d(n_in, n_out, kernel, step, kernel // 2, bias=False),
+                nn.BatchNorm2d(n_out),
+            ]
             layers.append(nn.ReLU(inplace=True))
         self.body = nn.Sequential(*layers[:-1])
         self.relu = nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.relu(self.body(x) + self.shortcut(x))
@@ -60,14 +80,19 @@ class _Residual(nn.Module):
 
 def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
     layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-    ]  # fmt: skip
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     channels = 64
     for stage, repeats in enumerate(blocks):
         for i in range(repeats):
             layers.append(_Residual(channels, 64 << stage, 2 if stage and not i else 1, bottleneck))
             channels = (64 << stage) * (4 if bottleneck else 1)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
 
 
 class _InvertedResidual(nn.Module):
@@ -75,7 +100,10 @@ class _InvertedResidual(nn.Module):
         super().__init__()
         hidden = channels * expansion
         layers = [] if expansion == 1 else [_conv_relu6(channels, hidden, 1)]
-        layers += [_conv_relu6(hidden, hidden, 3, stride, hidden), nn.Conv2d(hidden, out, 1, bias=False)]
+        layers += [
+            _conv_relu6(hidden, hidden, 3, stride, hidden),
+            nn.Conv2d(hidden, out, 1, bias=False),
+        ]
         self.body = nn.Sequential(*layers, nn.BatchNorm2d(out))
         self.adds = stride == 1 and channels == out
 
@@ -84,23 +112,48 @@ class _InvertedResidual(nn.Module):
         return x + y if self.adds else y
 
 
-def _conv_relu6(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
+def _conv_relu6(
+    channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Module:
     convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
 
 
 def mobilenet_v1(classes: int = 1000) -> nn.Module:
     """A 3x3 convolution, then 13 depthwise ones each with a 1x1 behind it, as in table 1 of the paper (and with Keras' ReLU6)."""
-    separable = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+    separable = (
+        (64, 1),
+        (128, 2),
+        (128, 1),
+        (256, 2),
+        (256, 1),
+        (512, 2),
+        *((512, 1),) * 5,
+        (1024, 2),
+        (1024, 1),
+    )
     layers, channels = [_conv_relu6(3, 32, 3, 2)], 32
     for width, stride in separable:
-        layers += [_conv_relu6(channels, channels, 3, stride, channels), _conv_relu6(channels, width, 1)]
+        layers += [
+            _conv_relu6(channels, channels, 3, stride, channels),
+            _conv_relu6(channels, width, 1),
+        ]
         channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.001), nn.Linear(1024, classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.001), nn.Linear(1024, classes)
+    )
 
 
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
-    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    stages = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
     layers = [_conv_relu6(3, 32, 3, 2)]
     channels = 32
     for expansion, width, repeats, stride in stages:
@@ -108,7 +161,9 @@ def mobilenet_v2(classes: int = 1000) -> nn.Module:
             layers.append(_InvertedResidual(channels, width, stride if i == 0 else 1, expansion))
             channels = width
     layers.append(_conv_relu6(channels, 1280, 1))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes)
+    )
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -18,7 +18,21 @@ from torch import nn
 
 MOST_VALUES = 1000
 """Numbers of a tensor on the host, neither parameter nor buffer, that keeps its values: a model may count by them."""
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, torch.device, torch.dtype, torch.Size))
+_PLAIN = frozenset(
+    (
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        torch.device,
+        torch.dtype,
+        torch.Size,
+    )
+)
 _ALIKE = (bool, int, float, complex, str, bytes, type, BuiltinFunctionType, ModuleType)
 _OWN = object()
 
@@ -31,7 +45,9 @@ class Copier:
         self._originals: list[Any] = []  # or the id of one that is gone could be another's
 
     def __call__(self, value: Any) -> Any:
-        if type(value) in _PLAIN:  # the most usual first: a model of 50 layers has ten thousand of them
+        if (
+            type(value) in _PLAIN
+        ):  # the most usual first: a model of 50 layers has ten thousand of them
             return value
         found = self.memo.get(id(value), _OWN)
         if found is not _OWN:
@@ -71,7 +87,9 @@ class Copier:
         if kind is MethodType:
             return self._kept(value, MethodType(value.__func__, self(value.__self__)))
         if kind is functools.partial:
-            return self._kept(value, kind(self(value.func), *map(self, value.args), **self(value.keywords)))
+            return self._kept(
+                value, kind(self(value.func), *map(self, value.args), **self(value.keywords))
+            )
         if isinstance(value, io.IOBase):
             raise TypeError(f"a model with an open file ({kind.__name__}) is not copied")
         try:
@@ -86,12 +104,21 @@ class Copier:
     def _function(self, function: FunctionType) -> Any:
         """The function, with copies of the modules, tensors and functions that its closure holds; other things it shares."""
         cells = function.__closure__ or ()
-        if not any(isinstance(_content(cell), nn.Module | torch.Tensor | FunctionType | MethodType) for cell in cells):
+        if not any(
+            isinstance(_content(cell), nn.Module | torch.Tensor | FunctionType | MethodType)
+            for cell in cells
+        ):
             return self._kept(function, function)
         own = tuple(CellType() for _ in cells)
         new = self._kept(
             function,
-            FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, own),
+            FunctionType(
+                function.__code__,
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                own,
+            ),
         )
         new.__kwdefaults__ = function.__kwdefaults__
         new.__dict__.update(function.__dict__)
@@ -113,7 +140,9 @@ class Copier:
             if hasattr(new, "__setstate__"):
                 new.__setstate__(state)
             else:
-                plain, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+                plain, slots = (
+                    state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+                )
                 new.__dict__.update(plain or {})
                 for name, part in (slots or {}).items():
                     setattr(new, name, part)
@@ -127,11 +156,20 @@ class Copier:
 @functools.cache
 def _is_plain(kind: type[nn.Module]) -> bool:
     """Whether a module of this class is what its attributes are: it is not pickled in a way of its own."""
-    names = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__")
+    names = (
+        "__new__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__deepcopy__",
+    )
     return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in names)
 
 
-def meta_memo(model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | None = None) -> dict[int, Any]:
+def meta_memo(
+    model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | None = None
+) -> dict[int, Any]:
     """Meta tensors for the parameters and buffers of a model that are not known, by the ids of their originals. `dtype`: of what
     holds floating-point numbers, its own by default."""
     memo: dict[int, Any] = {}
@@ -144,7 +182,9 @@ def meta_memo(model: nn.Module, known: Mapping[int, Any], dtype: torch.dtype | N
     return memo
 
 
-def meta_optimizer(optimizers: Sequence[torch.optim.Optimizer], memo: Mapping[int, Any]) -> torch.optim.Optimizer:
+def meta_optimizer(
+    optimizers: Sequence[torch.optim.Optimizer], memo: Mapping[int, Any]
+) -> torch.optim.Optimizer:
     """A copy of an optimizer without states, or of several of one kind as one, for the copies of its parameters."""
     first = optimizers[0]
     fresh = copy.copy(first)
@@ -181,7 +221,12 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
     learns = tensor.is_leaf and tensor.requires_grad
-    if tensor.layout is torch.strided and tensor.device.type == "cpu" and not learns and tensor.numel() <= MOST_VALUES:
+    if (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not learns
+        and tensor.numel() <= MOST_VALUES
+    ):
         return tensor.detach().clone()
     return without_data(tensor.detach()).requires_grad_(learns)
 

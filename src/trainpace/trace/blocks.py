@@ -45,7 +45,12 @@ class Chain(NamedTuple):
     def parameters(self) -> int:
         """Of one block; the mean of those that take turns."""
         return (
-            sum(share_of_memory(p) for block in self.modules[: self.period] for p in block.parameters()) // self.period
+            sum(
+                share_of_memory(p)
+                for block in self.modules[: self.period]
+                for p in block.parameters()
+            )
+            // self.period
         )
 
 
@@ -60,10 +65,16 @@ def longest_chain(model: nn.Module) -> Chain | None:
         children = dict(parent.named_children())
         if len(children) < SHORTEST:
             continue
-        forms, names, modules = [form(child) for child in children.values()], list(children), tuple(children.values())
+        forms, names, modules = (
+            [form(child) for child in children.values()],
+            list(children),
+            tuple(children.values()),
+        )
         in_turn = PERIODS if isinstance(parent, nn.ModuleList) else (1,)
         for start, end, period in (run for n in in_turn for run in _runs(forms, n)):
-            chains.append(Chain(f"{name}.{names[start]}".strip("."), modules[start:end], end - start, period))
+            chains.append(
+                Chain(f"{name}.{names[start]}".strip("."), modules[start:end], end - start, period)
+            )
     chains = [chain for chain in chains if len(chain.modules) >= SHORTEST and chain.parameters]
     return max(chains, key=lambda c: (c.parameters * c.length, c.length, -c.period), default=None)
 
@@ -110,7 +121,12 @@ class Layout(NamedTuple):
 
 def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
     """The layout of a recorded step; None where the blocks did not run one after the other, or are a small part."""
-    if chain is None or run.steps is None or not _ran_in_order(chain, run) or not _is_most(chain, run):
+    if (
+        chain is None
+        or run.steps is None
+        or not _ran_in_order(chain, run)
+        or not _is_most(chain, run)
+    ):
         return None
     by_place: dict[int, dict[int, Step]] = {}
     for call, step in run.steps.items():
@@ -138,7 +154,9 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
     if len(run.left) != len(run.entered) or len({shape for _, shape, _, _ in run.entered}) != 1:
         return False
     values = [value for *_, value in run.entered]
-    return all(values[i + 1] == run.left[i] or values[i + 1] != values[i] for i in range(len(values) - 1))
+    return all(
+        values[i + 1] == run.left[i] or values[i + 1] != values[i] for i in range(len(values) - 1)
+    )
 
 
 def _is_most(chain: Chain, run: Recorder) -> bool:
@@ -146,11 +164,17 @@ def _is_most(chain: Chain, run: Recorder) -> bool:
         return True
     products = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
     outside = sum(r.row.flops for r in products if r.origin.place <= BEFORE)
-    inside = sum(r.row.flops for r in products if r.origin.place > BEFORE) * chain.length / len(chain.modules)
+    inside = (
+        sum(r.row.flops for r in products if r.origin.place > BEFORE)
+        * chain.length
+        / len(chain.modules)
+    )
     return inside > 0 and inside >= LEAST_SHARE * (inside + outside)
 
 
-def blocks_of(layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]) -> BlockSizes | None:
+def blocks_of(
+    layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]]
+) -> BlockSizes | None:
     """What is kept of the blocks, or None where the runs differ in their calls.
 
     runs: recorded at BATCHES. steps: the same of the whole chain.
@@ -162,25 +186,39 @@ def blocks_of(layout: Layout, runs: Sequence[Recorder], steps: Sequence[Sequence
     sizes, working, after_working = (np.stack(both) for both in zip(*pairs, strict=True))
     heads, key_value_heads = _heads(layout, described)
     count, ran = layout.chain.length, len(layout.chain.modules)
-    numbers = {value: share_of_memory(parameter) for value, parameter in described.parameters.items()}
+    numbers = {
+        value: share_of_memory(parameter) for value, parameter in described.parameters.items()
+    }
     owned = {id(parameter) for module in layout.chain.modules for parameter in module.parameters()}
-    elsewhere = {value for value, parameter in described.parameters.items() if id(parameter) not in owned}
+    elsewhere = {
+        value for value, parameter in described.parameters.items() if id(parameter) not in owned
+    }
     grouped = [r for place in range(1, ran + 1) for r in _grouped(described, place)]
     of_experts = described.parameters_of({r.module for r in grouped})
     fixed: dict[str, int | str] = {
         "module": layout.chain.name.rpartition(".")[0] or layout.chain.name,
-        "count": count, "heads": heads, "key_value_heads": key_value_heads, "parameters": layout.chain.parameters,
-        "tensor_parameters": sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts)) // ran,
+        "count": count,
+        "heads": heads,
+        "key_value_heads": key_value_heads,
+        "parameters": layout.chain.parameters,
+        "tensor_parameters": (
+            sum(numbers[value] for value in numbers.keys() & (layout.inside.divided - of_experts))
+            // ran
+        ),
         "experts": int(grouped[0].row.dims[GEMM.batch]) if grouped else 0,
         "expert_parameters": sum(numbers[value] for value in of_experts) // ran,
         "outside_parameters": described.parameter_count - count * layout.chain.parameters,
-        "outside_tensor_parameters": sum(n for value, n in numbers.items() if value in layout.outside.divided & elsewhere),
+        "outside_tensor_parameters": sum(
+            n for value, n in numbers.items() if value in layout.outside.divided & elsewhere
+        ),
         "tied_parameters": _tied(described),
-    }  # fmt: skip
+    }
     return BlockSizes(fixed=fixed, sizes=sizes, working=working, after_working=after_working)
 
 
-def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _bytes(
+    layout: Layout, run: Recorder, step: Sequence[Recorded]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The figures named in `BLOCK_BYTES`, at the run's batch size, of a block in the middle of the chain; and what is alive
     at each moment in which it works, and after the blocks, of which the most counts. Where blocks take turns, the mean of a
     period there, and the moments of all of it."""
@@ -198,7 +236,9 @@ def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> tuple[np.
             after += size
         if place in middle:
             saved += size / period
-            sharded += size / period * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
+            sharded += (
+                size / period * (layout.inside.roles.get(call) in ("column", "sharded", "expert"))
+            )
             of_experts += size / period * (call in layout.inside.experts)
             attention += size / period * (call in layout.inside.core)
         for one in middle:
@@ -212,24 +252,43 @@ def _bytes(layout: Layout, run: Recorder, step: Sequence[Recorded]) -> tuple[np.
         if r.origin.place in middle and r.phase == phase
     ]
     after_working = [
-        r.activation_bytes - saved_in_all for r in step if r.origin.place == AFTER and r.phase != "optimizer"
+        r.activation_bytes - saved_in_all
+        for r in step
+        if r.origin.place == AFTER and r.phase != "optimizer"
     ]
     dispatched = sum(_dispatched(run, one) for one in middle) / period
     entered = run.entered[first - 1][2]
-    sizes = [entered, saved, sharded, attention, 0.0, before + after, after, 0.0, dispatched, of_experts]
+    sizes = [
+        entered,
+        saved,
+        sharded,
+        attention,
+        0.0,
+        before + after,
+        after,
+        0.0,
+        dispatched,
+        of_experts,
+    ]
     return np.array(sizes), np.array(working), np.array(after_working)
 
 
 def _grouped(run: Recorder, place: int) -> list[Recorded]:
     """The grouped products of one block's forward pass."""
-    return [r for r in run.recorded if r.row.function == GROUPED and r.phase == "forward" and r.origin.place == place]
+    return [
+        r
+        for r in run.recorded
+        if r.row.function == GROUPED and r.phase == "forward" and r.origin.place == place
+    ]
 
 
 def _dispatched(run: Recorder, place: int) -> float:
     """Bytes of what the first of a block's grouped products reads, its weights aside."""
     for recorded in _grouped(run, place)[:1]:
         sizes = recorded.row.dims
-        return sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * (2.0 if recorded.row.half else 4.0)
+        return (
+            sizes[GEMM.batch] * sizes[GEMM.m] * sizes[GEMM.k] * (2.0 if recorded.row.half else 4.0)
+        )
     return 0.0
 
 
@@ -239,12 +298,18 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     Queries, keys and values together are (heads + 2 x key-value heads) x head dim wide.
     """
     assert run.steps is not None
-    first = [(r.row, r.origin.call) for r in run.recorded if r.origin.place == 1 and r.phase == "forward"]
+    first = [
+        (r.row, r.origin.call) for r in run.recorded if r.origin.place == 1 and r.phase == "forward"
+    ]
     attention = [row for row, _ in first if row.kind == "attention"]
     products = [(row, call) for row, call in first if row.kind == "gemm"]
-    width = sum(int(row.dims[GEMM.n]) for row, call in products if call in layout.inside.attention_inputs)
+    width = sum(
+        int(row.dims[GEMM.n]) for row, call in products if call in layout.inside.attention_inputs
+    )
     if attention:
-        heads, head_dim = (int(attention[0].dims[at]) for at in (ATTENTION.heads, ATTENTION.head_size))
+        heads, head_dim = (
+            int(attention[0].dims[at]) for at in (ATTENTION.heads, ATTENTION.head_size)
+        )
     else:
         heads = _stated_heads(layout.chain.modules[0])
         core = [row for row, call in products if call in layout.inside.core]
@@ -252,7 +317,11 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
             return heads, heads
         head_dim = int(core[0].dims[GEMM.k])
     key_value, rest = divmod(width - heads * head_dim, 2 * head_dim) if head_dim else (0, 1)
-    return (heads, key_value) if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0 else (heads, heads)
+    return (
+        (heads, key_value)
+        if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0
+        else (heads, heads)
+    )
 
 
 def _stated_heads(block: nn.Module) -> int:

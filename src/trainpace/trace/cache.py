@@ -23,7 +23,12 @@ R = TypeVar("R", bound=Record)
 FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
 """Traces in the folder; the oldest go first. One takes 5 to 100 KB."""
-_LIBRARIES = {"transformers": "transformers", "timm": "timm", "torchvision": "torchvision", "diffusers": "diffusers"}
+_LIBRARIES = {
+    "transformers": "transformers",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "diffusers": "diffusers",
+}
 _DEFINED_HERE = ("random", "")
 _SOURCES = ("tasks/*.py", "trace/*.py", "workload.py", "kinds.py", "optimizers.py", "execution.py")
 """What a trace follows from in this package."""
@@ -38,16 +43,26 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
     if ":" not in str(request["spec"]):
         kind, name = "", kind
     chosen = os.environ.get(FOLDER, "")
-    if chosen == OFF or (kind not in _LIBRARIES and kind not in _DEFINED_HERE) or name.endswith(".py"):
+    if (
+        chosen == OFF
+        or (kind not in _LIBRARIES and kind not in _DEFINED_HERE)
+        or name.endswith(".py")
+    ):
         return None
     try:
         content = Path(name).read_bytes().hex() if kind in ("transformers", "diffusers") else ""
-        made_by = [version("torch"), *([version(_LIBRARIES[kind])] if kind in _LIBRARIES else []), _tracer()]
+        made_by = [
+            version("torch"),
+            *([version(_LIBRARIES[kind])] if kind in _LIBRARIES else []),
+            _tracer(),
+        ]
     except (OSError, PackageNotFoundError, ValueError):
         return None
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainpace" / "traces"
     key = json.dumps([request, content, made_by], sort_keys=True, default=str)
-    return (Path(chosen) if chosen else home) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json.gz"
+    return (
+        Path(chosen) if chosen else home
+    ) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json.gz"
 
 
 @functools.cache

@@ -78,7 +78,9 @@ class CudaMapping(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func in self._attention:
             dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
+            return _attention(
+                self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs
+            )
         answer = taken_for_finite(func, args) or sparse_call(func, args)
         return func(*args, **kwargs) if answer is None else answer(*args, **kwargs)
 
@@ -104,7 +106,10 @@ class CudaMapping(TorchFunctionMode):
                 torch.bfloat16
             )  # autocast's cache holds weights alone (cached_cast in ATen's autocast_mode.cpp)
         if id(t) not in self._cast_weights:
-            self._cast_weights[id(t)] = t, t.to(torch.bfloat16)  # a weight that is kept keeps its number
+            self._cast_weights[id(t)] = (
+                t,
+                t.to(torch.bfloat16),
+            )  # a weight that is kept keeps its number
         return self._cast_weights[id(t)][1]
 
 
@@ -190,7 +195,9 @@ def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
         function.__kwdefaults__.update(saved)
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> Any:
+def _dropout(
+    x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None
+) -> Any:
     active = training if train is None else train
     if not active or p == 0:
         return x
@@ -198,9 +205,16 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool
 
 
 def _attention(
-    fused: bool, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    fused: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
     Fused kernels take 4 dimensions; other inputs run as plain products and a softmax. Flash takes no values of another width than
@@ -214,7 +228,9 @@ def _attention(
         return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
     takes_flash = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= 256
     if takes_flash and attn_mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout_p, is_causal, False, scale=scale
+        )[0]
     bias = None
     if attn_mask is not None:
         bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])

@@ -21,14 +21,19 @@ def explained(name: str, error: Exception, model: nn.Module) -> UserCodeError:
     where = f" in {place} ({type(module).__name__})" if place else ""
     hint = "Measure it with `trainpace measure` instead."
     if getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager":
-        hint = 'Give its experts as one product: experts_implementation="grouped_mm" in transformers.'
-    elif any(_EXPERTS.search(f"{part} {type(inner).__name__}") for part, inner in model.named_modules()):
+        hint = (
+            'Give its experts as one product: experts_implementation="grouped_mm" in transformers.'
+        )
+    elif any(
+        _EXPERTS.search(f"{part} {type(inner).__name__}") for part, inner in model.named_modules()
+    ):
         hint += (
-            " Experts can be traced where torch.nn.functional.grouped_mm makes their products, or where each gets a fixed number"
-            " of tokens."
+            " Experts can be traced where torch.nn.functional.grouped_mm makes their products, or"
+            " where each gets a fixed number of tokens."
         )
     return UserCodeError(
-        f"{name} looks at the values of its tensors{where}, so it cannot be traced without them: {explain(error, 'it')}",
+        f"{name} looks at the values of its tensors{where}, so it cannot be traced without them:"
+        f" {explain(error, 'it')}",
         hint,
     )
 
@@ -39,7 +44,9 @@ def in_short(error: Exception) -> str:
     where = f" at {place}" if place else ""
     if asks_for_values(error):
         return f"its code asks for values of tensors{where}, and a trace has their sizes alone"
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
     if "TensorOptions(" in reason:
         reason = "it gives one to a constructor of CPU tensors, such as torch.LongTensor"
     elif len(reason) > LONGEST_REASON:

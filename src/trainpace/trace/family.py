@@ -61,12 +61,20 @@ class Family(Record):
 
     def at(self, length: int) -> Workload:
         """The workload at a length that it holds."""
-        forms = {name: _between(some, self.lengths, length).form() for name, some in self.recordings.items()}
-        sample_bytes = _polynomial([np.array(size) for size in self.sample_bytes], self.lengths, length)
+        forms = {
+            name: _between(some, self.lengths, length).form()
+            for name, some in self.recordings.items()
+        }
+        sample_bytes = _polynomial(
+            [np.array(size) for size in self.sample_bytes], self.lengths, length
+        )
         return replace(
-            self.first, sample=_sample(self.first, length), sequence_length=length, sample_bytes=float(sample_bytes),
+            self.first,
+            sample=_sample(self.first, length),
+            sequence_length=length,
+            sample_bytes=float(sample_bytes),
             forms=forms,
-        )  # fmt: skip
+        )
 
 
 def points_of(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -88,7 +96,8 @@ def family_of(traced: Mapping[int, Traced]) -> Family | None:
     )  # a threshold within the range shows in one of them
     heads = [replace(traced[length][0], forms={}) for length in lengths]
     if any(
-        _aside(head) != _aside(heads[0]) or head.sample != _sample(heads[0], head.sequence_length) for head in heads
+        _aside(head) != _aside(heads[0]) or head.sample != _sample(heads[0], head.sequence_length)
+        for head in heads
     ):
         return None
     first = traced[known[0]][0]
@@ -103,10 +112,14 @@ def family_of(traced: Mapping[int, Traced]) -> Family | None:
         numbers = np.concatenate([one.numbers.reshape(len(one.kind), -1) for one in some], axis=1)
         recordings[form] = tuple(together(one, numbers) for one in some)
     return Family(
-        least=lengths[0], most=lengths[-1], step=math.gcd(*(length - lengths[0] for length in lengths)),
-        lengths=tuple(known), first=first,
-        sample_bytes=tuple(traced[length][0].sample_bytes for length in known), recordings=recordings,
-    )  # fmt: skip
+        least=lengths[0],
+        most=lengths[-1],
+        step=math.gcd(*(length - lengths[0] for length in lengths)),
+        lengths=tuple(known),
+        first=first,
+        sample_bytes=tuple(traced[length][0].sample_bytes for length in known),
+        recordings=recordings,
+    )
 
 
 def _sample(workload: Workload, length: int | None) -> str:
@@ -120,7 +133,11 @@ def _aside(workload: Workload) -> Workload:
 
 
 def _structure(r: Recording) -> tuple[Any, ...]:
-    blocks = None if r.blocks is None else (r.blocks.fixed, r.blocks.working.shape, r.blocks.after_working.shape)
+    blocks = (
+        None
+        if r.blocks is None
+        else (r.blocks.fixed, r.blocks.working.shape, r.blocks.after_working.shape)
+    )
     columns = [getattr(r, name).tobytes() for name in (*_SAME, "order")]
     return *(getattr(r, name) for name in _SHARED), *columns, r.numbers.shape, r.alive.shape, blocks
 
@@ -135,9 +152,17 @@ def _between(some: Sequence[Recording], lengths: Sequence[int], length: int) -> 
     numbers, alive, states, *sizes = (_polynomial(column, lengths, length) for column in columns)
     blocks = some[0].blocks
     if blocks is not None:
-        blocks = BlockSizes(fixed=blocks.fixed, sizes=sizes[0], working=sizes[1], after_working=sizes[2])
+        blocks = BlockSizes(
+            fixed=blocks.fixed, sizes=sizes[0], working=sizes[1], after_working=sizes[2]
+        )
     parameters, optimizer, paged, frozen = states.tolist()
-    return replace(some[0], numbers=numbers, alive=alive, states=(parameters, optimizer, paged, frozen), blocks=blocks)
+    return replace(
+        some[0],
+        numbers=numbers,
+        alive=alive,
+        states=(parameters, optimizer, paged, frozen),
+        blocks=blocks,
+    )
 
 
 def _polynomial(values: Sequence[np.ndarray], lengths: Sequence[int], length: int) -> np.ndarray:
@@ -182,7 +207,9 @@ def cover(lengths: Sequence[int], trace: Callable[[int], Traced]) -> Lengths:
     """
     traced: dict[int, Traced] = {}
     families: list[Family] = []
-    left = [[n for n in lengths if n % GRID == rest] for rest in sorted({n % GRID for n in lengths})]
+    left = [
+        [n for n in lengths if n % GRID == rest] for rest in sorted({n % GRID for n in lengths})
+    ]
     while left:
         some = sorted(left.pop())
         if not some:
@@ -197,4 +224,6 @@ def cover(lengths: Sequence[int], trace: Callable[[int], Traced]) -> Lengths:
             left += [[n for n in some if n not in traced and not family.holds(n)]]
         elif len(some) > MEMBERS:
             left += [some[: len(some) // 2], some[len(some) // 2 :]]
-    return Lengths(traced=tuple(traced[length][0] for length in sorted(traced)), families=tuple(families))
+    return Lengths(
+        traced=tuple(traced[length][0] for length in sorted(traced)), families=tuple(families)
+    )

@@ -11,9 +11,14 @@ import torch
 
 _MARK = "_trainpace_answer"
 _TESTS: dict[Any, bool] = {
-    torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False,
-    torch.Tensor.isinf: False, torch._is_all_true: True,
-}  # fmt: skip
+    torch.isfinite: True,
+    torch.Tensor.isfinite: True,
+    torch.isnan: False,
+    torch.Tensor.isnan: False,
+    torch.isinf: False,
+    torch.Tensor.isinf: False,
+    torch._is_all_true: True,
+}
 _KEPT = {torch.all, torch.any, torch.Tensor.all, torch.Tensor.any}
 _TURNED = {torch.logical_not, torch.Tensor.logical_not, torch.Tensor.__invert__, torch.bitwise_not}
 _ASKED = {torch.Tensor.__bool__, torch.Tensor.item}

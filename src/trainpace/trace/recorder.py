@@ -140,7 +140,12 @@ class Recorder(TorchDispatchMode):
         return self._activation_bytes
 
     def _add_storage(
-        self, storage: Any, call: int, size: float, is_outside: bool = False, freed: Callable[[Any], None] | None = None
+        self,
+        storage: Any,
+        call: int,
+        size: float,
+        is_outside: bool = False,
+        freed: Callable[[Any], None] | None = None,
     ) -> None:
         self._values += 1
         born = len(self.recorded)
@@ -215,7 +220,11 @@ class Recorder(TorchDispatchMode):
     def parameters_of(self, modules: Collection[str]) -> set[int]:
         """Values of the parameters that these modules own."""
         of_storage = self._module_of_storage
-        return {v for v, p in self.parameters.items() if of_storage.get(p.untyped_storage()._cdata) in modules}
+        return {
+            v
+            for v, p in self.parameters.items()
+            if of_storage.get(p.untyped_storage()._cdata) in modules
+        }
 
     def _locate(self, func: Any, args: Any) -> None:
         if func is _DETACH:  # autograd's bookkeeping, another number of times when recomputing
@@ -254,7 +263,11 @@ class Recorder(TorchDispatchMode):
 
     def _keep_step(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         assert self.steps is not None
-        inputs = tuple((self._value(t), t.numel()) for t in tensors_in((args, kwargs)) if t.device.type == "meta")
+        inputs = tuple(
+            (self._value(t), t.numel())
+            for t in tensors_in((args, kwargs))
+            if t.device.type == "meta"
+        )
         name = func._schema.name.partition("::")[2]
         self.steps[self._origin.call] = Step(
             name,
@@ -300,7 +313,9 @@ class Recorder(TorchDispatchMode):
 
 
 def _batch_norm(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mean, inverse_deviation = (torch.empty(x.shape[1], dtype=torch.float32, device="meta") for _ in range(2))
+    mean, inverse_deviation = (
+        torch.empty(x.shape[1], dtype=torch.float32, device="meta") for _ in range(2)
+    )
     return torch.empty_like(x), mean, inverse_deviation
 
 
@@ -321,10 +336,13 @@ def in_backward() -> bool:
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
     """The result of a grouped product, of any format: torch's own meta kernel takes bf16 alone, where CUDA makes the products of
-    other formats one after the other (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h)."""
+    other formats one after the other (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h).
+    """
     offsets = offsets_of((a, b, *rest), kwargs)
     shape = [a.shape[-2], b.shape[-1]]
-    if a.dim() == b.dim():  # a matrix a group: a batch of products, or the gradients of the groups' weights
+    if (
+        a.dim() == b.dim()
+    ):  # a matrix a group: a batch of products, or the gradients of the groups' weights
         shape = [a.shape[0] if offsets is None else offsets.numel(), *shape]
     return a.new_empty(shape, dtype=kwargs.get("out_dtype") or a.dtype)
 
@@ -349,7 +367,8 @@ def _like_the_first(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> list
 
 _DETACH = torch.ops.aten.detach.default
 _FOREACH_ALIKE = frozenset(
-    f"_foreach_{name}" for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
+    f"_foreach_{name}"
+    for name in "abs add addcdiv addcmul div lerp mul neg pow reciprocal sqrt sub".split()
 )
 """Out-of-place updates whose results are as large as the first list's tensors."""
 _sequence_number = torch._C._autograd._get_sequence_nr

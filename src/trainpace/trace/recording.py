@@ -22,9 +22,17 @@ READ = slice(1, 3)
 GRADIENTS, ACTIVATIONS, A_SAMPLE = range(3)
 """The columns of `Recording.alive`."""
 BLOCK_BYTES = (
-    "input_bytes", "saved_bytes", "sharded_saved_bytes", "attention_saved_bytes", "working_bytes", "outside_saved_bytes",
-    "after_saved_bytes", "after_working_bytes", "dispatched_bytes", "expert_saved_bytes",
-)  # fmt: skip
+    "input_bytes",
+    "saved_bytes",
+    "sharded_saved_bytes",
+    "attention_saved_bytes",
+    "working_bytes",
+    "outside_saved_bytes",
+    "after_saved_bytes",
+    "after_working_bytes",
+    "dispatched_bytes",
+    "expert_saved_bytes",
+)
 """The fields of `Blocks` that are bytes; those that end in working_bytes are the most of several moments."""
 
 
@@ -69,13 +77,19 @@ class Recording(Record):
         """The workload's form that such a step is."""
         parameters, optimizer, paged, frozen = self.states
         memory = MemoryProfile(
-            parameter_bytes=parameters, optimizer_bytes=optimizer, paged_bytes=paged, frozen_bytes=frozen,
-            peaks=_peaks(*self.alive.T), moments=self._moments(),
-        )  # fmt: skip
+            parameter_bytes=parameters,
+            optimizer_bytes=optimizer,
+            paged_bytes=paged,
+            frozen_bytes=frozen,
+            peaks=_peaks(*self.alive.T),
+            moments=self._moments(),
+        )
         operators, first = self.operators()
         blocks = None
         if self.blocks is not None:
-            blocks = _blocks(self.blocks, self.inside[first], tuple(self.role[i] for i in first), operators.count)
+            blocks = _blocks(
+                self.blocks, self.inside[first], tuple(self.role[i] for i in first), operators.count
+            )
         return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
     def operators(self) -> tuple[Operators, np.ndarray]:
@@ -83,13 +97,20 @@ class Recording(Record):
         heads, counts = self._alike()
         first = self.order[heads]
         words: dict[str, Any] = {
-            name: tuple(getattr(self, name)[i] for i in first) for name in ("kind", "function", "phase", "module")
+            name: tuple(getattr(self, name)[i] for i in first)
+            for name in ("kind", "function", "phase", "module")
         }
         numbers = self.numbers[first]
         table = Operators(
-            **words, half=self.half[first], launches=self.launches[first], count=counts, flops=numbers[:, 0],
-            read_bytes=numbers[:, 1], written_bytes=numbers[:, 2], dims=numbers[:, 3:],
-        )  # fmt: skip
+            **words,
+            half=self.half[first],
+            launches=self.launches[first],
+            count=counts,
+            flops=numbers[:, 0],
+            read_bytes=numbers[:, 1],
+            written_bytes=numbers[:, 2],
+            dims=numbers[:, 3:],
+        )
         return table, first
 
     def _alike(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +121,14 @@ class Recording(Record):
         keys = []
         for i in range(len(self.kind)):
             place = (bool(self.inside[i]), self.role[i]) if self.role else None
-            said = (self.kind[i], self.function[i], self.phase[i], bool(self.half[i]), int(self.launches[i]), place)
+            said = (
+                self.kind[i],
+                self.function[i],
+                self.phase[i],
+                bool(self.half[i]),
+                int(self.launches[i]),
+                place,
+            )
             keys.append((said, self.numbers[i].tobytes()))
         number_of: dict[Any, int] = {}
         same = np.array([number_of.setdefault(key, len(number_of)) for key in keys])
@@ -139,7 +167,15 @@ def together(recording: Recording, numbers: Floats | None = None) -> Recording:
     same = []
     for i in range(len(r.kind)):
         place = (bool(r.inside[i]), r.role[i]) if r.role else None
-        said = (r.kind[i], r.function[i], r.phase[i], r.module[i], bool(r.half[i]), int(r.launches[i]), place)
+        said = (
+            r.kind[i],
+            r.function[i],
+            r.phase[i],
+            r.module[i],
+            bool(r.half[i]),
+            int(r.launches[i]),
+            place,
+        )
         number = number_of.setdefault((said, r.numbers[i].tobytes(), more[i]), len(firsts))
         if number == len(firsts):
             firsts.append(i)
@@ -167,9 +203,14 @@ def _peaks(gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray) -> np.
     return np.stack([gradient[envelope], constant[envelope], slope[envelope]], axis=1)
 
 
-def _blocks(blocks: BlockSizes, inside: np.ndarray, roles: tuple[Role, ...], counts: np.ndarray) -> Blocks:
+def _blocks(
+    blocks: BlockSizes, inside: np.ndarray, roles: tuple[Role, ...], counts: np.ndarray
+) -> Blocks:
     sizes = blocks.sizes.astype(np.float64)
-    for name, moments in (("working_bytes", blocks.working), ("after_working_bytes", blocks.after_working)):
+    for name, moments in (
+        ("working_bytes", blocks.working),
+        ("after_working_bytes", blocks.after_working),
+    ):
         sizes[:, BLOCK_BYTES.index(name)] = np.max(moments, axis=1, initial=0.0)
     # a maximum over moments is convex in the batch size, so that its line may cross zero
     slope = np.maximum((sizes[1] - sizes[0]) / (BATCHES[1] - BATCHES[0]), 0.0)

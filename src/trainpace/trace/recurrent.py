@@ -42,7 +42,22 @@ def cudnn_call(mode: int, args: Sequence[Any]) -> Any:
         return None
     size = weights[1].shape[1]
     out, h, c, *_ = torch.ops.aten._cudnn_rnn(
-        x, list(weights), each, None, h, c, mode, size, 0, layers, batch_first, dropout, train, bidirectional, [], None
+        x,
+        list(weights),
+        each,
+        None,
+        h,
+        c,
+        mode,
+        size,
+        0,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        [],
+        None,
     )
     return (out, h, c) if mode == LSTM else (out, h)
 
@@ -81,16 +96,19 @@ def parts_of(name: str, args: Sequence[Any]) -> list[Part]:
         width = x.shape[2] if layer == 0 else directions * size
         if backward:
             a_layer = [
-                Part(length, GemmSizes(1, batch, size, gates)), Part(length, None, batch * (gates + 3 * size)),
-                Part(1, GemmSizes(1, gates, width, tokens)), Part(1, GemmSizes(1, gates, size, tokens)),
+                Part(length, GemmSizes(1, batch, size, gates)),
+                Part(length, None, batch * (gates + 3 * size)),
+                Part(1, GemmSizes(1, gates, width, tokens)),
+                Part(1, GemmSizes(1, gates, size, tokens)),
                 Part(1, None, tokens * gates),  # the biases
-            ]  # fmt: skip
+            ]
             if layer or args[21][0]:
                 a_layer.append(Part(1, GemmSizes(1, tokens, width, gates)))
         else:
             a_layer = [
-                Part(1, GemmSizes(1, tokens, gates, width)), Part(length, GemmSizes(1, batch, gates, size)),
+                Part(1, GemmSizes(1, tokens, gates, width)),
+                Part(length, GemmSizes(1, batch, gates, size)),
                 Part(length, None, batch * (2 * gates + 3 * size)),
-            ]  # fmt: skip
+            ]
         parts += a_layer * directions
     return parts

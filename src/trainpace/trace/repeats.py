@@ -30,7 +30,11 @@ def in_turns(chain: Chain) -> Chain:
     """The chain with the period of its blocks' settings: layers of the same shapes may attend to a window and to all tokens in
     turn. Where no period divides it, it stays as it is."""
     settings = [_settings(block) for block in chain.modules]
-    periods = (n for n in PERIODS if chain.length % n == 0 and n % chain.period == 0 and 2 * n <= chain.length)
+    periods = (
+        n
+        for n in PERIODS
+        if chain.length % n == 0 and n % chain.period == 0 and 2 * n <= chain.length
+    )
     return next((chain._replace(period=n) for n in periods if settings[n:] == settings[:-n]), chain)
 
 
@@ -39,7 +43,11 @@ def shortened(model: nn.Module, chain: Chain) -> Chain:
     parent, period = model.get_submodule(chain.name.rpartition(".")[0]), chain.period
     listed = isinstance(parent, nn.ModuleList | nn.Sequential)
     settings = [_settings(block) for block in chain.modules]
-    if chain.length < SHORTEST_CUT * period or not listed or settings[period:] != settings[:-period]:
+    if (
+        chain.length < SHORTEST_CUT * period
+        or not listed
+        or settings[period:] != settings[:-period]
+    ):
         return chain
     return chain._replace(modules=(*chain.modules[: (KEPT - 1) * period], *chain.modules[-period:]))
 
@@ -49,7 +57,13 @@ def _settings(block: nn.Module) -> tuple[Any, ...]:
     found = []
     for name, module in block.named_modules():
         told = {key: value for key, value in vars(module).items() if isinstance(value, _SETTINGS)}
-        found.append((name, type(module), tuple(item for item in sorted(told.items()) if item[0] not in _NUMBERED_BY)))
+        found.append(
+            (
+                name,
+                type(module),
+                tuple(item for item in sorted(told.items()) if item[0] not in _NUMBERED_BY),
+            )
+        )
     return tuple(found)
 
 
@@ -63,7 +77,10 @@ def only_these_blocks(model: nn.Module, chain: Chain | None) -> Iterator[None]:
     every = parent._modules
     names = list(every)
     start = next(i for i, module in enumerate(every.values()) if module is chain.modules[0])
-    left = names[: start + len(chain.modules) - chain.period] + names[start + chain.length - chain.period :]
+    left = (
+        names[: start + len(chain.modules) - chain.period]
+        + names[start + chain.length - chain.period :]
+    )
     numbered = all(name.isdigit() for name in names)  # which a list looks its modules up by
     parent._modules = {str(i) if numbered else name: every[name] for i, name in enumerate(left)}
     try:
@@ -101,7 +118,9 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
     if not all(_alike(recorded, *stretch) for stretch in stretches):
         return None
     grown = _growth(recorded, *forward[:2])
-    saved = sum(s.size for s in run.saved if s.call >= 0 and period < run.places[s.call] <= 2 * period)
+    saved = sum(
+        s.size for s in run.saved if s.call >= 0 and period < run.places[s.call] <= 2 * period
+    )
     result = recorded[: forward[1]]
     result += _copies(recorded[forward[0] : forward[1]], times, grown)
     end = backward[1] if trained else len(recorded)
@@ -114,12 +133,17 @@ def repeated(run: Recorder, chain: Chain | None) -> list[Recorded] | None:
     base = [_moved(one, times, (0.0, saved)) for one in recorded[backward[0] : backward[1]]]
     result += _copies(base, times, shrunk)
     left = (shrunk[0], saved + shrunk[1])
-    return result + [one if one.phase == "optimizer" else _moved(one, times, left) for one in recorded[backward[1] :]]
+    return result + [
+        one if one.phase == "optimizer" else _moved(one, times, left)
+        for one in recorded[backward[1] :]
+    ]
 
 
 def _alike(recorded: Sequence[Recorded], a: int, b: int, c: int) -> bool:
     """Whether two stretches that follow each other hold the same rows, and as many bytes more at their ends."""
-    if not 0 <= a < b < c or [one.row for one in recorded[a:b]] != [one.row for one in recorded[b:c]]:
+    if not 0 <= a < b < c or [one.row for one in recorded[a:b]] != [
+        one.row for one in recorded[b:c]
+    ]:
         return False
     return _growth(recorded, a, b) == _growth(recorded, b, c)
 
@@ -133,9 +157,14 @@ def _growth(recorded: Sequence[Recorded], a: int, b: int) -> tuple[float, float]
 
 
 def _moved(one: Recorded, times: int, growth: tuple[float, float]) -> Recorded:
-    gradients, activations = one.gradient_bytes + times * growth[0], one.activation_bytes + times * growth[1]
+    gradients, activations = (
+        one.gradient_bytes + times * growth[0],
+        one.activation_bytes + times * growth[1],
+    )
     # said in full: dataclasses.replace takes several times as long, and Llama-405B has 100,000 of them
-    return Recorded(one.row, one.phase, one.module, one.origin, gradients, activations, one.set_aside_bytes)
+    return Recorded(
+        one.row, one.phase, one.module, one.origin, gradients, activations, one.set_aside_bytes
+    )
 
 
 def _copies(stretch: Sequence[Recorded], times: int, growth: tuple[float, float]) -> list[Recorded]:

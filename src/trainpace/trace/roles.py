@@ -30,7 +30,8 @@ class Step(NamedTuple):
 
 class Division(NamedTuple):
     """Roles of calls, values of the parameters that are divided, calls inside the attention core (from scores to
-    probabilities), the column products that feed attention, and the calls on the rows of experts."""
+    probabilities), the column products that feed attention, and the calls on the rows of experts.
+    """
 
     roles: dict[int, Role]
     divided: set[int]
@@ -42,7 +43,9 @@ class Division(NamedTuple):
 class _Flow:
     """One walk over a block: which products with weights feed which."""
 
-    def __init__(self, steps: Mapping[int, Step], hidden: Iterable[int], parameters: Collection[int]) -> None:
+    def __init__(
+        self, steps: Mapping[int, Step], hidden: Iterable[int], parameters: Collection[int]
+    ) -> None:
         self.hidden = set(hidden)
         self.of_parameters = set(parameters)
         self.pending: dict[int, frozenset[int]] = {}
@@ -76,13 +79,17 @@ class _Flow:
             self._write(step, frozenset(), True)
         else:
             self._attention(call, step, sources)
-            self._write(step, sources, not sources and any(value in self.hidden for value in values))
+            self._write(
+                step, sources, not sources and any(value in self.hidden for value in values)
+            )
 
     def _joins(self, step: Step) -> bool:
         if len(step.inputs) < 2 or step.inputs[0][1] != step.inputs[1][1]:
             return False
         (one, _), (other, _) = step.inputs[:2]
-        return (one in self.hidden and other in self.pending) or (other in self.hidden and one in self.pending)
+        return (one in self.hidden and other in self.pending) or (
+            other in self.hidden and one in self.pending
+        )
 
     def _attention(self, call: int, step: Step, sources: frozenset[int]) -> None:
         inside = any(value in self._scores for value, _ in step.inputs)
@@ -107,7 +114,10 @@ class _Flow:
 
 
 def divide_block(
-    steps: Mapping[int, Step], entering: Iterable[int], leaving: Iterable[int], parameters: Collection[int]
+    steps: Mapping[int, Step],
+    entering: Iterable[int],
+    leaving: Iterable[int],
+    parameters: Collection[int],
 ) -> Division:
     """Roles of the calls of one block. entering, leaving: values of the hidden state; parameters: values of weights."""
     flow = _Flow(steps, entering, parameters)
@@ -120,7 +130,9 @@ def divide_block(
     return _division(steps, flow, column, row)
 
 
-def divide_vocabulary(steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]) -> Division:
+def divide_vocabulary(
+    steps: Mapping[int, Step], parameters: Mapping[int, tuple[int, ...]]
+) -> Division:
     """Roles outside of the blocks: the largest embedding and the head over the same vocabulary.
 
     parameters: value -> shape. The embedding is "row" (each rank looks up its part of the vocabulary, and the sum over the
@@ -136,12 +148,20 @@ def divide_vocabulary(steps: Mapping[int, Step], parameters: Mapping[int, tuple[
     vocabulary = max(parameters[value][0] for value in tables.values())
     flow = _Flow(steps, (), parameters.keys())
     shapes = _shapes_of_derived(steps, parameters)
-    column = {call for call in flow.matrix if any(vocabulary in shapes.get(value, ()) for value in flow.weights[call])}
+    column = {
+        call
+        for call in flow.matrix
+        if any(vocabulary in shapes.get(value, ()) for value in flow.weights[call])
+    }
     division = _division(steps, flow, column, set())
     embeddings = {call for call, value in tables.items() if parameters[value][0] == vocabulary}
-    roles: dict[int, Role] = {call: role for call, role in division.roles.items() if role != "replicated"}
+    roles: dict[int, Role] = {
+        call: role for call, role in division.roles.items() if role != "replicated"
+    }
     roles |= dict.fromkeys(embeddings, "row")
-    return Division(roles, division.divided | {tables[call] for call in embeddings}, set(), set(), set())
+    return Division(
+        roles, division.divided | {tables[call] for call in embeddings}, set(), set(), set()
+    )
 
 
 def _shapes_of_derived(

@@ -27,9 +27,9 @@ _PRODUCT = re.compile(
     r"|^_?(linalg|cholesky|svd|qr|lu|triangular_solve|ormqr)(_|$)"
 )
 """Names of ATen calls that multiply matrices, or decompose them, which takes many products."""
-_NO_PRODUCT = frozenset("linalg_vector_norm linalg_cross lu_unpack _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()) | {
-    "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"
-}  # fmt: skip
+_NO_PRODUCT = frozenset(
+    "linalg_vector_norm linalg_cross lu_unpack _thnn_fused_lstm_cell _thnn_fused_gru_cell".split()
+) | {"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"}
 _KNOWN_LIBRARIES = {"aten", "prims", "prim", "trainpace"}
 _MOVE_BYTES_ALONE = frozenset(
     f"torchvision::{name}"
@@ -37,8 +37,8 @@ _MOVE_BYTES_ALONE = frozenset(
 )
 """Operators of other libraries that are bound by memory traffic, as they are counted."""
 WHOLE_MASKS = (
-    "A mask of its attention depends on values, such as where documents begin: all keys were counted, of which the kernel may"
-    " skip many."
+    "A mask of its attention depends on values, such as where documents begin: all keys were"
+    " counted, of which the kernel may skip many."
 )
 _SKIPPING = getattr(torch.ops.trainpace, OPERATOR).default
 INSTEAD = "Measure it with `trainpace measure`, or record a short run with `trainpace watch`."
@@ -53,10 +53,14 @@ def refuse_uncounted(func: Any, rows: Sequence[Row], module: str) -> None:
     if library not in _KNOWN_LIBRARIES:
         if func._schema.name not in _MOVE_BYTES_ALONE:
             raise TrainpaceError(
-                f"the operator {func._schema.name}{where} is another library's, and its FLOPs are not known.", INSTEAD
+                f"the operator {func._schema.name}{where} is another library's, and its FLOPs are"
+                " not known.",
+                INSTEAD,
             )
     elif name not in _NO_PRODUCT and _PRODUCT.search(name):
-        raise TrainpaceError(f"the matrix products of {func._schema.name}{where} are not counted yet.", INSTEAD)
+        raise TrainpaceError(
+            f"the matrix products of {func._schema.name}{where} are not counted yet.", INSTEAD
+        )
 
 
 class FlopCheck:
@@ -67,7 +71,9 @@ class FlopCheck:
         self._differences: dict[str, float] = {}
         self._whole_masks = False
 
-    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, rows: Sequence[Row]) -> None:
+    def add(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, rows: Sequence[Row]
+    ) -> None:
         if func is _SKIPPING and args[3] == UNKNOWN:
             self._whole_masks = True
         expected = _expected_flops(func, args, kwargs, out)
@@ -80,7 +86,10 @@ class FlopCheck:
 
     def note(self) -> str | None:
         """Sentences where a mask is not known, and where the two counts differ by more than a little."""
-        return " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt()))) or None
+        return (
+            " ".join(filter(None, (WHOLE_MASKS if self._whole_masks else None, self._doubt())))
+            or None
+        )
 
     def _doubt(self) -> str | None:
         difference = sum(self._differences.values())
@@ -88,19 +97,26 @@ class FlopCheck:
             return None
         name = max(self._differences, key=lambda name: self._differences[name])
         return (
-            f"The FLOPs counted here differ from torch's own formulas by {difference / self._flops:.0%} of a step's, most in"
-            f" {name}: do not trust the times before it is known which count is right."
+            "The FLOPs counted here differ from torch's own formulas by"
+            f" {difference / self._flops:.0%} of a step's, most in {name}: do not trust the times"
+            " before it is known which count is right."
         )
 
 
-def _expected_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float | None:
+def _expected_flops(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> float | None:
     """What torch's formulas say of a call, None where there is none for it."""
     if func is torch.ops.aten.convolution_backward.default:
         # torch's own formula takes the weight's gradient of a grouped convolution for that of a dense one
         gradient, x, weight, transposed, wanted = (args[i] for i in (0, 1, 2, 7, 10))
-        return float(sum(wanted[:2]) * conv_flop_count(x.shape, weight.shape, gradient.shape, transposed))
+        return float(
+            sum(wanted[:2]) * conv_flop_count(x.shape, weight.shape, gradient.shape, transposed)
+        )
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return None
     arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    return float(formula(*args, **kwargs, out_val=out)) * (CAUSAL if arguments.get("is_causal") is True else 1.0)
+    return float(formula(*args, **kwargs, out_val=out)) * (
+        CAUSAL if arguments.get("is_causal") is True else 1.0
+    )

@@ -15,16 +15,29 @@ from trainpace.errors import TrainpaceError
 OPERATOR = "sparse_product"
 _library = torch.library.Library("trainpace", "FRAGMENT")
 _library.define(f"{OPERATOR}(Tensor indices, Tensor values, Tensor dense, int rows) -> Tensor")
-_library.impl(OPERATOR, lambda indices, values, dense, rows: dense.new_empty(rows, *dense.shape[1:]), "Meta")
+_library.impl(
+    OPERATOR, lambda indices, values, dense, rows: dense.new_empty(rows, *dense.shape[1:]), "Meta"
+)
 _PRODUCTS = {
-    torch.spmm, torch.mm, torch.matmul, torch.sparse.mm, torch.Tensor.mm, torch.Tensor.matmul, torch.Tensor.__matmul__,
-    torch.Tensor.__rmatmul__, torch.mv, torch.dsmm, torch.hspmm,
-}  # fmt: skip
+    torch.spmm,
+    torch.mm,
+    torch.matmul,
+    torch.sparse.mm,
+    torch.Tensor.mm,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.Tensor.__rmatmul__,
+    torch.mv,
+    torch.dsmm,
+    torch.hspmm,
+}
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, indices: torch.Tensor, values: torch.Tensor, dense: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, indices: torch.Tensor, values: torch.Tensor, dense: torch.Tensor, rows: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(indices, values)
         ctx.rows = dense.shape[0]
         out: torch.Tensor = getattr(torch.ops.trainpace, OPERATOR)(indices, values, dense, rows)
@@ -33,19 +46,35 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         indices, values = ctx.saved_tensors
-        return None, None, getattr(torch.ops.trainpace, OPERATOR)(indices, values, gradient, ctx.rows), None
+        return (
+            None,
+            None,
+            getattr(torch.ops.trainpace, OPERATOR)(indices, values, gradient, ctx.rows),
+            None,
+        )
 
 
 def sparse_call(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
     """What to call in the place of a product whose first matrix is sparse and without values; None for all others."""
-    if func not in _PRODUCTS or not args or not isinstance(args[0], torch.Tensor) or args[0].layout is torch.strided:
+    if (
+        func not in _PRODUCTS
+        or not args
+        or not isinstance(args[0], torch.Tensor)
+        or args[0].layout is torch.strided
+    ):
         return None
     return _product
 
 
 def _product(matrix: torch.Tensor, dense: torch.Tensor) -> Any:
     if matrix.requires_grad or dense.layout is not torch.strided:
-        raise TrainpaceError("a product of two sparse matrices, or with one that is trained, is not counted yet.")
+        raise TrainpaceError(
+            "a product of two sparse matrices, or with one that is trained, is not counted yet."
+        )
     if matrix.shape[1] != dense.shape[0]:
-        raise RuntimeError(f"a matrix of {tuple(matrix.shape)} is not multiplied by one of {tuple(dense.shape)}")
-    return _Product.apply(matrix._indices(), matrix._values(), dense.to(matrix.dtype), matrix.shape[0])
+        raise RuntimeError(
+            f"a matrix of {tuple(matrix.shape)} is not multiplied by one of {tuple(dense.shape)}"
+        )
+    return _Product.apply(
+        matrix._indices(), matrix._values(), dense.to(matrix.dtype), matrix.shape[0]
+    )

@@ -13,7 +13,9 @@ from trainpace.trace.cuda_mapping import replaced
 @contextlib.contextmanager
 def answered(autocast: bool, pads: bool) -> Iterator[None]:
     """Let a step run on the meta device. `pads`: whether batches hold padding, so that attention takes a mask."""
-    optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it behind another name
+    optimizers = sys.modules[
+        torch.optim.Optimizer.__module__
+    ]  # torch.optim hides it behind another name
     replacements = [
         (optimizers, {"_get_fused_kernels_supported_devices": lambda: ["cuda", "cpu", "meta"]}),
         (torch, _autocast(autocast)),
@@ -46,7 +48,9 @@ _OF_A_CALL = ("__code__", "__defaults__", "__kwdefaults__")
 @contextlib.contextmanager
 def _flex_attention() -> Iterator[None]:
     """Our own operator in the place of flex_attention, under every name that a model imported it by, compiled or not."""
-    function: Any = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None)
+    function: Any = getattr(
+        sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None
+    )
     if function is None:
         yield
         return
@@ -55,7 +59,11 @@ def _flex_attention() -> Iterator[None]:
     for name in _OF_A_CALL:
         setattr(function, name, getattr(_in_its_place, name))
     try:
-        with contextlib.nullcontext() if compiler is None else torch.compiler.set_stance("force_eager"):
+        with (
+            contextlib.nullcontext()
+            if compiler is None
+            else torch.compiler.set_stance("force_eager")
+        ):
             yield
     finally:
         for name, value in own.items():
@@ -63,9 +71,18 @@ def _flex_attention() -> Iterator[None]:
 
 
 def _in_its_place(
-    query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None, enable_gqa: Any = False,
-    return_lse: Any = False, kernel_options: Any = None, *, return_aux: Any = None,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    return_lse: Any = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+) -> Any:
     # runs with the names of torch's own module
     from trainpace.tasks import flex_attention
 

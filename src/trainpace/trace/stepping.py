@@ -27,7 +27,9 @@ def step_like(first: Recorder, recorder: Recorder) -> None:
     shift = recorder.activation_bytes - first.before_update
     for one in first.recorded:
         if one.phase == "optimizer":
-            recorder.recorded.append(replace(one, activation_bytes=max(0.0, one.activation_bytes + shift)))
+            recorder.recorded.append(
+                replace(one, activation_bytes=max(0.0, one.activation_bytes + shift))
+            )
     recorder.optimizer_bytes, recorder.paged_bytes = first.optimizer_bytes, first.paged_bytes
 
 
@@ -39,15 +41,23 @@ def step_once(stepper: torch.optim.Optimizer, recorder: Recorder) -> None:
         stepper.step()  # creates the states, which is no part of later steps
         recorder.recording = True
         stepper.step()
-    recorder.optimizer_bytes = storage_bytes(tensors_in([dict(state) for state in stepper.state.values()]))
+    recorder.optimizer_bytes = storage_bytes(
+        tensors_in([dict(state) for state in stepper.state.values()])
+    )
     recorder.paged_bytes = stepper.paged_bytes() if isinstance(stepper, BlockwiseOptimizer) else 0.0
     # the states were made during this step, but are there before it in every other one
     for recorded in recorder.recorded:
         if recorded.phase == "optimizer":
-            recorded.activation_bytes = max(0.0, recorded.activation_bytes - recorder.optimizer_bytes)
+            recorded.activation_bytes = max(
+                0.0, recorded.activation_bytes - recorder.optimizer_bytes
+            )
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> float:
     """The bytes of meta tensors, of which some may share their storage."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == "meta"}
+    storages = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "meta"
+    }
     return float(sum(storages.values()))

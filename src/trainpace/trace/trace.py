@@ -40,7 +40,13 @@ from trainpace.trace.cuda_mapping import (
 from trainpace.trace.explaining import explained
 from trainpace.trace.recorder import Recorded, Recorder
 from trainpace.trace.recording import BATCHES, Recording
-from trainpace.trace.repeats import idle_parameters, in_turns, only_these_blocks, repeated, shortened
+from trainpace.trace.repeats import (
+    idle_parameters,
+    in_turns,
+    only_these_blocks,
+    repeated,
+    shortened,
+)
 from trainpace.trace.rows import numbers_of, recording_of
 from trainpace.trace.stand_ins import answered
 from trainpace.trace.stepping import launch_together, step_like, step_once, storage_bytes
@@ -49,8 +55,8 @@ from trainpace.trace.whole_step import StepRecorder, on_meta_in_place, record_wh
 from trainpace.workload import AS_IT_IS, PLAIN, Form, Variant, Workload, form_of
 
 AUTOCASTS = (
-    "The step's own torch.autocast was not followed: its products are forecast in the number format of the precision. --precision"
-    " amp_bf16 or amp_fp16 is what it does."
+    "The step's own torch.autocast was not followed: its products are forecast in the number format"
+    " of the precision. --precision amp_bf16 or amp_fp16 is what it does."
 )
 
 
@@ -63,13 +69,16 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
     return record(spec, forms, variant)[0]
 
 
-def record(spec: str, forms: Sequence[Form], variant: Variant) -> tuple[Workload, dict[Form, Recording]]:
+def record(
+    spec: str, forms: Sequence[Form], variant: Variant
+) -> tuple[Workload, dict[Form, Recording]]:
     """As `trace`, with the recordings that the workload's forms were made of."""
     if spec.rpartition(":")[0].endswith(".py"):
         task = build_task(spec)
         if variant.sequence_length not in (None, task.sequence_length):
             raise TrainpaceError(
-                f"the samples of {spec} are its own: {task.sample}, not {variant.sequence_length} tokens.",
+                f"the samples of {spec} are its own: {task.sample}, not {variant.sequence_length}"
+                " tokens.",
                 "Leave --sequence-length out, and let the function make longer samples.",
             )
     else:
@@ -79,13 +88,18 @@ def record(spec: str, forms: Sequence[Form], variant: Variant) -> tuple[Workload
         task = adapted(task, variant.adaptation)
     if variant.checkpointing:
         if task.step is not None:
-            raise TrainpaceError(f"{task.name} has a step of its own.", "Let its models recompute activations there.")
+            raise TrainpaceError(
+                f"{task.name} has a step of its own.", "Let its models recompute activations there."
+            )
         recompute_activations(task.model)
     return _record_task(task, forms, variant)
 
 
 def trace_task(
-    task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN, only_batch: int | None = None
+    task: Task,
+    forms: Sequence[Form] = ("fp32",),
+    variant: Variant = PLAIN,
+    only_batch: int | None = None,
 ) -> Workload:
     """The workload of a task, in the form of its own settings' precision where `forms` names none. `only_batch`: trace at this
     batch size alone, at which alone the workload then holds."""
@@ -98,7 +112,8 @@ def _record_task(
     variant = _named(variant)
     if task.step is not None and (variant.optimizer is not None or variant.mode != "train"):
         raise TrainpaceError(
-            f"{task.name} has a step of its own: its optimizers and how much of it runs are its function's.",
+            f"{task.name} has a step of its own: its optimizers and how much of it runs are its"
+            " function's.",
             "Leave `optimizer` and `mode` out.",
         )
     if task.optimizer is None and variant.optimizer is None and variant.mode == "train":
@@ -110,24 +125,37 @@ def _record_task(
     recordings = {form: recording for form, (recording, _) in traced.items()}
     notes = dict.fromkeys([*task.notes, *(doubt for _, doubt in traced.values() if doubt)])
     workload = Workload(
-        model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=sample_bytes,
+        model=task.name,
+        sample=task.sample,
+        sequence_length=task.sequence_length,
+        sample_bytes=sample_bytes,
         batch_tensors=batch_tensors,
         parameters=sum(p.numel() for p in parameters) + packed_away(task.model),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer=_optimizer(task, variant),
-        adaptation=variant.adaptation.in_words, trained=trained_shapes(task.model),
-        assumes_optimizer=variant.mode == "train" and variant.optimizer is None is task.optimizer and task.step is None,
-        mode=variant.mode, checkpointed=variant.checkpointing, notes=tuple(notes),
+        adaptation=variant.adaptation.in_words,
+        trained=trained_shapes(task.model),
+        assumes_optimizer=variant.mode == "train"
+        and variant.optimizer is None is task.optimizer
+        and task.step is None,
+        mode=variant.mode,
+        checkpointed=variant.checkpointing,
+        notes=tuple(notes),
         traced_batches=(only_batch,) if only_batch else BATCHES,
-        settings=dict(task.settings), whole_step=task.step is not None,
+        settings=dict(task.settings),
+        whole_step=task.step is not None,
         forms={form: recording.form() for form, recording in recordings.items()},
-    )  # fmt: skip
+    )
     return workload, recordings
 
 
 def _named(variant: Variant) -> Variant:
     """The variant with its optimizer's name as this package has it. Raises UnknownName."""
-    return variant if variant.optimizer is None else variant._replace(optimizer=find_optimizer(variant.optimizer)[0])
+    return (
+        variant
+        if variant.optimizer is None
+        else variant._replace(optimizer=find_optimizer(variant.optimizer)[0])
+    )
 
 
 def _optimizer(task: Task, variant: Variant) -> str:
@@ -145,7 +173,10 @@ def _trace_form(
     """Its recording, and a sentence where its FLOPs are in doubt."""
     if task.step is not None:
         own_runs = _whole_steps(task, task.step, form, variant)
-        doubts = [own_runs[1].flop_check.note(), AUTOCASTS if own_runs[1].autocasts and form != "amp" else None]
+        doubts = [
+            own_runs[1].flop_check.note(),
+            AUTOCASTS if own_runs[1].autocasts and form != "amp" else None,
+        ]
         fitted = _fit(task.name, own_runs, [run.recorded for run in own_runs], None)
         return fitted, " ".join(filter(None, doubts)) or None
     own = task.optimizer if variant.optimizer is None else None
@@ -165,7 +196,11 @@ def _trace_form(
         try:
             runs: list[Recorder] = []
             for n in BATCHES:
-                runs.append(_one_step(task, model, stepper, form, variant, n, chain, runs[0] if runs else None))
+                runs.append(
+                    _one_step(
+                        task, model, stepper, form, variant, n, chain, runs[0] if runs else None
+                    )
+                )
         except UserCodeError:
             if chain is whole:
                 raise
@@ -203,16 +238,25 @@ def _kinds(recorded: Sequence[Recorded]) -> list[str]:
 
 
 def _one_step(
-    task: Task, model: nn.Module, stepper: torch.optim.Optimizer, form: Form, variant: Variant, batch_size: int,
-    chain: Chain | None, first: Recorder | None = None, with_steps: bool = False,
-) -> Recorder:  # fmt: skip
+    task: Task,
+    model: nn.Module,
+    stepper: torch.optim.Optimizer,
+    form: Form,
+    variant: Variant,
+    batch_size: int,
+    chain: Chain | None,
+    first: Recorder | None = None,
+    with_steps: bool = False,
+) -> Recorder:
     """Record a step; its update is that of the first batch size's recorder, where there is one."""
     stepper.state.clear()
     launch_together(stepper, not (variant.legacy or variant.cpu))
     model.zero_grad(set_to_none=True)
     batch = meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
-    recorder = Recorder(named, with_steps=chain is not None and (with_steps or batch_size == BATCHES[1]))
+    recorder = Recorder(
+        named, with_steps=chain is not None and (with_steps or batch_size == BATCHES[1])
+    )
     lasting = [*model.parameters(), *model.buffers()]
     recorder.keep_alive([*lasting, *tensors_in(batch)])
     hooks = [
@@ -250,7 +294,9 @@ def _one_step(
             if variant.mode == "train":
                 recorder.recording, recorder.phase = False, "optimizer"
                 # rows of a table with a sparse gradient are as many as the batch has
-                is_dense = all(p.grad is None or p.grad.layout is torch.strided for p in model.parameters())
+                is_dense = all(
+                    p.grad is None or p.grad.layout is torch.strided for p in model.parameters()
+                )
                 if first is not None and is_dense:
                     step_like(first, recorder)
                 else:
@@ -270,17 +316,23 @@ def _one_step(
     return recorder
 
 
-def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Recorder, mapping: CudaMapping) -> None:
+def _forward_and_backward(
+    task: Task, model: nn.Module, batch: Any, recorder: Recorder, mapping: CudaMapping
+) -> None:
     loss = task.loss(model, batch)
     mapping.forget_casts()
     if loss.dim() != 0:
-        raise TrainpaceError(f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number.")
+        raise TrainpaceError(
+            f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number."
+        )
     recorder.end_forward()
     recorder.phase = "backward"
     loss.backward()
 
 
-def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None) -> Recording:
+def _fit(
+    name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]], chain: Chain | None
+) -> Recording:
     """The recording that three runs agree on, whose `steps` are of the whole chain."""
     first, second, recorded = runs[0], runs[1], steps[0]
     kinds = [_kinds(step) for step in steps]
@@ -288,8 +340,8 @@ def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]
         raise TrainpaceError(f"{name} does nothing on the device.")
     if not kinds[0] == kinds[1] == kinds[2]:
         raise TrainpaceError(
-            f"{name} runs other operators at batch size {BATCHES[2]} than at {BATCHES[0]}, so that batches between cannot be"
-            " computed.",
+            f"{name} runs other operators at batch size {BATCHES[2]} than at {BATCHES[0]}, so that"
+            " batches between cannot be computed.",
             "Measure it with `trainpace measure` instead.",
         )
     b0, b1, b2 = BATCHES
@@ -307,7 +359,12 @@ def _fit(name: str, runs: Sequence[Recorder], steps: Sequence[Sequence[Recorded]
             "Measure it with `trainpace measure` instead.",
         )
     layout = layout_of(chain, second)
-    states = first.parameter_bytes, first.optimizer_bytes - first.paged_bytes, first.paged_bytes, first.frozen_bytes
+    states = (
+        first.parameter_bytes,
+        first.optimizer_bytes - first.paged_bytes,
+        first.paged_bytes,
+        first.frozen_bytes,
+    )
     blocks = None if layout is None else blocks_of(layout, runs, steps)
     return recording_of(recorded, constant, slope, layout, states, blocks)
 
@@ -318,7 +375,12 @@ def _at_one_batch(name: str, run: Recorder, chain: Chain | None) -> Recording:
         raise TrainpaceError(f"{name} does nothing on the device.")
     numbers = np.array([numbers_of(one) for one in run.recorded])
     layout = layout_of(chain, run)
-    states = run.parameter_bytes, run.optimizer_bytes - run.paged_bytes, run.paged_bytes, run.frozen_bytes
+    states = (
+        run.parameter_bytes,
+        run.optimizer_bytes - run.paged_bytes,
+        run.paged_bytes,
+        run.frozen_bytes,
+    )
     blocks = None if layout is None else blocks_of(layout, [run, run], [run.recorded, run.recorded])
     return recording_of(run.recorded, numbers, np.zeros_like(numbers), layout, states, blocks)
 

@@ -25,10 +25,16 @@ OPTIMIZER = float(PHASES.index("optimizer"))
 
 def trained_shapes(model: nn.Module) -> tuple[TrainedShape, ...]:
     """The shapes of a model's trainable parameters, each with how many there are."""
-    tables = {id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)}
+    tables = {
+        id(m.weight): m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding)
+    }
     vocabularies = set(tables.values())
     counts = Counter(
-        (tuple(p.shape), id(p) in tables or (p.dim() == 2 and p.shape[0] in vocabularies), hasattr(p, "keeps_dtype"))
+        (
+            tuple(p.shape),
+            id(p) in tables or (p.dim() == 2 and p.shape[0] in vocabularies),
+            hasattr(p, "keeps_dtype"),
+        )
         for p in model.parameters()
         if p.requires_grad
     )
@@ -43,14 +49,18 @@ def with_optimizer(workload: Workload, name: str) -> Workload:
     name, _ = find_optimizer(name)
     if workload.mode != "train":
         raise TrainpaceError(
-            f"this workload of {workload.model} was traced without an update.", "Trace it again, from the model."
+            f"this workload of {workload.model} was traced without an update.",
+            "Trace it again, from the model.",
         )
     if not workload.trained:
         raise TrainpaceError(
-            f"this workload of {workload.model} was saved without the shapes of its parameters, which {name} needs.",
+            f"this workload of {workload.model} was saved without the shapes of its parameters,"
+            f" which {name} needs.",
             "Trace it again, from the model.",
         )
-    forms = {key: _updated(form, key, workload.trained, name) for key, form in workload.forms.items()}
+    forms = {
+        key: _updated(form, key, workload.trained, name) for key, form in workload.forms.items()
+    }
     return replace(workload, optimizer=name, assumes_optimizer=False, forms=forms)
 
 
@@ -63,7 +73,9 @@ class _Parameters(nn.Module):
         for shape in shapes:
             for _ in range(shape.count):
                 parameter = nn.Parameter(
-                    torch.empty(shape.sizes, dtype=torch.float32 if shape.is_fp32 else dtype, device="meta")
+                    torch.empty(
+                        shape.sizes, dtype=torch.float32 if shape.is_fp32 else dtype, device="meta"
+                    )
                 )
                 parameter.grad = torch.empty_like(parameter)
                 if shape.is_vocabulary:
@@ -74,13 +86,17 @@ class _Parameters(nn.Module):
                     self.others.append(parameter)
 
 
-def _updated(form: TracedForm, name: Form, shapes: tuple[TrainedShape, ...], optimizer: str) -> TracedForm:
+def _updated(
+    form: TracedForm, name: Form, shapes: tuple[TrainedShape, ...], optimizer: str
+) -> TracedForm:
     model = _Parameters(shapes, torch.bfloat16 if name == "half" else torch.float32)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     recorder = Recorder(dict(model.named_parameters()))
     recorder.keep_alive([*model.parameters(), *gradients])
     stepper = make_optimizer(optimizer, model)
-    launch_together(stepper, any(name.startswith(("_foreach_", "_fused_")) for name in form.operators.function))
+    launch_together(
+        stepper, any(name.startswith(("_foreach_", "_fused_")) for name in form.operators.function)
+    )
     with recorder:
         step_once(stepper, recorder)
     numbers = np.array([numbers_of(recorded) for recorded in recorder.recorded])
@@ -96,11 +112,16 @@ def _updated(form: TracedForm, name: Form, shapes: tuple[TrainedShape, ...], opt
         for field in ("kind", "function", "phase", "module")
     }
     blocks = form.blocks and replace(
-        form.blocks, roles=(*(form.blocks.roles[i] for i in passes), *[""] * len(update)),
-        operator_counts=np.concatenate([form.blocks.operator_counts[passes], np.zeros(len(update), dtype=np.int64)]),
-    )  # fmt: skip
+        form.blocks,
+        roles=(*(form.blocks.roles[i] for i in passes), *[""] * len(update)),
+        operator_counts=np.concatenate(
+            [form.blocks.operator_counts[passes], np.zeros(len(update), dtype=np.int64)]
+        ),
+    )
     return TracedForm(
-        operators=Operators(**words, **columns), memory=_remembered(memory, recorder, numbers[:, -1]), blocks=blocks
+        operators=Operators(**words, **columns),
+        memory=_remembered(memory, recorder, numbers[:, -1]),
+        blocks=blocks,
     )
 
 
@@ -115,6 +136,9 @@ def _remembered(memory: MemoryProfile, recorder: Recorder, temporary: np.ndarray
         moments = moments.astype(np.float64)
         moments[at, 3] = most
     return replace(
-        memory, optimizer_bytes=recorder.optimizer_bytes - recorder.paged_bytes, paged_bytes=recorder.paged_bytes,
-        peaks=peaks, moments=moments,
-    )  # fmt: skip
+        memory,
+        optimizer_bytes=recorder.optimizer_bytes - recorder.paged_bytes,
+        paged_bytes=recorder.paged_bytes,
+        peaks=peaks,
+        moments=moments,
+    )

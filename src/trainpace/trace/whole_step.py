@@ -28,7 +28,9 @@ from trainpace.trace.stepping import launch_together, storage_bytes
 from trainpace.workload import Form, Variant
 
 
-def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant) -> "StepRecorder":
+def record_whole_step(
+    step: WholeStep, model: nn.Module, batch: Any, form: Form, variant: Variant
+) -> "StepRecorder":
     """The second of two steps on one batch: the first makes the optimizers' states, and whatever else a model keeps."""
     lasting = [*model.parameters(), *model.buffers()]
     recorder = StepRecorder(dict(model.named_parameters()))
@@ -72,7 +74,10 @@ def record_whole_step(step: WholeStep, model: nn.Module, batch: Any, form: Form,
         for hook in hooks:
             hook.remove()
     if not recorder.updated:
-        raise TrainpaceError("the step never calls an optimizer's step().", "A step trains: forward, backward, update.")
+        raise TrainpaceError(
+            "the step never calls an optimizer's step().",
+            "A step trains: forward, backward, update.",
+        )
     recorder.optimizer_bytes = storage_bytes(_states(step.optimizers))
     recorder.parameter_bytes = storage_bytes(lasting)
     recorder.frozen_bytes = storage_bytes(p for p in model.parameters() if not p.requires_grad)
@@ -154,8 +159,19 @@ def on_meta_in_place(
     _forget_references(recurrent)
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*model.parameters(), *model.buffers()]:
-        bare = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta")
-        pairs.append((tensor, nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare))
+        bare = torch.empty_like(
+            tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta"
+        )
+        pairs.append(
+            (
+                tensor,
+                (
+                    nn.Parameter(bare, tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else bare
+                ),
+            )
+        )
     states = [dict(optimizer.state) for optimizer in optimizers]
     try:
         for optimizer in optimizers:
@@ -171,7 +187,9 @@ def on_meta_in_place(
             if tensor.device.type == "meta":
                 tensor.grad = None
                 hooked: Any = tensor
-                hooked._post_accumulate_grad_hooks = None  # or new hooks would join a list that nobody calls
+                hooked._post_accumulate_grad_hooks = (
+                    None  # or new hooks would join a list that nobody calls
+                )
                 torch.utils.swap_tensors(tensor, bare)
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.state.clear()
@@ -187,4 +205,6 @@ def _forget_references(modules: Iterable[nn.RNNBase]) -> None:
 
 
 def _states(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    return list(tensors_in([dict(state) for optimizer in optimizers for state in optimizer.state.values()]))
+    return list(
+        tensors_in([dict(state) for optimizer in optimizers for state in optimizer.state.values()])
+    )

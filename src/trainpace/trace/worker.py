@@ -68,12 +68,18 @@ def _work(request: dict[str, Any]) -> str:
     if "workload" in request:
         from trainpace.trace.updates import with_optimizer
 
-        return to_json(with_optimizer(from_json(request["workload"], Workload), request["optimizer"]))
+        return to_json(
+            with_optimizer(from_json(request["workload"], Workload), request["optimizer"])
+        )
     if "lengths" in request:
         from trainpace.trace.family import Traced, cover
 
         def at_length(length: int) -> Traced:
-            return record(request["spec"], request["forms"], variant_of(request)._replace(sequence_length=length))
+            return record(
+                request["spec"],
+                request["forms"],
+                variant_of(request)._replace(sequence_length=length),
+            )
 
         return to_json(cover(request["lengths"], at_length))
     if "files" not in request:
@@ -88,5 +94,7 @@ def _work(request: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # timm and transformers warn of old names that somebody else chose
+    warnings.simplefilter(
+        "ignore"
+    )  # timm and transformers warn of old names that somebody else chose
     serve(_work)

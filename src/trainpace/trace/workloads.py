@@ -28,11 +28,17 @@ _WORKER = "trainpace.trace.worker"
 FOLDER = Path(__file__).parent / "zoo_workloads"
 OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
 VARIANTS = {name: Variant(name) for name in OPTIMIZERS}
-VARIANTS |= {"forward_backward": Variant(mode="forward_backward"), "inference": Variant(mode="inference")}
+VARIANTS |= {
+    "forward_backward": Variant(mode="forward_backward"),
+    "inference": Variant(mode="inference"),
+}
 
 
 def load_workload(
-    spec: str | Workload, forms: Sequence[Form], variant: Variant = PLAIN, timeout_s: float = TRACE_TIMEOUT_S
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant = PLAIN,
+    timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """The workload of a spec: read from ``WORKLOAD.json``, taken from the package for a built-in model, or else traced."""
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
@@ -41,7 +47,10 @@ def load_workload(
 
 @contextlib.contextmanager
 def workload_on_its_way(
-    spec: str | Workload, forms: Sequence[Form], variant: Variant = PLAIN, timeout_s: float = TRACE_TIMEOUT_S
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant = PLAIN,
+    timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Iterator[Callable[[], Workload]]:
     """Start tracing a spec, in a process of its own; whatever the model's code does is one sentence at worst.
 
@@ -74,15 +83,22 @@ def workload_on_its_way(
 
 
 def load_workloads(
-    spec: str | Workload, forms: Sequence[Form], variant: Variant, lengths: Sequence[int],
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant,
+    lengths: Sequence[int],
     timeout_s: float = TRACE_TIMEOUT_S,
-) -> dict[int, Workload]:  # fmt: skip
+) -> dict[int, Workload]:
     """The workloads of a spec at several sequence lengths, of which as few are traced as tell all, in one process.
 
     Raises TrainpaceError for a spec whose length is its own: a saved workload, or a function in a file.
     """
     if len(lengths) == 1:
-        return {lengths[0]: load_workload(spec, forms, variant._replace(sequence_length=lengths[0]), timeout_s)}
+        return {
+            lengths[0]: load_workload(
+                spec, forms, variant._replace(sequence_length=lengths[0]), timeout_s
+            )
+        }
     if is_saved(spec) or names_code(spec):
         name = spec if isinstance(spec, str) else f"this workload of {spec.model}"
         raise TrainpaceError(
@@ -91,7 +107,11 @@ def load_workloads(
         )
     plain = variant._replace(sequence_length=None)
     requests = {
-        length: {"spec": spec, "forms": list(forms), "variant": plain._replace(sequence_length=length)._asdict()}
+        length: {
+            "spec": spec,
+            "forms": list(forms),
+            "variant": plain._replace(sequence_length=length)._asdict(),
+        }
         for length in lengths
     }
     found = {
@@ -101,7 +121,9 @@ def load_workloads(
     missing = [length for length, workload in found.items() if workload is None]
     if missing:
         request = {"spec": spec, "forms": list(forms), "variant": plain._asdict()}
-        text = run_isolated(_WORKER, {**request, "lengths": missing}, timeout_s * len(missing), f"tracing {spec}")
+        text = run_isolated(
+            _WORKER, {**request, "lengths": missing}, timeout_s * len(missing), f"tracing {spec}"
+        )
         answer = records.from_json(text, Lengths, f"the traces of {spec}")
         for workload in answer.traced:
             assert workload.sequence_length is not None, "it was traced at a length"
@@ -142,7 +164,9 @@ def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float)
     ):
         return workload
     request = {"workload": records.to_json(workload), "optimizer": optimizer}
-    answer = run_isolated(_WORKER, request, timeout_s, f"tracing the update of {workload.model} by {optimizer}")
+    answer = run_isolated(
+        _WORKER, request, timeout_s, f"tracing the update of {workload.model} by {optimizer}"
+    )
     return records.from_json(answer, Workload, f"the trace of {optimizer}'s update")
 
 
@@ -158,7 +182,9 @@ def names_code(spec: str | Workload) -> bool:
     return isinstance(spec, str) and spec.rpartition(":")[0].endswith(".py")
 
 
-def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
+def trace_many(
+    models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S
+) -> dict[str, str]:
     """Trace several specs in one process, each into its file: {file: (spec, form, variant)}. Saves starting torch each time.
 
     Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to
@@ -170,7 +196,9 @@ def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
     }
     what = f"tracing {len(models)} models"
     try:
-        return dict(json.loads(run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what)))
+        return dict(
+            json.loads(run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what))
+        )
     except UserCodeError as error:
         if len(models) == 1:
             return dict.fromkeys(models, str(error))
@@ -194,7 +222,10 @@ def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Wor
     workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
     assumed = variant.optimizer is None and variant.mode == "train"
     return replace(
-        workload, model=spec, assumes_optimizer=assumed, forms={form: workload.forms[form] for form in forms}
+        workload,
+        model=spec,
+        assumes_optimizer=assumed,
+        forms={form: workload.forms[form] for form in forms},
     )
 
 

@@ -75,10 +75,12 @@ def case_of(run: Run, folder: Path) -> Case:
     variant = Variant(
         optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
         sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
-        image_size=int(run.img_size) if run.img_size and not is_transformer else None, mode=mode_of(run),
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
+        mode=mode_of(run),
         legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
-        checkpointing=execution.activation_checkpointing == "full" and execution.tp * execution.pp * execution.cp == 1,
-    )  # fmt: skip
+        checkpointing=execution.activation_checkpointing == "full"
+        and execution.tp * execution.pp * execution.cp == 1,
+    )
     assumed = [run.assumed] if run.assumed else []
     software, age = software_of(run, device)
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
@@ -88,21 +90,37 @@ def case_of(run: Run, folder: Path) -> Case:
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
-        device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes,
-        network_gb_per_s_per_device=network, host=find_host(run.host) if run.host else None,
-    )  # fmt: skip
+        device=device,
+        devices_per_node=execution.nproc_per_node,
+        nodes=execution.nnodes,
+        network_gb_per_s_per_device=network,
+        host=find_host(run.host) if run.host else None,
+    )
     return Case(
-        run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,
-        measured_ms=measured_ms(run, execution), software=software, peak=run.peak_memory_kind or "allocated",
-        loads_all_kernels=version is not None and version < (1, 13),  # torch before was built for CUDA up to 11.6
+        run=run,
+        spec=spec,
+        form=form_of(execution.precision),
+        variant=variant,
+        execution=execution,
+        cluster=cluster,
+        measured_ms=measured_ms(run, execution),
+        software=software,
+        peak=run.peak_memory_kind or "allocated",
+        loads_all_kernels=version is not None
+        and version < (1, 13),  # torch before was built for CUDA up to 11.6
         assumed=", ".join([*assumed, *([age] if age else [])]),
-    )  # fmt: skip
+    )
 
 
 MOST = {
-    "num_gpus": 1e6, "num_nodes": 1e6, "batch_per_gpu": 1e9, "global_batch": 1e12, "grad_accum": 1e9, "seq_len": 1e9,
+    "num_gpus": 1e6,
+    "num_nodes": 1e6,
+    "batch_per_gpu": 1e9,
+    "global_batch": 1e12,
+    "grad_accum": 1e9,
+    "seq_len": 1e9,
     "img_size": 1e5,
-}  # fmt: skip
+}
 """Sizes beyond which a table is damaged, and which would be counted up to."""
 
 
@@ -127,12 +145,18 @@ def execution_of(run: Run) -> Execution:
         raise TrainpaceError("activations offloaded to the host are not forecast.")
     in_node = nodes > 1 and re.search(r"\bfsdp=\w*HYBRID", run.parallelism, re.IGNORECASE)
     return replace(
-        stated, micro_batch=batch, accumulation=accumulation, nnodes=nodes, nproc_per_node=gpus // nodes,
-        engine=run.engine or stated.engine, precision=_precision(run),
-        optimizer=_optimizer(run) if mode_of(run) == "train" else "none", shard_size=gpus // nodes if in_node else None,
+        stated,
+        micro_batch=batch,
+        accumulation=accumulation,
+        nnodes=nodes,
+        nproc_per_node=gpus // nodes,
+        engine=run.engine or stated.engine,
+        precision=_precision(run),
+        optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
+        shard_size=gpus // nodes if in_node else None,
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
-    )  # fmt: skip
+    )
 
 
 def read_parallelism(text: str) -> Execution:
@@ -157,18 +181,26 @@ def read_parallelism(text: str) -> Execution:
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
     return Execution(
-        nproc_per_node=tp * pp * cp * ep * expert_tp, tp=tp, pp=pp, cp=cp,
-        ep=ep, expert_tp=expert_tp if ep > 1 else None, expert_exchange=_expert_exchange(text),
+        nproc_per_node=tp * pp * cp * ep * expert_tp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        expert_tp=expert_tp if ep > 1 else None,
+        expert_exchange=_expert_exchange(text),
         expert_nodes=_size(text, "expert_nodes", 0) or None,
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
-        virtual_stages=virtual_stages, pipeline_schedule=schedule,
+        virtual_stages=virtual_stages,
+        pipeline_schedule=schedule,
         zero_stage=3 if shards else zero,  # type: ignore[arg-type]
         # torchtitan keeps parameters gathered under a pipeline, whose micro-batches would gather them again and again
-        reshard_after_forward="SHARD_GRAD_OP" not in strategy and "ZERO2" not in strategy and pp == 1,
+        reshard_after_forward="SHARD_GRAD_OP" not in strategy
+        and "ZERO2" not in strategy
+        and pp == 1,
         activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore[arg-type]
         sequence_parallel=tp > 1 and bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
         async_tensor_parallel=tp > 1 and "async_tp" in text,
-    )  # fmt: skip
+    )
 
 
 def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
@@ -202,10 +234,13 @@ def _batches(run: Run, pp: int, ranks: int) -> tuple[int, int]:
         accumulation = whole / (batch * ranks)
         if accumulation != int(accumulation):
             raise TrainpaceError(
-                f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of {ranks} ranks."
+                f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of"
+                f" {ranks} ranks."
             )
     if accumulation is None and pp > 1:
-        raise TrainpaceError("the run states neither a global batch nor accumulation, which a pipeline needs.")
+        raise TrainpaceError(
+            "the run states neither a global batch nor accumulation, which a pipeline needs."
+        )
     accumulation = max(1, int(accumulation or 1))
     batch = batch or (whole or 0) / ranks / accumulation
     if batch < 1:
@@ -218,9 +253,13 @@ def _batches(run: Run, pp: int, ranks: int) -> tuple[int, int]:
 def _spec(run: Run, folder: Path) -> str:
     spec = run.model_spec or run.model
     if not run.model_spec and not (":" in spec or spec.endswith(".json")):
-        raise TrainpaceError(f"no model definition is known for {run.model or 'a run without a name'!r}.")
+        raise TrainpaceError(
+            f"no model definition is known for {run.model or 'a run without a name'!r}."
+        )
     if run.framework.startswith("tensorflow") and re.fullmatch(r"torchvision:vgg\d+", spec):
-        return f"{spec.removeprefix('torchvision:')}_keras"  # which has no pooling before its classifier
+        return (  # which has no pooling before its classifier
+            f"{spec.removeprefix('torchvision:')}_keras"
+        )
     if spec.startswith("transformers:"):
         name = spec.partition(":")[2]
         for file in (folder / name, folder / "models" / name, Path(name)):
@@ -228,7 +267,11 @@ def _spec(run: Run, folder: Path) -> str:
                 return f"transformers:{file}"
         raise TrainpaceError(f"{spec}: there is no such file in {folder}.")
     if spec.endswith(".json") or ".py:" in spec:
-        return str(folder / spec) if (folder / spec.rpartition(":")[0]).is_file() or (folder / spec).is_file() else spec
+        return (
+            str(folder / spec)
+            if (folder / spec.rpartition(":")[0]).is_file() or (folder / spec).is_file()
+            else spec
+        )
     return spec
 
 
@@ -237,7 +280,8 @@ def _precision(run: Run) -> Precision:
         raise TrainpaceError("the run states no precision.")
     if run.precision == "fp8_rowwise":
         raise TrainpaceError(
-            "FP8 with a scale for every row is not forecast: its quantising kernels are not in the trace."
+            "FP8 with a scale for every row is not forecast: its quantising kernels are not in the"
+            " trace."
         )
     return as_precision(run.precision)
 
@@ -269,7 +313,9 @@ def _optimizer(run: Run) -> str:
 
 
 def _torch_version(run: Run) -> tuple[int, ...] | None:
-    version = re.match(r"(?:torch |pytorch )?v?(\d+)\.(\d+)(?:\.(\d+))?", run.framework_version.strip())
+    version = re.match(
+        r"(?:torch |pytorch )?v?(\d+)\.(\d+)(?:\.(\d+))?", run.framework_version.strip()
+    )
     return None if version is None else tuple(int(part or 0) for part in version.groups())
 
 
@@ -282,11 +328,18 @@ def software_of(run: Run, device: Device) -> tuple[Software, str]:
     native = implementation_on(device) if run.attention == "native" else None
     stated: dict[str, Any] = {
         "attention": native or run.attention or None,
-        "optimizer": run.optimizer_implementation or None, "cross_entropy": run.cross_entropy or None,
-        "fp8_recipe": run.fp8_recipe or None, "router": "16_bit" if run.engine == "megatron_core" else None,
-    }  # fmt: skip
+        "optimizer": run.optimizer_implementation or None,
+        "cross_entropy": run.cross_entropy or None,
+        "fp8_recipe": run.fp8_recipe or None,
+        "router": "16_bit" if run.engine == "megatron_core" else None,
+    }
     if run.framework.startswith("tensorflow"):
-        return Software(framework="tensorflow", version=parse_version(run.framework_version), **stated), ""
+        return (
+            Software(
+                framework="tensorflow", version=parse_version(run.framework_version), **stated
+            ),
+            "",
+        )
     version = _torch_version(run)
     if version is not None:
         return Software(version=version, **stated), ""
@@ -300,7 +353,9 @@ def software_of(run: Run, device: Device) -> tuple[Software, str]:
 def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:
     """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's), "4x Omni-Path 100 Gb/s per node" or "RDMA 400 Gb/s per
     GPU"; None where none is stated."""
-    match = re.search(r"(?:(\d+)x\s*(?:[A-Za-z-]+\s+)?)?(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", text)
+    match = re.search(
+        r"(?:(\d+)x\s*(?:[A-Za-z-]+\s+)?)?(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", text
+    )
     if match is None:
         return None
     stated = float(match[2]) * float(match[1] or 1) / 8

@@ -87,7 +87,9 @@ def evaluate(
     A table is data: the Python files that its rows name as models are run only where `run_code` says so.
     """
     cases = [_or_reason(_case, run, folder, run_code) for run in runs]
-    workloads = _workloads([case for case in cases if isinstance(case, Case)], traces, tell, progress, workers)
+    workloads = _workloads(
+        [case for case in cases if isinstance(case, Case)], traces, tell, progress, workers
+    )
     return [
         _row(run, case, case if isinstance(case, str) else workloads[case.trace_key])
         for run, case in zip(runs, cases, strict=True)
@@ -97,7 +99,9 @@ def evaluate(
 def _case(run: Run, folder: Path, run_code: bool) -> Case:
     case = case_of(run, folder)
     if names_code(case.spec) and not run_code:
-        raise TrainpaceError(f"its model is code, {run.model_spec or run.model}, which --run-code would run.")
+        raise TrainpaceError(
+            f"its model is code, {run.model_spec or run.model}, which --run-code would run."
+        )
     return case
 
 
@@ -107,7 +111,9 @@ def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:
         return work(*arguments)
     except TrainpaceError as error:
         return str(error)
-    except AssertionError as error:  # a forecast that contradicts itself is a bug of ours, and costs its row alone
+    except (
+        AssertionError
+    ) as error:  # a forecast that contradicts itself is a bug of ours, and costs its row alone
         return f"the forecast failed its own check: {error}"
 
 
@@ -147,21 +153,32 @@ def _versions() -> tuple[str, ...]:
 
 
 def _workloads(
-    cases: Sequence[Case], traces: Path, tell: Callable[[str], None], progress: Callable[[int, int], None], workers: int
+    cases: Sequence[Case],
+    traces: Path,
+    tell: Callable[[str], None],
+    progress: Callable[[int, int], None],
+    workers: int,
 ) -> dict[tuple[object, ...], Workload | str]:
     """Every case's workload by its key, or the reason why there is none."""
-    files = {case.trace_key: Path(case.spec) if is_saved(case.spec) else trace_file(traces, case) for case in cases}
+    files = {
+        case.trace_key: Path(case.spec) if is_saved(case.spec) else trace_file(traces, case)
+        for case in cases
+    }
     missing = {str(file): key for key, file in files.items() if not file.is_file()}
     reasons: dict[str, str] = {}
     if missing:
         traces.mkdir(parents=True, exist_ok=True)
         tell(f"tracing {len(missing)} models, about a second each; kept in {traces}")
         names = list(missing)
-        parts = [names[i : i + MODELS_PER_PROCESS] for i in range(0, len(names), MODELS_PER_PROCESS)]
+        parts = [
+            names[i : i + MODELS_PER_PROCESS] for i in range(0, len(names), MODELS_PER_PROCESS)
+        ]
         done = 0
         with ThreadPoolExecutor(workers) as pool:
             for part, failed in zip(
-                parts, pool.map(lambda part: trace_many({name: missing[name] for name in part}), parts), strict=True
+                parts,
+                pool.map(lambda part: trace_many({name: missing[name] for name in part}), parts),
+                strict=True,
             ):
                 reasons |= failed
                 done += len(part)
@@ -179,11 +196,16 @@ def _load(file: Path) -> Workload | str:
 def _row(run: Run, case: Case | str, workload: Workload | str) -> Row:
     """The row of a run; a text in the place of its case or workload is the reason why there is none."""
     row = Row(
-        index=run.index, file=run.file, model=run.model_spec or run.model, gpu=run.gpu_canonical or run.gpu,
-        num_gpus=int(run.num_gpus or 1), precision=run.precision, batch=int(run.batch_per_gpu or 0),
+        index=run.index,
+        file=run.file,
+        model=run.model_spec or run.model,
+        gpu=run.gpu_canonical or run.gpu,
+        num_gpus=int(run.num_gpus or 1),
+        precision=run.precision,
+        batch=int(run.batch_per_gpu or 0),
         measured_ms=run.step_time_ms if isinstance(case, str) else case.measured_ms,
         measured_memory_gib=run.peak_mem_gib,
-    )  # fmt: skip
+    )
     if isinstance(case, str) or isinstance(workload, str):
         return replace(row, unsupported=workload if isinstance(case, Case) else case)
     result = _or_reason(forecast_case, case, workload)
@@ -195,12 +217,20 @@ def _row(run: Run, case: Case | str, workload: Workload | str) -> Row:
         return row
     ms, interval, measured = result.step.total_ms, result.step_time_interval_ms, row.measured_ms
     return replace(
-        row, forecast_ms=ms, low_ms=interval.low, high_ms=interval.high,
+        row,
+        forecast_ms=ms,
+        low_ms=interval.low,
+        high_ms=interval.high,
         error_pct=None if measured is None else 100 * (ms / measured - 1),
         in_interval=None if measured is None else interval.low <= measured <= interval.high,
-        memory_error_pct=100 * (memory / run.peak_mem_gib - 1) if run.peak_mem_gib and memory is not None else None,
-        provenance=result.provenance, assumed=case.assumed,
-    )  # fmt: skip
+        memory_error_pct=(
+            100 * (memory / run.peak_mem_gib - 1)
+            if run.peak_mem_gib and memory is not None
+            else None
+        ),
+        provenance=result.provenance,
+        assumed=case.assumed,
+    )
 
 
 def stated_peak_gib(case: Case, memory: Memory) -> float:
@@ -261,19 +291,27 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
     ]
     memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
     return Summary(
-        name=name, n=len(errors), unsupported=sum(bool(row.unsupported) for row in rows),
-        mape=statistics.fmean(size) if size else None, median=statistics.median(size) if size else None,
-        p90=float(np.quantile(size, 0.90)) if size else None, p95=float(np.quantile(size, 0.95)) if size else None,
+        name=name,
+        n=len(errors),
+        unsupported=sum(bool(row.unsupported) for row in rows),
+        mape=statistics.fmean(size) if size else None,
+        median=statistics.median(size) if size else None,
+        p90=float(np.quantile(size, 0.90)) if size else None,
+        p95=float(np.quantile(size, 0.95)) if size else None,
         bias=statistics.median(errors) if errors else None,
         coverage=100 * sum(inside) / len(inside) if inside else None,
-        half_width=statistics.median(widths) if widths else None, memory_n=len(memory),
+        half_width=statistics.median(widths) if widths else None,
+        memory_n=len(memory),
         memory_mape=statistics.fmean(memory) if memory else None,
-    )  # fmt: skip
+    )
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:
     """A summary for each value of `key`, in order of name."""
-    return [summarise(name or "not stated", group) for name, group in groupby(sorted(rows, key=key), key)]
+    return [
+        summarise(name or "not stated", group)
+        for name, group in groupby(sorted(rows, key=key), key)
+    ]
 
 
 def family_of(spec: str) -> str:

@@ -68,7 +68,11 @@ class Run(Record):
     peak_mem_gib: float | None = None
 
 
-_CHOICES = {name: get_args(kind) for name, kind in get_type_hints(Run).items() if get_origin(kind) is Literal}
+_CHOICES = {
+    name: get_args(kind)
+    for name, kind in get_type_hints(Run).items()
+    if get_origin(kind) is Literal
+}
 _DEFAULTS = dict(zip(Run.__struct_fields__[1:], Run.__struct_defaults__, strict=True))
 
 
@@ -77,7 +81,8 @@ def read_runs(path: Path) -> list[Run]:
     columns, rows = read_table(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(
-            f"{path} has neither a column model_spec nor model.", "trainpace validate --help lists the columns."
+            f"{path} has neither a column model_spec nor model.",
+            "trainpace validate --help lists the columns.",
         )
     return [run_of(path, index, row) for index, row in enumerate(rows)]
 
@@ -85,20 +90,28 @@ def read_runs(path: Path) -> list[Run]:
 def run_of(path: Path, index: int, row: dict[str, Any]) -> Run:
     """One row. Raises `UnreadableInput` for a number that is none, and for a word that its column does not know."""
     values: dict[str, Any] = {"index": index}
-    row = {"file": path.stem, **{name: value for name, value in row.items() if name != "file" or value}}
+    row = {
+        "file": path.stem,
+        **{name: value for name, value in row.items() if name != "file" or value},
+    }
     for name, default in _DEFAULTS.items():
         value = row.get(name)
         if default is None:
             try:
                 values[name] = number(value)
             except TrainpaceError as error:
-                raise UnreadableInput(f"{path} row {index}, column {name}: {error.message}") from None
+                raise UnreadableInput(
+                    f"{path} row {index}, column {name}: {error.message}"
+                ) from None
         else:
-            values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
+            values[name] = (
+                "" if value is None or value != value else str(value).strip()
+            )  # a NaN is unlike itself
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
             raise UnreadableInput(
-                f"{path} row {index}: {name} is {values[name]!r}; it should be one of {', '.join(choices[1:])}, or empty."
+                f"{path} row {index}: {name} is {values[name]!r}; it should be one of"
+                f" {', '.join(choices[1:])}, or empty."
             )
     return Run(**values)
 
@@ -139,7 +152,9 @@ def _parquet(path: Path) -> Iterator[Sequence[Any]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise TrainpaceError("reading Parquet needs pyarrow.", "pip install 'trainpace[data]', or give CSV.") from None
+        raise TrainpaceError(
+            "reading Parquet needs pyarrow.", "pip install 'trainpace[data]', or give CSV."
+        ) from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
         yield file.schema_arrow.names

@@ -9,30 +9,67 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainpace.verbs import calibrate, diagnose, doctor, forecast, gpus, journal, loader, look, match, measure  # isort: skip
+    from trainpace.verbs import (
+        calibrate,
+        diagnose,
+        doctor,
+        forecast,
+        gpus,
+        journal,
+        loader,
+        look,
+        match,
+        measure,
+    )  # isort: skip
     from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
     from trainpace.verbs import validate, verify, watch  # isort: skip
 
 SUMMARIES = {
-    "look": "The first answer about a script: how long it will take, what slows it down, and what it costs elsewhere.",
+    "look": (
+        "The first answer about a script: how long it will take, what slows it down, and what it"
+        " costs elsewhere."
+    ),
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
-    "match": "Rank servers by what a whole training costs or how long it takes; deadline, budget, Pareto front.",
+    "match": (
+        "Rank servers by what a whole training costs or how long it takes; deadline, budget, Pareto"
+        " front."
+    ),
     "offers": "List servers and their prices with source and date; refresh them when online.",
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
-    "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
+    "measure": (
+        "Train a model for some steps on this machine over batch sizes; find the jumps and the best"
+        " batch."
+    ),
     "watch": "Run an unchanged training script and record where its steps' time goes.",
     "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
-    "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
-    "run": "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured speed-ups.",
-    "verify": "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why not.",
+    "plan": (
+        "Say what to change about a training, in which order, and what each change saves of the"
+        " whole job."
+    ),
+    "run": (
+        "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured"
+        " speed-ups."
+    ),
+    "verify": (
+        "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why"
+        " not."
+    ),
     "doctor": "Examine this machine, and whether measuring works on it, in about a minute.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
-    "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
-    "journal": "List, show, compare, share, import and export measured runs, own and public; score the forecasts made for them.",
+    "precompute": (
+        "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and"
+        " repair them."
+    ),
+    "journal": (
+        "List, show, compare, share, import and export measured runs, own and public; score the"
+        " forecasts made for them."
+    ),
     "serve": "Show the journal and what-if in the browser: the dashboard, on loopback.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
-    "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
+    "schedule": (
+        "Compute steps, hours and dollars of a training run, or whichever number is missing."
+    ),
 }
 """The verbs in the order in which they are listed, each with a sentence."""
 

@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 
 class CalibrateRequest(Request):
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
-    ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
+    ranks: Annotated[
+        int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)
+    ] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
-    storage: Annotated[str | None, Field("Also write and read 256 MiB in this folder.", metavar="FOLDER")] = None
+    storage: Annotated[
+        str | None, Field("Also write and read 256 MiB in this folder.", metavar="FOLDER")
+    ] = None
     output: Annotated[
         str | None,
-        Field("Where to leave the profile, in place of the user's data folder.", NEW_FILE, metavar="FILE.json"),
+        Field(
+            "Where to leave the profile, in place of the user's data folder.",
+            NEW_FILE,
+            metavar="FILE.json",
+        ),
     ] = None
 
     @property
@@ -42,7 +50,9 @@ def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
     return machine
 
 
-def run(request: CalibrateRequest, progress: Progress, machine: Machine | None = None) -> MachineProfile:
+def run(
+    request: CalibrateRequest, progress: Progress, machine: Machine | None = None
+) -> MachineProfile:
     """Measure this machine and save its profile. `machine`: what `machine_of` gave, where that was asked before."""
     from trainpace.machine import calibrate
 
@@ -70,7 +80,9 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
 
     file = request.profile_file
     if not file.exists():
-        raise TrainpaceError(f"there is no profile at {file} to put the links into.", "First: trainpace calibrate")
+        raise TrainpaceError(
+            f"there is no profile at {file} to put the links into.", "First: trainpace calibrate"
+        )
     profile = load(file, MachineProfile)
     links = measure_host_links(network_gb_per_s)
     if links is not None:

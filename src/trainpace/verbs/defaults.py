@@ -31,32 +31,49 @@ ROOTS = (".git", ".hg")
 FILES = frozenset("cluster hardware journal machines".split())
 """Settable options that name a file, which has to lie in the project."""
 SETTABLE = FILES | frozenset(
-    "accumulate attention batch budget by checkpoint_every checkpoint_time cp data_gb deadline device download epochs"
-    " evaluate_every evaluation_samples evaluation_time evidence global_batch gpu gpus_now host image_size max_nodes"
-    " max_steps micro_batch mtbf network nnodes nodes nodes_now nproc_per_node num_gpus offload optimizer pp precision"
-    " preempted_every price provider region restart_time sample_bytes samples sequence_length software startup"
+    "accumulate attention batch budget by checkpoint_every checkpoint_time cp data_gb deadline"
+    " device download epochs evaluate_every evaluation_samples evaluation_time evidence"
+    " global_batch gpu gpus_now host image_size max_nodes max_steps micro_batch mtbf network nnodes"
+    " nodes nodes_now nproc_per_node num_gpus offload optimizer pp precision preempted_every price"
+    " provider region restart_time sample_bytes samples sequence_length software startup"
     " step_variation timeout tokens top tp zero".split()
 )
 ONLY_JOURNAL = ("journal", "serve")
 """Verbs that take the journal's place alone: their other options choose among runs, or open a port."""
 CONSULT_JOURNAL = ("forecast", "match", "plan")
 RIVALS = (
-    ("epochs", "max_steps"), ("samples", "tokens"), ("gpu", "cluster"), ("gpu", "calibrated"), ("batch", "suite"),
-    ("step_time", "epoch_time"), ("gpu", "only_machines"),
-)  # fmt: skip
+    ("epochs", "max_steps"),
+    ("samples", "tokens"),
+    ("gpu", "cluster"),
+    ("gpu", "calibrated"),
+    ("batch", "suite"),
+    ("step_time", "epoch_time"),
+    ("gpu", "only_machines"),
+)
 """Of two such options, the one on the command line sets the other's default aside."""
 _TRAINING = ("samples", "epochs")
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "forecast": {
-        "epochs": ("samples",), "samples": ("epochs",), "price": _TRAINING, **dict.fromkeys(
-            ("checkpoint_every", "data_gb", "download", "evaluation_samples", "mtbf", "sample_bytes", "startup",
-             "step_variation"),
+        "epochs": ("samples",),
+        "samples": ("epochs",),
+        "price": _TRAINING,
+        **dict.fromkeys(
+            (
+                "checkpoint_every",
+                "data_gb",
+                "download",
+                "evaluation_samples",
+                "mtbf",
+                "sample_bytes",
+                "startup",
+                "step_variation",
+            ),
             _TRAINING,
         ),
     },
     "calibrate": {"network": ("hosts",)},
     "precompute": {"batch": ("step_ms",)},
-}  # fmt: skip
+}
 """Options that mean nothing without others; their defaults wait for those."""
 MOST_VALUES = 100
 SHOWN = 40
@@ -78,7 +95,9 @@ class Taken(NamedTuple):
     told: str = ""
 
 
-def defaults_for(path: Sequence[str], fields: Mapping[str, ResolvedField], given: Collection[str]) -> Taken:
+def defaults_for(
+    path: Sequence[str], fields: Mapping[str, ResolvedField], given: Collection[str]
+) -> Taken:
     """What the project's file sets of these fields for the command `path` (("journal", "list")), but for what is `given`.
 
     Raises UnknownName for a key that no option has, and TrainpaceError for one that a file may not set, or for its value.
@@ -92,18 +111,29 @@ def defaults_for(path: Sequence[str], fields: Mapping[str, ResolvedField], given
     verb = path[0]
     for_all, for_verb = _checked(found, verb, fields)
     own = {"journal"} if verb in ONLY_JOURNAL else set(fields)
-    stated = {n: value for n, value in {**for_all, **for_verb}.items() if n in fields and n in own and n not in given}
+    stated = {
+        n: value
+        for n, value in {**for_all, **for_verb}.items()
+        if n in fields and n in own and n not in given
+    }
     aside = {b if a in given else a for a, b in RIVALS if a in given or b in given}
     if os.environ.get("TRAINPACE_JOURNAL"):  # the user's own word
         aside.add("journal")
-    if verb in CONSULT_JOURNAL and not os.path.exists(found.folder / str(stated.get("journal", ""))):
+    if verb in CONSULT_JOURNAL and not os.path.exists(
+        found.folder / str(stated.get("journal", ""))
+    ):
         aside.add("journal")  # a project's journal begins with its first measurement
     taken = {name: value for name, value in stated.items() if name not in aside}
     needs = NEEDS.get(verb, {})
-    while waiting := [n for n in taken if any(o not in taken and o not in given for o in needs.get(n, ()))]:
+    while waiting := [
+        n for n in taken if any(o not in taken and o not in given for o in needs.get(n, ()))
+    ]:
         for name in waiting:
             del taken[name]
-    values = {name: _value(found, name, fields[name], value, name in for_verb, verb) for name, value in taken.items()}
+    values = {
+        name: _value(found, name, fields[name], value, name in for_verb, verb)
+        for name, value in taken.items()
+    }
     shown = " ".join(_shown(fields[name], taken[name]) for name in values)
     return Taken(values, f"Defaults from {found.name}: {shown}" if values else "")
 
@@ -128,21 +158,31 @@ def find(folder: Path) -> Found | None:
     return None
 
 
-def _checked(found: Found, verb: str, fields: Mapping[str, ResolvedField]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _checked(
+    found: Found, verb: str, fields: Mapping[str, ResolvedField]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values for all verbs, and those for this one."""
     for_all: dict[str, Any] = {}
     for_verb: dict[str, Any] = {}
     for key, value in found.values.items():
         if isinstance(value, dict):
             if key not in SUMMARIES:
-                raise UnknownName("table", key, SUMMARIES, f"{found.name} has tables by the names of verbs.")
+                raise UnknownName(
+                    "table", key, SUMMARIES, f"{found.name} has tables by the names of verbs."
+                )
             own = {_name(found, inner, known=None): one for inner, one in value.items()}
             if key != verb:
                 continue
             for name in own:
-                of_verb = [name for name in fields if name in (("journal",) if verb in ONLY_JOURNAL else SETTABLE)]
+                of_verb = [
+                    name
+                    for name in fields
+                    if name in (("journal",) if verb in ONLY_JOURNAL else SETTABLE)
+                ]
                 if name not in of_verb:
-                    raise UnknownName("key", name, of_verb, f"It stands in {found.name} under [{verb}].")
+                    raise UnknownName(
+                        "key", name, of_verb, f"It stands in {found.name} under [{verb}]."
+                    )
             for_verb |= own
         else:
             for_all[_name(found, key, known=fields)] = value
@@ -159,14 +199,18 @@ def _name(found: Found, key: str, known: Mapping[str, ResolvedField] | None) -> 
             "Code to run, files to write, servers and flags are named on the command line.",
         )
     raise UnknownName(
-        "key", key, [*SETTABLE, *SUMMARIES], f"It stands in {found.name}; docs/defaults.md lists what may."
+        "key",
+        key,
+        [*SETTABLE, *SUMMARIES],
+        f"It stands in {found.name}; docs/defaults.md lists what may.",
     )
 
 
 REFUSED = frozenset(
-    "model task target command config ladder runs code run_code precompute compare html figure share output out save_workload"
-    " markdown trace traces svg new write yes json storage suite sbatch launcher partition account name port no_journal"
-    " watched recorded from baseline lengths calibrated transfer_from noise_scale refresh models".split()
+    "model task target command config ladder runs code run_code precompute compare html figure"
+    " share output out save_workload markdown trace traces svg new write yes json storage suite"
+    " sbatch launcher partition account name port no_journal watched recorded from baseline lengths"
+    " calibrated transfer_from noise_scale refresh models".split()
 )
 """Well-known options that no file may set, for a sentence of their own; what neither list has is refused as unknown."""
 
@@ -175,7 +219,11 @@ def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool,
     try:
         if field.is_flag or isinstance(value, bool):
             raise TrainpaceError(f"{value!r} is no value of --{field.option}.")
-        if isinstance(value, list) and not field.several and not (field.about.unit and field.about.unit.is_list):
+        if (
+            isinstance(value, list)
+            and not field.several
+            and not (field.about.unit and field.about.unit.is_list)
+        ):
             hint = "" if own else f"Give {verb} one of its own below [{verb}]."
             raise TrainpaceError(f"trainpace {verb} takes one --{field.option}, not a list.", hint)
         several = value if isinstance(value, list) else [value]
@@ -183,7 +231,10 @@ def _value(found: Found, name: str, field: ResolvedField, value: Any, own: bool,
             raise TrainpaceError(f"--{field.option} has more than {MOST_VALUES} values.")
         is_text = field.kind is str and field.about.unit is None
         if not all(isinstance(one, str if is_text else str | int | float) for one in several):
-            raise TrainpaceError(f"--{field.option} takes {'text in quotation marks' if is_text else 'plain values'}.")
+            raise TrainpaceError(
+                f"--{field.option} takes"
+                f" {'text in quotation marks' if is_text else 'plain values'}."
+            )
         return field.read(_file_in(found, str(value)) if name in FILES else value)
     except TrainpaceError as error:
         raise TrainpaceError(f"{found.name}, {name}: {error.message}", error.hint) from None
@@ -193,7 +244,8 @@ def _file_in(found: Found, value: str) -> str:
     """A file of the project, from wherever in it the command is started. Raises TrainpaceError for one that lies elsewhere."""
     if "://" in value:
         raise TrainpaceError(
-            "a file that was found must not name a server.", "Set $TRAINPACE_JOURNAL, or give --journal, yourself."
+            "a file that was found must not name a server.",
+            "Set $TRAINPACE_JOURNAL, or give --journal, yourself.",
         )
     try:
         folder, file = os.path.realpath(found.folder), os.path.realpath(found.folder / value)
@@ -201,7 +253,9 @@ def _file_in(found: Found, value: str) -> str:
     except ValueError as error:  # a NUL byte
         raise TrainpaceError(f"{value!r} is no path ({error}).") from None
     if not inside:
-        raise TrainpaceError(f"{value} lies outside of the folder of {found.name}.", "Name it on the command line.")
+        raise TrainpaceError(
+            f"{value} lies outside of the folder of {found.name}.", "Name it on the command line."
+        )
     return os.path.relpath(file)
 
 

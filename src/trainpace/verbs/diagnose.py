@@ -7,7 +7,16 @@ from trainpace.diagnose import Diagnosis, diagnose
 from trainpace.errors import TrainpaceError, ending_with
 from trainpace.profilers import ProfiledTraining, is_trace, read_profiled
 from trainpace.records import Record
-from trainpace.verbs.request import COUNT, DURATION, EPOCHS, Field, Misuse, Progress, Request, within
+from trainpace.verbs.request import (
+    COUNT,
+    DURATION,
+    EPOCHS,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    within,
+)
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
 from trainpace.watch import read_recording
 
@@ -25,20 +34,24 @@ class DiagnoseRequest(Request):
     epochs: Annotated[
         float | None,
         Field(
-            "Epochs of the whole job, to say what a change saves in it.  [default: as the command or the script's variables say]",
+            "Epochs of the whole job, to say what a change saves in it.  [default: as the command"
+            " or the script's variables say]",
             EPOCHS,
         ),
     ] = None
     rounds: Annotated[
         int,
         Field(
-            "How often each intervention is tried: more often where noise hides what it saves, less often where steps take long.",
+            "How often each intervention is tried: more often where noise hides what it saves, less"
+            " often where steps take long.",
             STEPS,
         ),
     ] = 4
     block: Annotated[int, Field("Steps of one try, at most.", STEPS)] = 8
     warm_up: Annotated[int, Field("Steps before the first try, at most.", STEPS)] = 10
-    budget: Annotated[float, Field("Time for all of this, from the script's first step on.", DURATION)] = 120.0
+    budget: Annotated[
+        float, Field("Time for all of this, from the script's first step on.", DURATION)
+    ] = 120.0
     without: Annotated[tuple[Intervention, ...], Field("Leave an intervention out.")] = ()
     output: RecordingFolder = None
     stdout: int | None = None
@@ -64,11 +77,15 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | 
     r, command = request, request.command
     if not command:
         raise Misuse(
-            "give a command, as in: trainpace diagnose -- python train.py, a recording's folder, or a profiler's trace."
+            "give a command, as in: trainpace diagnose -- python train.py, a recording's folder, or"
+            " a profiler's trace."
         )
     if is_trace(command[0]):
         if len(command) > 1:
-            raise Misuse(f"{command[0]} is a profiler's trace: one file or folder is read, and nothing behind it.")
+            raise Misuse(
+                f"{command[0]} is a profiler's trace: one file or folder is read, and nothing"
+                " behind it."
+            )
         place = Path(command[0])
         with progress.work(f"reading {place}"):
             return Profiled(training=read_profiled(place), place=place)
@@ -78,11 +95,17 @@ def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed | Profiled | 
         watched = Watched(recording=read_recording(folder), folder=folder)
     else:
         trials = {
-            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(5, r.warm_up), "budget_s": r.budget,
-            "limit_s": r.budget + PATIENCE_S, "without": list(r.without),
-        }  # fmt: skip
+            "block_steps": r.block,
+            "rounds": r.rounds,
+            "warm_up_steps": max(5, r.warm_up),
+            "budget_s": r.budget,
+            "limit_s": r.budget + PATIENCE_S,
+            "without": list(r.without),
+        }
         watched = record(command, r.output, r.stdout, progress, trials)
         if not watched.reports:
             return watched
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
-        return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched, was_read=was_read)
+        return Diagnosed(
+            diagnosis=diagnose(watched.recording, r.epochs), watched=watched, was_read=was_read
+        )

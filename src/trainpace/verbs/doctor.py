@@ -20,7 +20,9 @@ class DoctorRequest(Request):
     device: Annotated[
         str | None,
         Field(
-            "The kind to examine, as in measure.  [default: the accelerator that torch sees, or cpu]", metavar="KIND"
+            "The kind to examine, as in measure.  [default: the accelerator that torch sees, or"
+            " cpu]",
+            metavar="KIND",
         ),
     ] = None
 
@@ -52,7 +54,9 @@ def run(request: DoctorRequest, progress: Progress) -> Examination:
         )
 
 
-def _expected(measured: Measurement, kind: str, device: Device | None, progress: Progress) -> Expected | None:
+def _expected(
+    measured: Measurement, kind: str, device: Device | None, progress: Progress
+) -> Expected | None:
     """The known step's forecast on a healthy device of the catalogue, or on this CPU where it was calibrated."""
     from trainpace.doctor import Expected
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
@@ -71,7 +75,11 @@ def _expected(measured: Measurement, kind: str, device: Device | None, progress:
     if forecast.step is None:
         return None
     elsewhere = () if device is None else _elsewhere(workload, e, device)
-    return Expected(step_ms=forecast.step.total_ms, interval_ms=forecast.step_time_interval_ms, elsewhere=elsewhere)
+    return Expected(
+        step_ms=forecast.step.total_ms,
+        interval_ms=forecast.step_time_interval_ms,
+        elsewhere=elsewhere,
+    )
 
 
 def _elsewhere(workload: Workload, execution: Execution, device: Device) -> tuple[Elsewhere, ...]:
@@ -81,9 +89,18 @@ def _elsewhere(workload: Workload, execution: Execution, device: Device) -> tupl
 
     return tuple(
         Elsewhere(
-            model=near.run.model, batch=near.run.micro_batch, source=near.run.source, differences=near.unlike,
-            samples_per_second=1e3 * near.run.micro_batch * near.run.accumulation / near.run.step_time_ms,
+            model=near.run.model,
+            batch=near.run.micro_batch,
+            source=near.run.source,
+            differences=near.unlike,
+            samples_per_second=1e3
+            * near.run.micro_batch
+            * near.run.accumulation
+            / near.run.step_time_ms,
         )
         for near in nearest(workload, execution, device).runs
-        if near.is_near and near.run.mode == "train" and near.run.gpus == 1 and near.run.device == device.name
-    )  # fmt: skip
+        if near.is_near
+        and near.run.mode == "train"
+        and near.run.gpus == 1
+        and near.run.device == device.name
+    )

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 Evidence = Annotated[
     Literal["nearest", "none"],
-    Field("Measurements of others, packaged with their sources, beside the forecast: the nearest ones, or none."),
+    Field(
+        "Measurements of others, packaged with their sources, beside the forecast: the nearest"
+        " ones, or none."
+    ),
 ]
 MOST_DEVICES = 3
 """With more devices the measurements would be longer than the answer."""
@@ -25,11 +28,17 @@ ALONE = 3
 Asked = tuple["Workload", "Execution", "Device"]
 
 
-def evidence_for(wanted: Literal["nearest", "none"], asked: Iterable[Asked]) -> tuple[Nearness, ...]:
+def evidence_for(
+    wanted: Literal["nearest", "none"], asked: Iterable[Asked]
+) -> tuple[Nearness, ...]:
     """The nearest measurements of each GPU that is asked for; nothing for a machine's own CPU, of which nobody measured any."""
     if wanted == "none":
         return ()
-    of_gpus = [(workload, execution, device) for workload, execution, device in asked if device.kind == "gpu"]
+    of_gpus = [
+        (workload, execution, device)
+        for workload, execution, device in asked
+        if device.kind == "gpu"
+    ]
     if not of_gpus:
         return ()
     from trainpace.evidence import nearest

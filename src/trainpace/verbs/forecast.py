@@ -13,7 +13,14 @@ from msgspec.structs import replace
 
 from trainpace.documents import Documents
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe_elsewhere, packed
+from trainpace.forecast import (
+    CalibratedKernels,
+    Forecaster,
+    Measured,
+    Target,
+    observe_elsewhere,
+    packed,
+)
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.intake import read_json
 from trainpace.job import with_job
@@ -25,7 +32,13 @@ from trainpace.trend import Trend, trend_of
 from trainpace.units import format_number
 from trainpace.verbs.evidence import Asked, Evidence, evidence_for
 from trainpace.verbs.lengths import workloads_of
-from trainpace.verbs.packing import PackingRequest, PaddedBatch, compared, documents_of, padded_batch
+from trainpace.verbs.packing import (
+    PackingRequest,
+    PaddedBatch,
+    compared,
+    documents_of,
+    padded_batch,
+)
 from trainpace.verbs.places import (
     HardwareFile,
     HostName,
@@ -37,9 +50,27 @@ from trainpace.verbs.places import (
     profile_or_brief,
 )
 from trainpace.verbs.recorded import RecordedLoader, caveats, loader_of, recording_of, sentences_of
-from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, LENGTHS, RATE, USD, Field, Misuse, Progress, Rows
+from trainpace.verbs.request import (
+    AT_LEAST_1,
+    EXISTING_FILE,
+    LENGTHS,
+    RATE,
+    USD,
+    Field,
+    Misuse,
+    Progress,
+    Rows,
+)
 from trainpace.verbs.software import software_of
-from trainpace.verbs.training import USUAL_BATCH, Tokens, check_used, default_forms, epoch_of, execution_of, fleet_of
+from trainpace.verbs.training import (
+    USUAL_BATCH,
+    Tokens,
+    check_used,
+    default_forms,
+    epoch_of,
+    execution_of,
+    fleet_of,
+)
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -50,34 +81,56 @@ if TYPE_CHECKING:
 class ForecastRequest(PackingRequest):
     gpu: Annotated[
         tuple[str, ...],
-        Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."
-              "  [default: some that many people have]"),
-    ] = ()  # fmt: skip
+        Field(
+            "A GPU by name, several times if you like; 'cpu' is this machine's, by its profile"
+            " (trainpace calibrate).  [default: some that many people have]"
+        ),
+    ] = ()
     sequence_length: Annotated[
         tuple[int, ...],
-        Field("Tokens in a sample, for transformers: 4096, or a row for each of 1024,4096,16384, or of 1024:8192:1024.", LENGTHS),
-    ] = ()  # type: ignore[assignment]  # fmt: skip  # several, where other verbs take one
+        Field(
+            "Tokens in a sample, for transformers: 4096, or a row for each of 1024,4096,16384, or"
+            " of 1024:8192:1024.",
+            LENGTHS,
+        ),
+    ] = ()  # type: ignore[assignment]  # several, where other verbs take one
     host: HostName = None
     mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
     transfer_from: Annotated[
         str | None,
-        Field("Correct by measurements of the same model, on this GPU or another (trainpace measure --output).", EXISTING_FILE,
-              metavar="MEASUREMENT.json"),
-    ] = None  # fmt: skip
+        Field(
+            "Correct by measurements of the same model, on this GPU or another (trainpace measure"
+            " --output).",
+            EXISTING_FILE,
+            metavar="MEASUREMENT.json",
+        ),
+    ] = None
     calibrated: Annotated[
         str | None,
-        Field("Also forecast the machine of this profile (trainpace calibrate --output).", EXISTING_FILE,
-              metavar="PROFILE.json"),
-    ] = None  # fmt: skip
+        Field(
+            "Also forecast the machine of this profile (trainpace calibrate --output).",
+            EXISTING_FILE,
+            metavar="PROFILE.json",
+        ),
+    ] = None
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     samples: Annotated[
-        int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
+        int | None,
+        Field(
+            "Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1
+        ),
     ] = None
     tokens: Tokens = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)] = None
-    loader_rate: Annotated[float | None, Field("Samples per second that one loader worker prepares.", RATE)] = None
-    workers: Annotated[int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)] = None
+    price: Annotated[
+        float | None, Field("Dollars per GPU and hour, for the cost of the whole training.", USD)
+    ] = None
+    loader_rate: Annotated[
+        float | None, Field("Samples per second that one loader worker prepares.", RATE)
+    ] = None
+    workers: Annotated[
+        int | None, Field("Loader workers of a node, with `loader_rate`.", AT_LEAST_1)
+    ] = None
     hardware: HardwareFile = None
     evidence: Evidence = "nearest"
 
@@ -88,14 +141,16 @@ class ForecastRequest(PackingRequest):
     @property
     def variant(self) -> Variant:
         length = self.sequence_length[0] if self.sequence_length else None
-        return super().variant._replace(cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu), sequence_length=length)
+        return super().variant._replace(
+            cpu=all(gpu.casefold() == "cpu" for gpu in self.gpu), sequence_length=length
+        )
 
 
 USUAL_GPUS = ("RTX 3090", "RTX 4090", "T4", "A100", "H100")
 """What a model is forecast on where nobody names a card."""
 UNMEASURED = (
-    "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG on a K80 after batch 16, 32,"
-    " 48 and 64 are forecast, but too small to count (docs/jumps.md)."
+    "no kernel of its generation was measured, so that jumps may be missed: those reported for VGG"
+    " on a K80 after batch 16, 32, 48 and 64 are forecast, but too small to count (docs/jumps.md)."
 )
 
 
@@ -138,18 +193,26 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     r = request
     with_job_asked = r.samples is not None or r.tokens is not None
     if r.samples is not None and r.tokens is not None:
-        raise Misuse("`samples` and `tokens` both say how large an epoch is.", "Leave one of them out.")
+        raise Misuse(
+            "`samples` and `tokens` both say how large an epoch is.", "Leave one of them out."
+        )
     if with_job_asked != (r.epochs is not None):
         raise Misuse("`samples`, or `tokens`, and `epochs` go together.")
     if r.price is not None and not with_job_asked:
-        raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
+        raise Misuse(
+            "`price` does nothing without `samples` and `epochs`, which say how long to pay."
+        )
     if not r.gpu and not r.calibrated:
         r = replace(r, gpu=USUAL_GPUS)
     if (r.loader_rate is None) != (r.workers is None):
-        raise Misuse("`loader_rate` (samples per second of one worker) and `workers` (of a node) go together.")
+        raise Misuse(
+            "`loader_rate` (samples per second of one worker) and `workers` (of a node) go"
+            " together."
+        )
     if r.packed and r.transfer_from is not None:
         raise Contradiction(
-            "`transfer_from` corrects by steps of rows that are not packed, in which a token attends to its whole row.",
+            "`transfer_from` corrects by steps of rows that are not packed, in which a token"
+            " attends to its whole row.",
             "Leave one of the two out.",
         )
     if r.loader_rate is not None and not with_job_asked:
@@ -160,12 +223,16 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     conditions = r.conditions(price_usd_per_device_hour=r.price, samples_per_cpu_s=r.loader_rate)
     workers = r.workers
     if recorded is not None:  # as many processes as it has GPUs, each with a loader of its own
-        conditions = replace(conditions, samples_per_cpu_s=recorded.samples_per_s, loads_beside=recorded.workers > 0)
+        conditions = replace(
+            conditions, samples_per_cpu_s=recorded.samples_per_s, loads_beside=recorded.workers > 0
+        )
         workers = r.num_gpus
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     documents = documents_of(r)
-    own_length = is_saved(r.model) or names_code(r.model)  # such a model cannot be traced at another
+    own_length = is_saved(r.model) or names_code(
+        r.model
+    )  # such a model cannot be traced at another
     lengths = (*r.sequence_length, *(() if own_length else _padded_lengths(r, documents)))
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
     r = r.settled(next(iter(workloads.values())))
@@ -177,7 +244,10 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     notes: dict[str, None] = {}
     devices = {target.cluster.device.name for target in targets}
     models = {workload.model for workload in workloads.values()}
-    with consulted_journal(r.journal, r.no_journal, devices, models) as journal, progress.work("forecasting"):
+    with (
+        consulted_journal(r.journal, r.no_journal, devices, models) as journal,
+        progress.work("forecasting"),
+    ):
 
         def informed(workload: Workload, target: Target, length: int | None) -> Forecaster:
             forecaster = Forecaster(workload, target)
@@ -199,21 +269,31 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             execution = execution_of(r, workload, target.cluster.device)
             if documents is not None and length is not None:
                 asked_form = {
-                    name: form for name, form in workload.forms.items() if name == form_of(execution.precision)
+                    name: form
+                    for name, form in workload.forms.items()
+                    if name == form_of(execution.precision)
                 }
-                workload = packed(replace(workload, forms=asked_form or workload.forms), documents.packed(length))
+                workload = packed(
+                    replace(workload, forms=asked_form or workload.forms), documents.packed(length)
+                )
             forecaster = informed(workload, target, length)
             rows = forecaster.over_batches(execution, r.batch).forecasts()
             schedule = None
             if with_job_asked:
-                schedule = epoch_of(r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs)
-            rows = [with_job(row, forecaster.workload, schedule, conditions, workers) for row in rows]
+                schedule = epoch_of(
+                    r.samples, r.tokens, length, forecaster.workload, epochs=r.epochs
+                )
+            rows = [
+                with_job(row, forecaster.workload, schedule, conditions, workers) for row in rows
+            ]
             sweeps.append(Sweep(forecaster, rows))
             if documents is not None and length is not None:
                 for row in rows:
                     n, longest = padded_batch(documents, length, row.execution.micro_batch)
                     if (longest, on_cpu) not in workloads:
-                        notes[f"{ALONE}: {r.model_name} has samples of one length, {length:,} tokens."] = None
+                        notes[
+                            f"{ALONE}: {r.model_name} has samples of one length, {length:,} tokens."
+                        ] = None
                         continue
                     other = informed(workloads[longest, on_cpu], target, longest)
                     there = other.forecast(replace(row.execution, micro_batch=n))
@@ -227,13 +307,26 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
             if not on_cpu and len(step_ms) == len(r.batch):
                 jumps[device] = forecaster.jumps_in(execution, r.batch, step_ms)
                 old = target.cluster.device.compute_capability.startswith("3.")
-                notes |= {f"{device}: {UNMEASURED}": None} if trend is not None and not jumps[device] and old else {}
+                notes |= (
+                    {f"{device}: {UNMEASURED}": None}
+                    if trend is not None and not jumps[device] and old
+                    else {}
+                )
     every = tuple(row for sweep in sweeps for row in sweep.rows)
     return Forecasts(
-        recorded=() if recording is None else (*_loading(recorded, every), *sentences_of(caveats(recording))),
-        rows=every, jumps=jumps, notes=tuple(notes), sweeps=tuple(sweeps), trends=trends, padded=tuple(padded),
+        recorded=(
+            ()
+            if recording is None
+            else (*_loading(recorded, every), *sentences_of(caveats(recording)))
+        ),
+        rows=every,
+        jumps=jumps,
+        notes=tuple(notes),
+        sweeps=tuple(sweeps),
+        trends=trends,
+        padded=tuple(padded),
         evidence=evidence_for(r.evidence, (_asked(sweep) for sweep in sweeps)),
-    )  # fmt: skip
+    )
 
 
 def _loading(loader: RecordedLoader | None, rows: Sequence[Forecast]) -> Iterator[str]:
@@ -241,12 +334,18 @@ def _loading(loader: RecordedLoader | None, rows: Sequence[Forecast]) -> Iterato
     if loader is None:
         return
     rate = max(((row.samples_per_second or 0.0) / row.num_devices for row in rows), default=0.0)
-    waits = f"slower than the fastest step here ({format_number(rate)} samples/s a GPU), which waits for it"
+    waits = (
+        f"slower than the fastest step here ({format_number(rate)} samples/s a GPU), which waits"
+        " for it"
+    )
     if loader.samples_per_s >= rate:
         waits = "fast enough for every step here"
     counted = "It counts in the time of the training, not in that of a step"
     if all(row.training_time is None for row in rows):
-        counted = "It does not count in the time of a step; with --epochs and --samples it counts in the training's"
+        counted = (
+            "It does not count in the time of a step; with --epochs and --samples it counts in the"
+            " training's"
+        )
     yield f"The recorded loader ({loader.words}) is {waits}. {counted}."
 
 
@@ -262,7 +361,11 @@ def _padded_lengths(request: ForecastRequest, documents: Documents | None) -> tu
     if documents is None:
         return ()
     batches = request.batch or (USUAL_BATCH,)
-    lengths = {padded_batch(documents, row, batch)[1] for row in request.sequence_length for batch in batches}
+    lengths = {
+        padded_batch(documents, row, batch)[1]
+        for row in request.sequence_length
+        for batch in batches
+    }
     return tuple(sorted(lengths - set(request.sequence_length)))
 
 
@@ -277,7 +380,7 @@ def _trend(rows: Sequence[Forecast]) -> Trend | None:
 
 def _workloads(
     request: ForecastRequest, on_cpus: set[bool], lengths: Sequence[int], progress: Progress
-) -> dict[tuple[int | None, bool], Workload]:  # fmt: skip
+) -> dict[tuple[int | None, bool], Workload]:
     """The workload of each length, as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they
     are asked for."""
     workloads: dict[tuple[int | None, bool], Workload] = {}
@@ -292,14 +395,21 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     r, own, host = request, own_devices(request.hardware), named_host(request.host)
     software = software_of(r)
     if r.packed and software.attention is None:
-        software = replace(software, attention="flash2")  # what padding-free collators and TRL's packing are run with
+        software = replace(
+            software, attention="flash2"
+        )  # what padding-free collators and TRL's packing are run with
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
     latency_us = None if r.network_latency is None else 1e6 * r.network_latency
     copies = math.inf if r.host_copy is None else r.host_copy
     if host is not None and all(gpu.casefold() == "cpu" for gpu in r.gpu):
-        raise Misuse("`host` does nothing without a `gpu`: a machine's profile was measured with its own CPU.")
+        raise Misuse(
+            "`host` does nothing without a `gpu`: a machine's profile was measured with its own"
+            " CPU."
+        )
     if software != TODAY and all(gpu.casefold() == "cpu" for gpu in r.gpu):
-        raise Misuse("Software does nothing without a `gpu`: a machine's profile was measured with its own.")
+        raise Misuse(
+            "Software does nothing without a `gpu`: a machine's profile was measured with its own."
+        )
 
     def machine(profile: MachineProfile) -> Target:
         links = profile.host_links
@@ -310,7 +420,10 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
         cluster = fleet_of(find_device(name, own), *fleet, host=host, latency_us=latency_us)
         return Target(cluster, host_copy_gb_per_s=copies, software=software)
 
-    targets = [machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu) for gpu in r.gpu]
+    targets = [
+        machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else card(gpu)
+        for gpu in r.gpu
+    ]
     if r.calibrated:
         from trainpace.machine import MachineProfile
 
@@ -328,18 +441,27 @@ def _measurements(path: str) -> list[Measurement]:
     return measurements
 
 
-def _measured(measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]) -> Measured:
+def _measured(
+    measurements: Sequence[Measurement], forecaster: Forecaster, own: Sequence[Device]
+) -> Measured:
     """Measurements of the same model beside their forecasts."""
     target, known = forecaster.target, []
     measurements = [m for m in measurements if m.model == forecaster.workload.model] or measurements
     for m in measurements:
         e = m.execution
-        if m.device == target.cluster.device.name and e.world_size == 1 == target.cluster.num_devices:
+        if (
+            m.device == target.cluster.device.name
+            and e.world_size == 1 == target.cluster.num_devices
+        ):
             there = forecaster
         elif target.kernels.traces_cpu:
-            raise TrainpaceError(f"a measurement on {m.device} says nothing of another machine's CPU.")
+            raise TrainpaceError(
+                f"a measurement on {m.device} says nothing of another machine's CPU."
+            )
         else:
-            fleet = Cluster(device=find_device(m.device, own), nodes=e.nnodes, devices_per_node=e.nproc_per_node)
+            fleet = Cluster(
+                device=find_device(m.device, own), nodes=e.nnodes, devices_per_node=e.nproc_per_node
+            )
             there = forecaster.on(Target(fleet, software=target.software))
         known.append(observe_elsewhere(m, there))
     sizes = ", ".join(str(m.execution.micro_batch) for m in measurements[:8])

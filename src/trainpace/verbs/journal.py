@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 
 Format = Literal["auto", "trainpace", "shared", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
-AnyRunId = Annotated[str, Argument("A run's id, or its first digits; public:ID for a public run.", metavar="ID")]
-Public = Annotated[bool, Field("Of the public journal: packaged measurements of others, each with its source.")]
+AnyRunId = Annotated[
+    str, Argument("A run's id, or its first digits; public:ID for a public run.", metavar="ID")
+]
+Public = Annotated[
+    bool, Field("Of the public journal: packaged measurements of others, each with its source.")
+]
 
 
 class JournalRequest(Request):
@@ -62,12 +66,16 @@ class FilteredRequest(JournalRequest, kw_only=True):
     outcome: Annotated[str, Field("ok, out_of_memory, timeout or crashed.")] = ""
     mode: Annotated[str, Field("train, forward_backward or inference.")] = ""
     source: Annotated[str, Field("A part of the name of where an imported run came from.")] = ""
-    sweep: Annotated[str, Field("Runs of this sweep; the first digits of its id are enough.", metavar="ID")] = ""
+    sweep: Annotated[
+        str, Field("Runs of this sweep; the first digits of its id are enough.", metavar="ID")
+    ] = ""
     since: Annotated[str, Field("Runs from this time on (UTC): 2026-11-21.", metavar="DATE")] = ""
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
 
     def query(self, with_forecast: bool = False) -> Query:
-        stated = {name: getattr(self, name) for name in Query.__struct_fields__ if hasattr(self, name)}
+        stated = {
+            name: getattr(self, name) for name in Query.__struct_fields__ if hasattr(self, name)
+        }
         return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
 
 
@@ -97,10 +105,14 @@ def list_runs(request: ListRequest) -> Listing:
         if request.sweeps:
             raise Misuse("the public journal holds no sweeps: leave `sweeps` or `public` out.")
         found = matching(public_query(request.query()))
-        return Listing(public=tuple(found[offset : offset + limit]), total=len(found), place=THE_PUBLIC)
+        return Listing(
+            public=tuple(found[offset : offset + limit]), total=len(found), place=THE_PUBLIC
+        )
     with request.opened() as journal:
         if request.sweeps:
-            return Listing(sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place)
+            return Listing(
+                sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place
+            )
         query = request.query()
         runs = journal.find(query, limit, offset)
         return Listing(runs=tuple(runs), total=journal.count(query), place=journal.place)
@@ -119,7 +131,9 @@ def show(request: ShowRequest) -> Entry | PublicRun:
 
 class CompareRequest(JournalRequest, kw_only=True):
     a: Annotated[str, Argument("A run or a sweep; public:ID for a public run.", metavar="A")]
-    b: Annotated[str, Argument("Another one, or mine: the newest own run most like A.", metavar="B")]
+    b: Annotated[
+        str, Argument("Another one, or mine: the newest own run most like A.", metavar="B")
+    ]
 
 
 def compare_runs(request: CompareRequest) -> Comparison:
@@ -134,7 +148,11 @@ class ImportRequest(JournalRequest, kw_only=True):
     precision: Annotated[str, Field("Their precision, if they do not say.")] = ""
     keep_identity: Annotated[bool, Field("Keep paths, user and host names.")] = False
     accept_odd: Annotated[
-        bool, Field("Take shared runs too that are 3 times off the forecast or more, which otherwise stay apart.")
+        bool,
+        Field(
+            "Take shared runs too that are 3 times off the forecast or more, which otherwise stay"
+            " apart."
+        ),
     ] = False
 
 
@@ -164,11 +182,14 @@ def import_runs(request: ImportRequest, progress: Progress) -> tuple[Imports, st
 
 
 class ExportRequest(FilteredRequest, kw_only=True):
-    where: Annotated[str, Argument("A file, or the tracker's place.", metavar="FILE.{parquet,csv,json}|PLACE")]
+    where: Annotated[
+        str, Argument("A file, or the tracker's place.", metavar="FILE.{parquet,csv,json}|PLACE")
+    ]
     to: Annotated[
         Literal["mlflow", "wandb"] | None,
         Field(
-            "Into a tracker in place of a file: PLACE is MLflow's folder or address, or a project of Weights & Biases."
+            "Into a tracker in place of a file: PLACE is MLflow's folder or address, or a project"
+            " of Weights & Biases."
         ),
     ] = None
 
@@ -184,7 +205,9 @@ def export_runs(request: ExportRequest) -> Export:
         if request.to is not None:
             from trainpace.journal import export_mlflow, export_wandb
 
-            count = (export_mlflow if request.to == "mlflow" else export_wandb)(where, journal.every(query))
+            count = (export_mlflow if request.to == "mlflow" else export_wandb)(
+                where, journal.every(query)
+            )
         elif Path(where).is_dir():
             raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
         else:
@@ -195,10 +218,12 @@ def export_runs(request: ExportRequest) -> Export:
 
 class ShareRequest(FilteredRequest, kw_only=True):
     runs: Annotated[
-        tuple[str, ...], Argument("Runs or sweeps, by their ids; all own runs without.", metavar="[RUNS]...")
+        tuple[str, ...],
+        Argument("Runs or sweeps, by their ids; all own runs without.", metavar="[RUNS]..."),
     ] = ()
     output: Annotated[
-        str | None, Field("Write the file; without, it is only shown.", NEW_FILE, metavar="FILE.json")
+        str | None,
+        Field("Write the file; without, it is only shown.", NEW_FILE, metavar="FILE.json"),
     ] = None
 
 
@@ -227,7 +252,9 @@ def share_runs(request: ShareRequest) -> Shared:
             done = share(journal.every(query))
     if not done.runs.runs:
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in done.left_out.items())
-        raise TrainpaceError(f"there is no run to share{f'; left out: {reasons}' if reasons else ''}.")
+        raise TrainpaceError(
+            f"there is no run to share{f'; left out: {reasons}' if reasons else ''}."
+        )
     return Shared(shared=done.runs, left_out=done.left_out)
 
 
@@ -249,12 +276,20 @@ class Merge(Record):
 
 
 def merge(request: MergeRequest) -> Merge:
-    with Journal.open(request.journal) as journal, Journal.open(request.other, create=False) as source:
+    with (
+        Journal.open(request.journal) as journal,
+        Journal.open(request.other, create=False) as source,
+    ):
         if source.place == journal.place:
             raise TrainpaceError("a journal cannot be merged with itself.")
         sweeps, total = source.sweeps(), source.count()
         new = journal.add_many(chain(sweeps, source.every()))
-        return Merge(source=source.place, into=journal.place, new=new, already_there=total + len(sweeps) - new)
+        return Merge(
+            source=source.place,
+            into=journal.place,
+            new=new,
+            already_there=total + len(sweeps) - new,
+        )
 
 
 class AnnotateRequest(JournalRequest, kw_only=True):
@@ -268,7 +303,9 @@ def annotate(request: AnnotateRequest) -> Entry:
 
 
 class DeleteRequest(JournalRequest, kw_only=True):
-    ids: Annotated[tuple[str, ...], Argument("Runs, by their ids or the first digits.", metavar="ID...")]
+    ids: Annotated[
+        tuple[str, ...], Argument("Runs, by their ids or the first digits.", metavar="ID...")
+    ]
 
 
 class Deletion(Record):
@@ -293,24 +330,35 @@ class JournalPlace(Record):
 def path(request: JournalRequest) -> JournalPlace:
     with request.opened() as journal:
         return JournalPlace(
-            journal=journal.place, database=journal.database, database_version=VERSION, runs=journal.count()
+            journal=journal.place,
+            database=journal.database,
+            database_version=VERSION,
+            runs=journal.count(),
         )
 
 
 class ScoreRequest(FilteredRequest, kw_only=True):
     public: Annotated[
-        bool, Field("Score this version on the public journal instead, forecast anew in about half a minute.")
+        bool,
+        Field(
+            "Score this version on the public journal instead, forecast anew in about half a"
+            " minute."
+        ),
     ] = False
 
 
 def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
     if request.public:
-        from trainpace.evidence import score as score_public  # forecasts, for which other commands need not wait
+        from trainpace.evidence import (
+            score as score_public,
+        )  # forecasts, for which other commands need not wait
 
         if request.query() != Query():
             raise Misuse("`public` scores every public run: leave the filters out.")
         with progress.work("forecasting the public runs", unit="runs") as work:
             # the first ones wait for the traces to be read, and would tell of hours that are left
-            return score_public(lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None)
+            return score_public(
+                lambda done, of: work.to(done, of) if done % 50 == 0 or done == of else None
+            )
     with request.opened() as journal:
         return scores(journal.every(request.query(with_forecast=True)))

@@ -11,23 +11,37 @@ from trainpace.workload import Variant, Workload
 
 def workloads_of(
     request: ExecutedRequest, lengths: Sequence[int], progress: Progress, variant: Variant
-) -> tuple[tuple[int | None, Workload], ...]:  # fmt: skip
+) -> tuple[tuple[int | None, Workload], ...]:
     """The workload of the request's model at each length; at its usual one, beside None, where no length is given.
 
     Raises Misuse where several are to be saved, and TrainpaceError where the model has a length of its own.
     """
     if len(lengths) < 2:
         length = lengths[0] if lengths else None
-        return ((length, workload_of(request, progress, variant=variant._replace(sequence_length=length))),)
+        return (
+            (
+                length,
+                workload_of(request, progress, variant=variant._replace(sequence_length=length)),
+            ),
+        )
     if request.save_workload:
-        raise Misuse("`save_workload` keeps the trace of one sequence length, and this forecast needs several.")
+        raise Misuse(
+            "`save_workload` keeps the trace of one sequence length, and this forecast needs"
+            " several."
+        )
 
     def found(variant: Variant) -> dict[int, Workload]:
         with progress.work(f"tracing {request.model_name} at {len(lengths)} lengths"):
             return load_workloads(request.model, request.forms, variant, lengths, request.timeout)
 
     workloads = found(variant)
-    able = all(form.blocks is not None for workload in workloads.values() for form in workload.forms.values())
+    able = all(
+        form.blocks is not None
+        for workload in workloads.values()
+        for form in workload.forms.values()
+    )
     if not able and request.settled(workloads[lengths[0]]).recomputes:
-        workloads = found(variant._replace(checkpointing=True))  # a model without repeated blocks is traced with it
+        workloads = found(
+            variant._replace(checkpointing=True)
+        )  # a model without repeated blocks is traced with it
     return tuple(workloads.items())

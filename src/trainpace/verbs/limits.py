@@ -14,14 +14,18 @@ from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.plan import PARALLELISM, Limit
 
 _DOUBLED = {
-    "nnodes": "another number of nodes", "nproc_per_node": "another number of GPUs a node",
-    "micro_batch": "another micro-batch", "accumulation": "another accumulation",
-}  # fmt: skip
+    "nnodes": "another number of nodes",
+    "nproc_per_node": "another number of GPUs a node",
+    "micro_batch": "another micro-batch",
+    "accumulation": "another accumulation",
+}
 _FLAGS = {
-    "compile": "torch.compile", "channels_last": "channels_last", "sequence_parallel": "sequence parallelism",
+    "compile": "torch.compile",
+    "channels_last": "channels_last",
+    "sequence_parallel": "sequence parallelism",
     "async_tensor_parallel": "asynchronous tensor parallelism",
     "reshard_after_forward": "parameters kept until the backward pass",
-}  # fmt: skip
+}
 _ALONE = ("DeepSpeed", "accelerate")
 """New files beside which no other file may be needed."""
 
@@ -35,14 +39,20 @@ def limits_of(
     Raises Contradiction where the training as it is has what its engine lacks.
     """
     lacks = {
-        field: f"{file}: {why}" for file, text in texts.items() for field, why in configs.lacking(text, file).items()
+        field: f"{file}: {why}"
+        for file, text in texts.items()
+        for field, why in configs.lacking(text, file).items()
     }
     for field, why in lacks.items():
         if (size := getattr(start, field)) > 1:
             raise Contradiction(
-                f"{field} is {size} now, and {why}.", "Leave it out, or name the files of another engine."
+                f"{field} is {size} now, and {why}.",
+                "Leave it out, or name the files of another engine.",
             )
-    limits = [Limit(title=PARALLELISM[field], field=field, values=(1,), why=why) for field, why in lacks.items()]
+    limits = [
+        Limit(title=PARALLELISM[field], field=field, values=(1,), why=why)
+        for field, why in lacks.items()
+    ]
     if not write:
         return tuple(limits), ""
     if not texts:
@@ -62,7 +72,8 @@ class _Untaken:
     def why(self, field: str, changes: configs.Changes) -> str:
         why = configs.rewrite(self._texts, changes).left.get(field, "")
         if not why or any(
-            field in configs.new_file(kind, changes.after, file).wrote for file, kind in self._new.items()
+            field in configs.new_file(kind, changes.after, file).wrote
+            for file, kind in self._new.items()
         ):
             return ""
         return why
@@ -79,20 +90,35 @@ class _Untaken:
         stages = [start.zero_stage]
         for stage in EXECUTION_FIELDS["zero_stage"].choices:
             limits = list(
-                self._limit("zero_stage", f"ZeRO-{stage}" if stage else "no sharding", start, zero_stage=stage)
+                self._limit(
+                    "zero_stage",
+                    f"ZeRO-{stage}" if stage else "no sharding",
+                    start,
+                    zero_stage=stage,
+                )
             )
             stages += [] if limits else [stage]
             yield from limits
-        offloads: dict[str, Any] = {"zero_stage": max(stages), "offload_optimizer": not start.offload_optimizer}
+        offloads: dict[str, Any] = {
+            "zero_stage": max(stages),
+            "offload_optimizer": not start.offload_optimizer,
+        }
         yield from self._limit("offload_optimizer", "the optimizer's offload", start, **offloads)
         offloads |= {"zero_stage": 3, "offload_parameters": not start.offload_parameters}
         yield from self._limit("offload_parameters", "the parameters' offload", start, **offloads)
         for kind in EXECUTION_FIELDS["activation_checkpointing"].choices:
             title = "no recomputation" if kind == "none" else f"{kind} recomputation"
-            yield from self._limit("activation_checkpointing", title, start, activation_checkpointing=kind)
+            yield from self._limit(
+                "activation_checkpointing", title, start, activation_checkpointing=kind
+            )
         for field, title in _FLAGS.items():
             yield from self._limit(field, title, start, **{field: not getattr(start, field)})
-        yield Limit(title="virtual stages", field="virtual_stages", values=(start.virtual_stages,), why=configs.NO_KEY)
+        yield Limit(
+            title="virtual stages",
+            field="virtual_stages",
+            values=(start.virtual_stages,),
+            why=configs.NO_KEY,
+        )
 
     def _limit(self, field: str, title: str, before: Execution, **changes: Any) -> Iterator[Limit]:
         """The limit on the value that `changes` give a field, if no file takes it. A count then stays as it is."""
@@ -113,4 +139,6 @@ def _limits_of_new(new: Mapping[str, str], start: Execution) -> Iterator[Limit]:
         for field, title in PARALLELISM.items():
             after = replace(wider, **{field: 2 * getattr(start, field)})
             if why := configs.new_file(kind, after, file).left.get(field):
-                yield Limit(title=title, field=field, values=(getattr(start, field),), why=f"{file}: {why}")
+                yield Limit(
+                    title=title, field=field, values=(getattr(start, field),), why=f"{file}: {why}"
+                )

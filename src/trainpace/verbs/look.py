@@ -30,7 +30,14 @@ from trainpace.records import Record, load
 from trainpace.schedule import Schedule
 from trainpace.verbs import match
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, EPOCHS, Field, Misuse, Progress, Request
-from trainpace.verbs.watch import Command, RecordingFolder, Watched, busy_words, check_one_task, new_folder
+from trainpace.verbs.watch import (
+    Command,
+    RecordingFolder,
+    Watched,
+    busy_words,
+    check_one_task,
+    new_folder,
+)
 from trainpace.watch import (
     Rank,
     StatedLength,
@@ -59,22 +66,41 @@ class LookRequest(Request):
 
     command: Command = ()
     seconds: Annotated[
-        float, Field("How long to let it train, from its first step on.", ABOVE_0_S, metavar="DURATION", option="for")
+        float,
+        Field(
+            "How long to let it train, from its first step on.",
+            ABOVE_0_S,
+            metavar="DURATION",
+            option="for",
+        ),
     ] = 20.0
     epochs: Annotated[
         float | None,
-        Field("Epochs of the whole training.  [default: as the command or the script's variables say]", EPOCHS),
+        Field(
+            "Epochs of the whole training.  [default: as the command or the script's variables"
+            " say]",
+            EPOCHS,
+        ),
     ] = None
     max_steps: Annotated[
-        int | None, Field("Optimizer updates of the whole training, in place of epochs.", AT_LEAST_1)
+        int | None,
+        Field("Optimizer updates of the whole training, in place of epochs.", AT_LEAST_1),
     ] = None
     global_batch: Annotated[
         int | None,
-        Field("Samples of a step over all ranks.  [default: as its loader or the model's input tells]", AT_LEAST_1),
+        Field(
+            "Samples of a step over all ranks.  [default: as its loader or the model's input"
+            " tells]",
+            AT_LEAST_1,
+        ),
     ] = None
     gpu: Annotated[
-        tuple[str, ...], Field("A card to rent, several times if you like.  [default: the cheapest, the fastest, one between]")
-    ] = ()  # fmt: skip
+        tuple[str, ...],
+        Field(
+            "A card to rent, several times if you like.  [default: the cheapest, the fastest, one"
+            " between]"
+        ),
+    ] = ()
     output: RecordingFolder = None
 
 
@@ -126,7 +152,9 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     ranks = watched.recording.ranks
     with ending_with(watched.exit_code or TrainpaceError.exit_code):
         if not ranks and watched.exit_code:
-            raise TrainpaceError(_failure(watched), f"All that it printed is in {folder / OUTPUT_FILE}.")
+            raise TrainpaceError(
+                _failure(watched), f"All that it printed is in {folder / OUTPUT_FILE}."
+            )
         found = diagnose(watched.recording)
     stated = stated_length(command) or ranks[0].stated
     length = length_of(found, stated, r.epochs, r.max_steps)
@@ -136,9 +164,19 @@ def run(request: LookRequest, progress: Progress) -> Looked:
     high_ms = ms + math.hypot(found.step_ms_high - ms, DRIFT * ms)
     seconds, low, high = (_seconds(length.steps, each) for each in (ms, max(low_ms, 1e-6), high_ms))
     looked = Looked(
-        watched=watched, diagnosis=found, length=length, seconds=seconds, busy=busy, loading_ms=_loading_ms(ranks[0]),
-        interval_s=Interval(low=low, high=high, coverage=0.9, basis="blocks of the watched steps, and machines' drift"),
-    )  # fmt: skip
+        watched=watched,
+        diagnosis=found,
+        length=length,
+        seconds=seconds,
+        busy=busy,
+        loading_ms=_loading_ms(ranks[0]),
+        interval_s=Interval(
+            low=low,
+            high=high,
+            coverage=0.9,
+            basis="blocks of the watched steps, and machines' drift",
+        ),
+    )
     try:
         with progress.work("forecasting the same training on cards for rent"):
             return replace(looked, elsewhere=elsewhere(looked, r.gpu, progress, r.global_batch))
@@ -158,7 +196,9 @@ def started_with_python(command: Sequence[str]) -> tuple[str, ...]:
     return ("python" if active else sys.executable, *command)
 
 
-def length_of(diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None) -> Length:
+def length_of(
+    diagnosis: Diagnosis, stated: StatedLength | None, epochs: float | None, max_steps: int | None
+) -> Length:
     """The training's length: as asked for, else as its command says, else one epoch, else some steps."""
     if max_steps is not None:
         return Length(steps=max_steps, of="training", words="as you say")
@@ -187,13 +227,16 @@ def elsewhere(
     whole = global_batch or samples_of_step(looked.watched.recording.ranks)
     if not whole:
         raise TrainpaceError(
-            "neither a loader nor the model's input tells how many samples a step takes; --global-batch N says it."
+            "neither a loader nor the model's input tells how many samples a step takes;"
+            " --global-batch N says it."
         )
     cost = loader_cost(first)
     rate = None if cost is None else 1000 / (cost.sample_cpu_ms + cost.collate_ms / cost.batch_size)
     known = first.number_format in PRECISIONS
     if first.number_format and not known:
-        raise TrainpaceError(f"the model computes in {first.number_format}, for which there is no forecast.")
+        raise TrainpaceError(
+            f"the model computes in {first.number_format}, for which there is no forecast."
+        )
     precision = cast(Precision, first.number_format) if known else "torch_fp32"
     only = load(workload, Workload).only_batch
     if only is not None:  # what it calls a batch need not be what the loader calls one
@@ -202,31 +245,47 @@ def elsewhere(
         whole = own
     found = match.run(
         match.MatchRequest(
-            model=str(workload), samples=whole * looked.length.steps, max_steps=looked.length.steps,
-            startup=None if looked.length.of == "training" else 0.0, global_batch=whole, precision=(precision,),
-            loader_rate=rate, gpu=tuple(gpus), max_nodes=1, evidence="none",
+            model=str(workload),
+            samples=whole * looked.length.steps,
+            max_steps=looked.length.steps,
+            startup=None if looked.length.of == "training" else 0.0,
+            global_batch=whole,
+            precision=(precision,),
+            loader_rate=rate,
+            gpu=tuple(gpus),
+            max_nodes=1,
+            evidence="none",
         ),
         progress,
-    )  # fmt: skip
+    )
     single = [m for m in found.ranking.matches if m.offer.count == 1]
     # who does not say how many cores a server has cannot be asked how fast it loads
     single = [m for m in single if m.offer.vcpus] or single
     if not single:
         raise TrainpaceError(
-            "no single card for rent can train it with this batch.", "trainpace match looks at servers."
+            "no single card for rent can train it with this batch.",
+            "trainpace match looks at servers.",
         )
     if gpus:
         by_card = {m.offer.device: m for m in reversed(single)}  # the cheapest of each
-        return tuple(Elsewhere(role="", match=m) for m in sorted(by_card.values(), key=lambda m: m.mean_hours))
+        return tuple(
+            Elsewhere(role="", match=m)
+            for m in sorted(by_card.values(), key=lambda m: m.mean_hours)
+        )
     chosen = picks(with_front(single))
     alone = len(chosen) == 1
-    return tuple(Elsewhere(role="cheapest and fastest" if alone else ROLES[p.name], match=p.match) for p in chosen)
+    return tuple(
+        Elsewhere(role="cheapest and fastest" if alone else ROLES[p.name], match=p.match)
+        for p in chosen
+    )
 
 
 def samples_of_step(ranks: Sequence[Rank]) -> int:
     """Samples of a step over all ranks, by their loaders, else by what the model was given; 0 where neither is known."""
     loaded = sum(round(rank.samples_per_step) for rank in ranks)
-    return loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
+    return (
+        loaded or round(ranks[0].model_batch * max(1.0, ranks[0].micro_steps)) * ranks[0].world_size
+    )
 
 
 def _loading_ms(rank: Rank) -> float | None:
@@ -236,24 +295,41 @@ def _loading_ms(rank: Rank) -> float | None:
     return batch_ms(cost, rank.loader.workers, max(1.0, float(rank.cpus))) * batches_per_step(rank)
 
 
-def _watch(command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress) -> Watched:
-    with progress.work(f"the script trains for {seconds:g} s; what it prints is in the recording's {OUTPUT_FILE}"):
-        code = watch(command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy)
+def _watch(
+    command: Sequence[str], folder: Path, seconds: float, busy: str, progress: Progress
+) -> Watched:
+    with progress.work(
+        f"the script trains for {seconds:g} s; what it prints is in the recording's {OUTPUT_FILE}"
+    ):
+        code = watch(
+            command, folder, output_file=folder / OUTPUT_FILE, stop_after_s=seconds, busy=busy
+        )
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
 
 
 def _failure(watched: Watched) -> str:
     """What became of a script that failed before its second step, with the last lines that it printed."""
-    lines = last_bytes(watched.folder / OUTPUT_FILE, TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
+    lines = (
+        last_bytes(watched.folder / OUTPUT_FILE, TAIL_BYTES)
+        .decode(errors="replace")
+        .splitlines()[-TAIL_LINES:]
+    )
     printed = "\n".join(f"  {line}" for line in lines)
-    return f"the script ended with exit code {watched.exit_code} before its second training step:\n{printed}\n"
+    return (
+        f"the script ended with exit code {watched.exit_code} before its second training"
+        f" step:\n{printed}\n"
+    )
 
 
 def _seconds(steps: int, step_ms: float) -> float:
     time = answer(
         Question(
-            schedule=Schedule(max_steps=steps), micro_batch=1, nnodes=1, nproc_per_node=1, step_time_s=step_ms / 1e3
+            schedule=Schedule(max_steps=steps),
+            micro_batch=1,
+            nnodes=1,
+            nproc_per_node=1,
+            step_time_s=step_ms / 1e3,
         )
     ).time
     assert time is not None

@@ -14,13 +14,44 @@ from trainpace.records import Record
 from trainpace.tasks import stored_precision
 from trainpace.units import format_number, hours_from_s
 from trainpace.verbs.evidence import Evidence, evidence_for
-from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.places import HardwareFile, JournalPlace, consulted_journal, known_of, named_host, own_devices
+from trainpace.verbs.offers import (
+    Gpus,
+    MachinesFile,
+    Providers,
+    Regions,
+    check_provider,
+    chosen_offers,
+    known_offers,
+)
+from trainpace.verbs.places import (
+    HardwareFile,
+    JournalPlace,
+    consulted_journal,
+    known_of,
+    named_host,
+    own_devices,
+)
 from trainpace.verbs.recorded import caveats, loader_of, recording_of, sentences_of
-from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
+from trainpace.verbs.request import (
+    ABOVE_0_S,
+    AT_LEAST_1,
+    DEVICES,
+    DURATION,
+    RATE,
+    USD,
+    Field,
+    Misuse,
+    Progress,
+)
 from trainpace.verbs.software import software_of
 from trainpace.verbs.traced import ChannelsLast, workload_started
-from trainpace.verbs.training import USUAL_GLOBAL_BATCH, Tokens, TrainingRequest, default_forms, epoch_of
+from trainpace.verbs.training import (
+    USUAL_GLOBAL_BATCH,
+    Tokens,
+    TrainingRequest,
+    default_forms,
+    epoch_of,
+)
 from trainpace.workload import Form, Workload
 
 if TYPE_CHECKING:
@@ -34,16 +65,23 @@ class MatchRequest(TrainingRequest, kw_only=True):
     samples: Annotated[int | None, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)] = None
     tokens: Tokens = None
     max_steps: Annotated[
-        int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
+        int | None,
+        Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1),
     ] = None
     global_batch: Annotated[
         int | None,
-        Field("Samples per update, on every server.  [default: the task's loader's or trainer's, or 256]", AT_LEAST_1),
-    ] = None  # fmt: skip
+        Field(
+            "Samples per update, on every server.  [default: the task's loader's or trainer's, or"
+            " 256]",
+            AT_LEAST_1,
+        ),
+    ] = None
     precision: Annotated[
         tuple[Precision, ...],
-        Field("Allowed number formats; each card takes its fastest.  [default: one, as in forecast]"),
-    ] = ()  # fmt: skip
+        Field(
+            "Allowed number formats; each card takes its fastest.  [default: one, as in forecast]"
+        ),
+    ] = ()
     by: Annotated[Literal["cost", "hours"], Field("What to rank by.")] = "cost"
     deadline: Annotated[float | None, Field("Time available: 24h, 3 days.", DURATION)] = None
     budget: Annotated[float | None, Field("Money available: 500, $2k.", USD)] = None
@@ -53,22 +91,34 @@ class MatchRequest(TrainingRequest, kw_only=True):
     max_nodes: Annotated[int, Field("Join up to this many servers of a kind.", DEVICES)] = 4
     spot: Annotated[bool, Field("Also spot prices, with what preemption costs.")] = False
     preempted_every: Annotated[
-        float | None, Field("Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S)
+        float | None,
+        Field(
+            "Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S
+        ),
     ] = None
-    data_from: Annotated[str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")] = ""
-    loader_rate: Annotated[float | None, Field("Samples per second that one CPU thread prepares.", RATE)] = None
+    data_from: Annotated[
+        str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")
+    ] = ""
+    loader_rate: Annotated[
+        float | None, Field("Samples per second that one CPU thread prepares.", RATE)
+    ] = None
     machines: MachinesFile = None
     only_machines: Annotated[bool, Field("Only those.")] = False
     hardware: HardwareFile = None
     host: Annotated[
         str | None,
-        Field("The CPU of servers whose own is not published.  [default: one typical of their cards]", metavar="CPU"),
+        Field(
+            "The CPU of servers whose own is not published.  [default: one typical of their cards]",
+            metavar="CPU",
+        ),
     ] = None
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile.")] = False
-    checkpointing: Annotated[bool, Field("Recompute the activations of repeated blocks, block by block.")] = False
+    checkpointing: Annotated[
+        bool, Field("Recompute the activations of repeated blocks, block by block.")
+    ] = False
     evidence: Evidence = "nearest"
 
     @property
@@ -85,13 +135,19 @@ class MatchRequest(TrainingRequest, kw_only=True):
     def settled(self, workload: Workload) -> Self:
         """The request with the task's own settings, as forecast takes them, or the defaults, where it leaves them open."""
         own: Mapping[str, Any] = workload.settings
-        batch = own["micro_batch"] * own.get("accumulation", 1) if "micro_batch" in own else USUAL_GLOBAL_BATCH
+        batch = (
+            own["micro_batch"] * own.get("accumulation", 1)
+            if "micro_batch" in own
+            else USUAL_GLOBAL_BATCH
+        )
         precision = own.get("precision") or stored_precision(self.model)
         return replace(
-            self, global_batch=self.global_batch or batch, precision=self.precision or ((precision,) if precision else ()),
+            self,
+            global_batch=self.global_batch or batch,
+            precision=self.precision or ((precision,) if precision else ()),
             compile=self.compile or own.get("compile", False),
             checkpointing=self.checkpointing or own.get("activation_checkpointing") == "full",
-        )  # fmt: skip
+        )
 
 
 class Matches(Record):
@@ -129,10 +185,13 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         every_offer = known_offers(r.machines, progress, r.only_machines)
         if r.data_from:
             check_provider(r.data_from, every_offer)
-        offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware))
+        offers, devices = chosen_offers(
+            every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware)
+        )
         if (host := named_host(r.host)) is not None:
             offers = [
-                offer if offer.host else replace(offer, host=host.name, host_source="as given") for offer in offers
+                offer if offer.host else replace(offer, host=host.name, host_source="as given")
+                for offer in offers
             ]
         preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
         workload = traced()
@@ -142,34 +201,75 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         loader = None if recording is None or r.loader_rate is not None else loader_of(recording)
         rate = r.loader_rate if loader is None else loader.samples_per_core_s
         job = Job(
-            schedule=epoch_of(r.samples, r.tokens, r.sequence_length, workload, epochs=r.epochs, max_steps=r.max_steps),
+            schedule=epoch_of(
+                r.samples,
+                r.tokens,
+                r.sequence_length,
+                workload,
+                epochs=r.epochs,
+                max_steps=r.max_steps,
+            ),
             global_batch=r.global_batch,
-            precisions=r.precision, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
-            budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
-            clip_gradients=bool(workload.settings.get("clip_gradients", False)), software=software_of(r),
+            precisions=r.precision,
+            most_nodes=r.max_nodes,
+            spot=r.spot,
+            data_from=r.data_from,
+            deadline_s=r.deadline,
+            budget_usd=r.budget,
+            channels_last=r.channels_last,
+            compile=r.compile,
+            checkpointing=r.checkpointing,
+            clip_gradients=bool(workload.settings.get("clip_gradients", False)),
+            software=software_of(r),
             conditions=r.conditions(samples_per_cpu_s=rate, preemption_mean_h=preempted_h),
-        )  # fmt: skip
-    with consulted_journal(r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}) as journal:
+        )
+    with consulted_journal(
+        r.journal, r.no_journal, {offer.device for offer in offers}, {workload.model}
+    ) as journal:
         knowledge = known_of(workload, journal)
         with progress.work("comparing servers"):
-            ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge)
+            ranking = rank(
+                workload, offers, devices, job, "usd" if r.by == "cost" else "hours", knowledge
+            )
             chosen = picks(ranking.matches)
-            mixed = None if r.precision or not chosen or "amp" not in workload.forms else rank(
-                workload, [chosen[0].match.offer], devices, replace(job, precisions=MIXED), "usd", knowledge
-            )  # fmt: skip
+            mixed = (
+                None
+                if r.precision or not chosen or "amp" not in workload.forms
+                else rank(
+                    workload,
+                    [chosen[0].match.offer],
+                    devices,
+                    replace(job, precisions=MIXED),
+                    "usd",
+                    knowledge,
+                )
+            )
     first = ranking.matches[:1]
     recorded = () if recording is None else sentences_of(caveats(recording))
     if loader is not None:
         each = format_number(loader.samples_per_core_s)
-        recorded = (f"The recorded loader is taken to have a worker on every core: {each} samples/s each.", *recorded)
+        recorded = (
+            f"The recorded loader is taken to have a worker on every core: {each} samples/s each.",
+            *recorded,
+        )
     return Matches(
-        recorded=recorded, usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
-        workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job),
-        picks=chosen, mixed=next(iter(mixed.matches), None) if mixed else None,
-        journal_note="" if knowledge is None or not knowledge.devices else
-            f"Corrected by the journal: this workload measured on {_cards(knowledge.devices)}.",
-        evidence=evidence_for(r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)),
-    )  # fmt: skip
+        recorded=recorded,
+        usual_batch=request.global_batch is None and r.global_batch == USUAL_GLOBAL_BATCH,
+        workload=workload,
+        job=job,
+        ranking=ranking,
+        nearest=None if ranking.matches else nearest(ranking, job),
+        picks=chosen,
+        mixed=next(iter(mixed.matches), None) if mixed else None,
+        journal_note=(
+            ""
+            if knowledge is None or not knowledge.devices
+            else f"Corrected by the journal: this workload measured on {_cards(knowledge.devices)}."
+        ),
+        evidence=evidence_for(
+            r.evidence, ((workload, m.forecast.execution, devices[m.offer.device]) for m in first)
+        ),
+    )
 
 
 def _cards(names: Sequence[str]) -> str:

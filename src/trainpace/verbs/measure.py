@@ -26,8 +26,24 @@ from trainpace.verbs.places import (
     own_devices,
     profile_here,
 )
-from trainpace.verbs.request import BATCHES, COUNT, DURATION, Argument, Field, Misuse, Progress, Request, Rows
-from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, ImageSize, Optimizer, SequenceLength
+from trainpace.verbs.request import (
+    BATCHES,
+    COUNT,
+    DURATION,
+    Argument,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    Rows,
+)
+from trainpace.verbs.traced import (
+    PRECISION_HELP,
+    ChannelsLast,
+    ImageSize,
+    Optimizer,
+    SequenceLength,
+)
 from trainpace.verbs.training import default_precision
 from trainpace.workload import Variant, form_of
 
@@ -46,19 +62,31 @@ class MeasureRequest(Request):
 
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
     batch: Annotated[
-        tuple[int, ...] | None, Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)
+        tuple[int, ...] | None,
+        Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES),
     ] = None
-    every: Annotated[bool, Field("Measure every size of a long range; without it those that tell most.")] = False
+    every: Annotated[
+        bool, Field("Measure every size of a long range; without it those that tell most.")
+    ] = False
     repeats: Annotated[
-        int | None, Field("Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]", COUNT)
+        int | None,
+        Field(
+            "Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]",
+            COUNT,
+        ),
     ] = None
-    until_oom: Annotated[bool, Field("Find the largest batch that fits (up to the largest of `batch`).")] = False
+    until_oom: Annotated[
+        bool, Field("Find the largest batch that fits (up to the largest of `batch`).")
+    ] = False
     precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     optimizer: Optimizer = None
     accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
     device: Annotated[
         str,
-        Field("Where to train: cpu, cuda (ROCm's name too), xpu, mps, or what else torch was taught.", metavar="KIND"),
+        Field(
+            "Where to train: cpu, cuda (ROCm's name too), xpu, mps, or what else torch was taught.",
+            metavar="KIND",
+        ),
     ] = "cpu"
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
@@ -66,14 +94,20 @@ class MeasureRequest(Request):
     compile: Annotated[bool, Field("Under torch.compile.")] = False
     seconds: Annotated[float, Field("Training time of a probe.", DURATION)] = 2.0
     timeout: Annotated[float, Field("Give up on a probe after this.", DURATION)] = 600.0
-    memory_limit: Annotated[float | None, Field("A probe on the CPU may take no more than this.", metavar="GIB")] = None
-    noise_scale: Annotated[bool, Field("Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch.")] = (
-        False
-    )
+    memory_limit: Annotated[
+        float | None, Field("A probe on the CPU may take no more than this.", metavar="GIB")
+    ] = None
+    noise_scale: Annotated[
+        bool, Field("Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch.")
+    ] = False
     no_forecast: Annotated[bool, Field("Do not lay a forecast beside the measurements.")] = False
     journal: JournalPlace = None
-    no_journal: Annotated[bool, Field("Keep nothing in the journal; an interrupted sweep is then lost.")] = False
-    fresh: Annotated[bool, Field("Begin anew where an interrupted sweep could be taken up.")] = False
+    no_journal: Annotated[
+        bool, Field("Keep nothing in the journal; an interrupted sweep is then lost.")
+    ] = False
+    fresh: Annotated[bool, Field("Begin anew where an interrupted sweep could be taken up.")] = (
+        False
+    )
     notes: Annotated[str, Field("A remark kept with the runs.")] = ""
     keep_identity: KeepIdentity = False
     command: str = ""
@@ -110,11 +144,16 @@ class MeasuredSweep(Record, Rows[Measurement]):
             cause = jump.cause_among(self.causes)
             found.append(
                 Jump(
-                    before=jump.before, batch=jump.after, before_ms=fitted_ms[jump.before], after_ms=fitted_ms[jump.after],
-                    excess_ms=jump.size_ms, causes=cause.causes if cause else (), mechanism=cause.mechanism if cause else "",
+                    before=jump.before,
+                    batch=jump.after,
+                    before_ms=fitted_ms[jump.before],
+                    after_ms=fitted_ms[jump.after],
+                    excess_ms=jump.size_ms,
+                    causes=cause.causes if cause else (),
+                    mechanism=cause.mechanism if cause else "",
                     next_good=good.get(jump.before),
                 )
-            )  # fmt: skip
+            )
         return tuple(found)
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -135,28 +174,39 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
     if request.model is None:
         raise Misuse("Name a `model`.")
     if request.noise_scale and ".py:" not in request.model:
-        raise Misuse("`noise_scale` is one of real samples, and those of this model are random: name FILE.py:FUNCTION.")
+        raise Misuse(
+            "`noise_scale` is one of real samples, and those of this model are random: name"
+            " FILE.py:FUNCTION."
+        )
     request, device = prepared(request, progress)
     with opened_journal(request.journal, request.no_journal) as journal:
         return sweep_of(request, device, journal, progress)
 
 
-def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, progress: Progress) -> MeasuredSweep:
+def sweep_of(
+    request: MeasureRequest, device: str, journal: Journal | None, progress: Progress
+) -> MeasuredSweep:
     """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
     from trainpace.measure import measure_noise_scale
 
     r, conditions = request, _conditions(request, device)
     batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
     plan = SweepPlan(
-        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
+        batches=batches,
+        repeats=r.repeats or (2 if len(batches) > 2 else 3),
+        every=r.every,
+        until_oom=r.until_oom,
         also_batches=r.batch is not None,
-    )  # fmt: skip
+    )
     forecaster = None if request.no_forecast else _forecaster(conditions, device, journal, progress)
-    execution = conditions.execution(plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer)
+    execution = conditions.execution(
+        plan.batches[0], "" if forecaster is None else forecaster.workload.optimizer
+    )
     causes = () if forecaster is None else _forecast_jumps(forecaster, plan, execution)
     recorded = _record(request, conditions, plan, device, journal, forecaster, causes, progress)
     measured = sorted(
-        (o for o in recorded.outcomes if isinstance(o, Measurement)), key=lambda m: m.execution.micro_batch
+        (o for o in recorded.outcomes if isinstance(o, Measurement)),
+        key=lambda m: m.execution.micro_batch,
     )
     failed = tuple(o for o in recorded.outcomes if isinstance(o, FailedProbe))
     if not measured:
@@ -169,12 +219,22 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     analysis = analyse(recorded.outcomes, () if r.batch is None else batches)
     forecasts: dict[int, Forecast] = {}
     if forecaster is not None:
-        at_points = forecaster.over_batches(execution, [point.batch for point in analysis.points]).forecasts()
-        forecasts = {forecast.execution.micro_batch: forecast for forecast in at_points if forecast.step is not None}
+        at_points = forecaster.over_batches(
+            execution, [point.batch for point in analysis.points]
+        ).forecasts()
+        forecasts = {
+            forecast.execution.micro_batch: forecast
+            for forecast in at_points
+            if forecast.step is not None
+        }
     return MeasuredSweep(
-        measurements=tuple(measured), failed=failed, analysis=analysis, forecasts=forecasts, causes=causes,
+        measurements=tuple(measured),
+        failed=failed,
+        analysis=analysis,
+        forecasts=forecasts,
+        causes=causes,
         sweep=recorded.id or None,
-    )  # fmt: skip
+    )
 
 
 def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureRequest, str]:
@@ -183,8 +243,16 @@ def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureReques
     A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs.
     """
     machine = detected(progress)
-    device, memory_gib = device_of(request.device, machine), machine.memory_limit_gib or machine.memory_gib
-    if request.until_oom and request.device == "cpu" and request.memory_limit is None and memory_gib is not None:
+    device, memory_gib = (
+        device_of(request.device, machine),
+        machine.memory_limit_gib or machine.memory_gib,
+    )
+    if (
+        request.until_oom
+        and request.device == "cpu"
+        and request.memory_limit is None
+        and memory_gib is not None
+    ):
         limit_gib = round(0.7 * memory_gib, 1)
         progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
         request = replace(request, memory_limit=limit_gib)
@@ -197,10 +265,19 @@ def _conditions(r: MeasureRequest, device: str) -> Conditions:
     assert r.model is not None
     precision = r.precision or _default_precision(r.model, r.device, device)
     return Conditions(
-        model=r.model, device=r.device, precision=precision, optimizer=r.optimizer, accumulation=r.accumulate,
-        sequence_length=r.sequence_length, image_size=r.image_size, channels_last=r.channels_last, compile=r.compile,
-        seconds=r.seconds, timeout_s=r.timeout, memory_limit_gib=r.memory_limit,
-    )  # fmt: skip
+        model=r.model,
+        device=r.device,
+        precision=precision,
+        optimizer=r.optimizer,
+        accumulation=r.accumulate,
+        sequence_length=r.sequence_length,
+        image_size=r.image_size,
+        channels_last=r.channels_last,
+        compile=r.compile,
+        seconds=r.seconds,
+        timeout_s=r.timeout,
+        memory_limit_gib=r.memory_limit,
+    )
 
 
 def _default_precision(model: str, kind: str, device: str) -> Any:
@@ -212,7 +289,9 @@ def _default_precision(model: str, kind: str, device: str) -> Any:
     return default_precision(model, known)
 
 
-def _forecaster(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Forecaster | None:
+def _forecaster(
+    c: Conditions, device: str, journal: Journal | None, progress: Progress
+) -> Forecaster | None:
     """What is forecast on this machine; None, with a note on why, where it cannot be."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
     from trainpace.trace import load_workload
@@ -236,7 +315,9 @@ def _forecaster(c: Conditions, device: str, journal: Journal | None, progress: P
         return None
 
 
-def _forecast_jumps(forecaster: Forecaster, plan: SweepPlan, execution: Execution) -> tuple[Jump, ...]:
+def _forecast_jumps(
+    forecaster: Forecaster, plan: SweepPlan, execution: Execution
+) -> tuple[Jump, ...]:
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
     if not plan.adaptive or forecaster.target.kernels.traces_cpu:
         return ()
@@ -244,35 +325,58 @@ def _forecast_jumps(forecaster: Forecaster, plan: SweepPlan, execution: Executio
 
 
 def _record(
-    request: MeasureRequest, conditions: Conditions, plan: SweepPlan, device: str, journal: Journal | None,
-    forecaster: Forecaster | None, causes: tuple[Jump, ...], progress: Progress,
-) -> RecordedSweep:  # fmt: skip
+    request: MeasureRequest,
+    conditions: Conditions,
+    plan: SweepPlan,
+    device: str,
+    journal: Journal | None,
+    forecaster: Forecaster | None,
+    causes: tuple[Jump, ...],
+    progress: Progress,
+) -> RecordedSweep:
     from trainpace.journal import Circumstances, RecordedSweep, record_sweep
     from trainpace.measure import most_probes
 
     hints = [jump.batch for jump in causes]
     most = most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
-    with progress.work(f"measuring {conditions.model}", None if plan.until_oom else most, "probes at most") as work:
+    with progress.work(
+        f"measuring {conditions.model}", None if plan.until_oom else most, "probes at most"
+    ) as work:
         tell = lambda batch, finished: work.to(finished, words=f"batch {batch}")  # noqa: E731
         if journal is None:
-            return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
+            return RecordedSweep(
+                "", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0
+            )
         circumstances = Circumstances(
-            device=device, command=request.command, commit=_commit(), notes=request.notes,
-            versions=f"torch {version('torch')}, trainpace {version('trainpace')}", keep_identity=request.keep_identity,
-        )  # fmt: skip
+            device=device,
+            command=request.command,
+            commit=_commit(),
+            notes=request.notes,
+            versions=f"torch {version('torch')}, trainpace {version('trainpace')}",
+            keep_identity=request.keep_identity,
+        )
         try:
-            recorded = record_sweep(journal, conditions, plan, circumstances, forecaster, hints, tell, request.fresh)
+            recorded = record_sweep(
+                journal, conditions, plan, circumstances, forecaster, hints, tell, request.fresh
+            )
         except KeyboardInterrupt:
-            work.say("\nStopped. What was measured is in the journal; the same command takes it up again.")
+            work.say(
+                "\nStopped. What was measured is in the journal; the same command takes it up"
+                " again."
+            )
             raise
     if recorded.resumed:
-        progress.note(f"{recorded.resumed} probes were there from an interrupted run of the same sweep.")
+        progress.note(
+            f"{recorded.resumed} probes were there from an interrupted run of the same sweep."
+        )
     return recorded
 
 
 def _commit() -> str | None:
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

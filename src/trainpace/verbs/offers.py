@@ -7,7 +7,14 @@ from typing import Annotated, Any
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device, normalised
 from trainpace.intake import read_text
-from trainpace.offers import EGRESS_USD_PER_GB, Offer, notes_on, parse_machines, read_offers, snapshot
+from trainpace.offers import (
+    EGRESS_USD_PER_GB,
+    Offer,
+    notes_on,
+    parse_machines,
+    read_offers,
+    snapshot,
+)
 from trainpace.records import Record, Table, to_jsonable, write_whole
 from trainpace.verbs.places import HardwareFile, data_place, own_devices
 from trainpace.verbs.request import Field, Progress, Request
@@ -15,7 +22,9 @@ from trainpace.verbs.request import Field, Progress, Request
 Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
 Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
 Gpus = Annotated[tuple[str, ...], Field("Only this GPU; H100 alone is every H100.")]
-MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
+MachinesFile = Annotated[
+    str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")
+]
 
 
 class OffersRequest(Request):
@@ -24,7 +33,9 @@ class OffersRequest(Request):
     gpu: Gpus = ()
     machines: MachinesFile = None
     hardware: HardwareFile = None
-    refresh: Annotated[bool, Field("Fetch today's offers through gpuhunt and keep them for later.")] = False
+    refresh: Annotated[
+        bool, Field("Fetch today's offers through gpuhunt and keep them for later.")
+    ] = False
 
 
 class Offers(Record, Table):
@@ -44,14 +55,22 @@ def run(request: OffersRequest, progress: Progress) -> Offers:
         target = data_place("offers.csv")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, write_offers(fresh))
-        left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
+        left_out = (
+            f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}"
+            if unknown
+            else ""
+        )
         progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
     every_offer = known_offers(request.machines, progress)
-    offers, _ = chosen_offers(every_offer, request.provider, request.region, request.gpu, own_devices(request.hardware))
+    offers, _ = chosen_offers(
+        every_offer, request.provider, request.region, request.gpu, own_devices(request.hardware)
+    )
     return Offers(offers=tuple(offers))
 
 
-def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
+def known_offers(
+    machines: str | None, progress: Progress, only_machines: bool = False
+) -> tuple[Offer, ...]:
     """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
@@ -61,7 +80,9 @@ def known_offers(machines: str | None, progress: Progress, only_machines: bool =
     if only_machines:
         return own
     refreshed = data_place("offers.csv")
-    public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
+    public = (
+        read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
+    )
     return (*own, *public)
 
 
@@ -97,24 +118,33 @@ def chosen_offers(
     def has_region(offer: Offer, name: str) -> bool:
         return name.casefold() in offer.region.casefold()
 
-    for what, wanted, has in (("provider", providers, has_provider), ("region", regions, has_region)):
+    for what, wanted, has in (
+        ("provider", providers, has_provider),
+        ("region", regions, has_region),
+    ):
         for name in wanted:
             if not any(has(offer, name) for offer in offers):
                 names = {getattr(offer, what) for offer in offers} - {""}
                 raise UnknownName(what, name, sorted(names), "See trainpace offers.")
     by_name = {device.name: device for device in (*catalogue(), *own)}
-    devices = {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
+    devices = {
+        name: by_name.get(name) or find_device(name, own)
+        for name in {offer.device for offer in offers}
+    }
     chosen = {find_device(name, own).name for name in gpus} | {
         device.name for device in devices.values() for name in gpus if _is_one_of(device, name)
     }
     left = [
-        o for o in offers
+        o
+        for o in offers
         if (not providers or any(has_provider(o, name) for name in providers))
         and (not regions or any(has_region(o, name) for name in regions))
         and (not chosen or devices[o.device].name in chosen)
-    ]  # fmt: skip
+    ]
     if not left and (providers or regions):
-        filters = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        filters = " and ".join(
+            w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given
+        )
         raise TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
     if not left:
         raise TrainpaceError(

@@ -13,23 +13,43 @@ from trainpace.verbs.training import ExecutedRequest
 
 PADDED_TO = 32
 """Padded lengths are forecast at the nearest multiple of it, so that few are traced."""
-LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "token_count", "input_ids")
+LENGTH_COLUMNS = (
+    "length",
+    "lengths",
+    "tokens",
+    "num_tokens",
+    "n_tokens",
+    "token_count",
+    "input_ids",
+)
 COUNT_COLUMNS = ("count", "counts", "documents", "n")
 MEAN_LENGTH = within("tokens", ABOVE_0, 1e9)
 
 
 class PackingRequest(ExecutedRequest):
     packed: Annotated[
-        bool, Field("Several documents in a row of `sequence_length` tokens, with attention of variable length.")
+        bool,
+        Field(
+            "Several documents in a row of `sequence_length` tokens, with attention of variable"
+            " length."
+        ),
     ] = False
     lengths: Annotated[
         str | None,
-        Field("Token counts of the documents, with `packed`: a text of numbers, or a CSV or Parquet file with a column length"
-              " (and count) or input_ids.", EXISTING_FILE, metavar="FILE"),
-    ] = None  # fmt: skip
+        Field(
+            "Token counts of the documents, with `packed`: a text of numbers, or a CSV or Parquet"
+            " file with a column length (and count) or input_ids.",
+            EXISTING_FILE,
+            metavar="FILE",
+        ),
+    ] = None
     mean_length: Annotated[
         float | None,
-        Field("In place of `lengths`, their mean; they are then taken to be exponentially distributed.", MEAN_LENGTH),
+        Field(
+            "In place of `lengths`, their mean; they are then taken to be exponentially"
+            " distributed.",
+            MEAN_LENGTH,
+        ),
     ] = None
 
 
@@ -56,8 +76,9 @@ class PaddedBatch(Record):
         if self.packed.step is None or self.padded.step is None:
             return None
         packed_ms, padded_ms = (
-            self.packed.step.total_ms / self.packed_tokens, self.padded.step.total_ms / self.padded_tokens
-        )  # fmt: skip
+            self.packed.step.total_ms / self.packed_tokens,
+            self.padded.step.total_ms / self.padded_tokens,
+        )
         return 1.0 - packed_ms / padded_ms
 
 
@@ -73,10 +94,14 @@ def documents_of(request: PackingRequest) -> Documents | None:
         raise Misuse("`packed` needs `sequence_length`: how many tokens a row has.")
     if (r.lengths is None) == (r.mean_length is None):
         raise Misuse(
-            "`packed` needs to know how long documents are: `lengths` FILE, or `mean_length` TOKENS, one of them."
+            "`packed` needs to know how long documents are: `lengths` FILE, or `mean_length`"
+            " TOKENS, one of them."
         )
     if r.attention == "eager":
-        raise Contradiction("eager attention has no kernel for packed rows.", "Leave --attention out, or name flash2.")
+        raise Contradiction(
+            "eager attention has no kernel for packed rows.",
+            "Leave --attention out, or name flash2.",
+        )
     if r.mean_length is not None:
         return Documents.with_mean(r.mean_length)
     assert r.lengths is not None, "one of the two is there"
@@ -96,10 +121,15 @@ def compared(documents: Documents, packed: Forecast, padded: Forecast) -> Padded
     assert length is not None, "and so do padded batches"
     packed_row, padded_tokens = documents.packed(row), n * documents.mean_up_to(row)
     return PaddedBatch(
-        documents=n, length=length, padding=max(0.0, 1.0 - padded_tokens / (n * length)), packed_padding=1.0 - packed_row.fill,
-        packed_tokens=packed.execution.micro_batch * row * packed_row.fill, padded_tokens=padded_tokens, packed=packed,
+        documents=n,
+        length=length,
+        padding=max(0.0, 1.0 - padded_tokens / (n * length)),
+        packed_padding=1.0 - packed_row.fill,
+        packed_tokens=packed.execution.micro_batch * row * packed_row.fill,
+        padded_tokens=padded_tokens,
+        packed=packed,
         padded=padded,
-    )  # fmt: skip
+    )
 
 
 def _lengths_in(path: Path) -> Counter[int]:
@@ -138,7 +168,9 @@ def _count(path: Path, row: int, value: Any) -> int:
     if isinstance(value, list):
         return len(value)
     if value is None:
-        raise UnreadableInput(f"{path}, row {row}: a value is missing.", "Give every row a value for each column.")
+        raise UnreadableInput(
+            f"{path}, row {row}: a value is missing.", "Give every row a value for each column."
+        )
     if not _is_count(value):
         raise UnreadableInput(f"{path}, row {row}: {str(value)[:40]!r} is not a count of tokens.")
     return int(float(value))

@@ -21,25 +21,39 @@ if TYPE_CHECKING:
 
 JournalPlace = Annotated[
     str | None,
-    Field("The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder.",
-          metavar="PATH|URL"),
-]  # fmt: skip
+    Field(
+        "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else"
+        " the user's data folder.",
+        metavar="PATH|URL",
+    ),
+]
 KeepIdentity = Annotated[bool, Field("Keep paths and names in the journal as they are.")]
 HostName = Annotated[
     str | None,
-    Field("The CPU that launches the kernels: 'Xeon 8480+', 'EPYC 7742', i9-13900K.  [default: one typical of such cards]",
-          metavar="CPU"),
-]  # fmt: skip
-HardwareFile = Annotated[str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")]
+    Field(
+        "The CPU that launches the kernels: 'Xeon 8480+', 'EPYC 7742', i9-13900K.  [default: one"
+        " typical of such cards]",
+        metavar="CPU",
+    ),
+]
+HardwareFile = Annotated[
+    str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")
+]
 
 
 def data_place(name: str) -> Path:
     """A file or folder in the user's data folder, such as the machine.json that `trainpace calibrate` leaves."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / name
+    return (
+        Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        / "trainpace"
+        / name
+    )
 
 
 @contextlib.contextmanager
-def opened_journal(place: str | None, no_journal: bool, create: bool = True) -> Iterator[Journal | None]:
+def opened_journal(
+    place: str | None, no_journal: bool, create: bool = True
+) -> Iterator[Journal | None]:
     """The journal of a request, or None where it wants none."""
     if no_journal:
         yield None
@@ -57,12 +71,17 @@ def consulted_journal(
     """The journal, if it may hold runs on one of the devices or of one of the models; else None, and nothing is opened."""
     from trainpace.journal import may_know
 
-    with opened_journal(place, no_journal or not may_know(place, devices, models), create=False) as journal:
+    with opened_journal(
+        place, no_journal or not may_know(place, devices, models), create=False
+    ) as journal:
         yield journal
 
 
 def known_of(
-    workload: Workload, journal: Journal | None, sequence_length: int | None = None, image_size: int | None = None
+    workload: Workload,
+    journal: Journal | None,
+    sequence_length: int | None = None,
+    image_size: int | None = None,
 ) -> Knowledge | None:
     """What a journal knows of a workload; None without one."""
     if journal is None:
@@ -76,7 +95,11 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
     """Devices of the file at `path`, or of the one in the user's configuration folder where there is one."""
     if path is not None:
         return parse_catalogue(read_text(path), path)
-    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
+    default = (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        / "trainpace"
+        / "hardware.toml"
+    )
     return parse_catalogue(read_text(default), str(default)) if default.is_file() else ()
 
 
@@ -115,7 +138,9 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
         return profile
     from trainpace.machine import calibrate
 
-    progress.note("measuring this machine's CPU for 20 s (trainpace calibrate does it thoroughly, and once)")
+    progress.note(
+        "measuring this machine's CPU for 20 s (trainpace calibrate does it thoroughly, and once)"
+    )
     return calibrate(20.0)
 
 
@@ -137,7 +162,8 @@ def profile_here(progress: Progress) -> MachineProfile | None:
         calibrated = profile.environment.get(what)
         if calibrated != value:
             progress.note(
-                f"note: the machine's profile is of {what} {calibrated}, not {value}: trainpace calibrate again."
+                f"note: the machine's profile is of {what} {calibrated}, not {value}: trainpace"
+                " calibrate again."
             )
             return None
     return profile

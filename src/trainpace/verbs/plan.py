@@ -78,85 +78,147 @@ REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "of
 """Fields of `Execution` for which the request may differ from the files."""
 ENGINE_FILES = frozenset(("DeepSpeed", "accelerate"))
 """Kinds of new files that state more than how many processes are started."""
-FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "host": str, "price": float}
+FLEET_KEYS = {
+    "gpu": str,
+    "num_gpus": int,
+    "nodes": int,
+    "network_gb_per_s": float,
+    "host": str,
+    "price": float,
+}
 
 
 class PlanRequest(TrainingRequest):
     gpu: Annotated[str | None, Field("The GPU of the fleet, by name.")] = None
-    num_gpus: Annotated[int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)] = None
+    num_gpus: Annotated[
+        int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)
+    ] = None
     nodes: Annotated[int | None, Field("Nodes of the fleet.  [default: 1]", DEVICES)] = None
     network: Network = None
     host: HostName = None
     cluster: Annotated[
         str | None,
-        Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.", metavar="FILE.toml"),
+        Field(
+            "The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, host, price.",
+            metavar="FILE.toml",
+        ),
     ] = None
     hardware: HardwareFile = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
-    config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
-    command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
+    config: Annotated[
+        tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")
+    ] = ()
+    command: Annotated[
+        str | None, Field("How it trains now: a launch command.", metavar="TEXT")
+    ] = None
     watched: Annotated[
-        str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
+        str | None,
+        Field(
+            "How it trains now: a recording (trainpace watch), its loader included.",
+            metavar="FOLDER",
+        ),
     ] = None
     batch: Annotated[
         int | None,
         Field(
-            "Samples per GPU and forward pass now.  [default: the task's loader's or trainer's, or 32]",
+            "Samples per GPU and forward pass now.  [default: the task's loader's or trainer's,"
+            " or 32]",
             AT_LEAST_1,
             sets="micro_batch",
         ),
     ] = None
     accumulate: Annotated[
         int | None,
-        Field("Micro-batches per update now.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
+        Field(
+            "Micro-batches per update now.  [default: the task's trainer's, or 1]",
+            AT_LEAST_1,
+            sets="accumulation",
+        ),
     ] = None
     global_batch: GlobalBatch = None
-    gpus_now: Annotated[int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)] = None
-    nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)] = None
-    precision: Annotated[Precision | None, Field(PRECISION_HELP.replace("format.", "format now."))] = None
-    zero: Annotated[ZeroStage | None, Field("ZeRO stage now; full FSDP is 3.  [default: 0]", sets="zero_stage")] = None
+    gpus_now: Annotated[
+        int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)
+    ] = None
+    nodes_now: Annotated[
+        int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)
+    ] = None
+    precision: Annotated[
+        Precision | None, Field(PRECISION_HELP.replace("format.", "format now."))
+    ] = None
+    zero: Annotated[
+        ZeroStage | None, Field("ZeRO stage now; full FSDP is 3.  [default: 0]", sets="zero_stage")
+    ] = None
     tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
     pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
     cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None
     checkpointing: Annotated[
         Checkpointing | None, Field("What is recomputed now.", sets="activation_checkpointing")
     ] = None
-    offload: Annotated[Offload | None, Field("What is kept in the host's memory now.", sets="offload_optimizer")] = None
+    offload: Annotated[
+        Offload | None, Field("What is kept in the host's memory now.", sets="offload_optimizer")
+    ] = None
     compile: Annotated[bool, Field("torch.compile is used now.")] = False
     channels_last: Annotated[bool, Field("NHWC tensors are used now.")] = False
     workers: Annotated[int | None, Field("Loader workers now. Needs `sample_ms`.", COUNT)] = None
     sample_ms: Annotated[
         float | None,
-        Field("Milliseconds of a core for a sample (trainpace loader measures it).", within("ms", ABOVE_0, 1e9)),
-    ] = None  # fmt: skip
+        Field(
+            "Milliseconds of a core for a sample (trainpace loader measures it).",
+            within("ms", ABOVE_0, 1e9),
+        ),
+    ] = None
     offline_share: Annotated[
         float | None,
-        Field("Share of a sample's preparation that is the same in every epoch, from 0 to 1 (trainpace loader says it)."
-              "  [default: 1, assumed]", within("share", 0, 1)),
-    ] = None  # fmt: skip
+        Field(
+            "Share of a sample's preparation that is the same in every epoch, from 0 to 1"
+            " (trainpace loader says it).  [default: 1, assumed]",
+            within("share", 0, 1),
+        ),
+    ] = None
     loader: Annotated[
         str | None,
-        Field("What trainpace loader --json answered, in place of `sample_ms`, `cores` and `offline_share`.", EXISTING_FILE,
-              metavar="FILE.json"),
-    ] = None  # fmt: skip
-    cores: Annotated[int | None, Field("Cores of a node for its loaders. With `sample_ms`.", AT_LEAST_1)] = None
+        Field(
+            "What trainpace loader --json answered, in place of `sample_ms`, `cores` and"
+            " `offline_share`.",
+            EXISTING_FILE,
+            metavar="FILE.json",
+        ),
+    ] = None
+    cores: Annotated[
+        int | None, Field("Cores of a node for its loaders. With `sample_ms`.", AT_LEAST_1)
+    ] = None
     samples: Annotated[int | None, Field("Samples in an epoch.", AT_LEAST_1)] = None
     tokens: Tokens = None
-    max_steps: Annotated[int | None, Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1)] = None
-    allow_global_batch: Annotated[bool, Field("Also look at multiples of the global batch.")] = False
+    max_steps: Annotated[
+        int | None, Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1)
+    ] = None
+    allow_global_batch: Annotated[bool, Field("Also look at multiples of the global batch.")] = (
+        False
+    )
     noise_scale: Annotated[
         str | None,
-        Field("With `allow_global_batch`: count to the same loss, by this gradient noise scale (trainpace measure"
-              " --noise-scale --output FILE.json, or the ladder.json of trainpace run).", Unit("samples", str),
-              metavar="SAMPLES|FILE.json"),
-    ] = None  # fmt: skip
+        Field(
+            "With `allow_global_batch`: count to the same loss, by this gradient noise scale"
+            " (trainpace measure --noise-scale --output FILE.json, or the ladder.json of trainpace"
+            " run).",
+            Unit("samples", str),
+            metavar="SAMPLES|FILE.json",
+        ),
+    ] = None
     allow_fp8: Annotated[bool, Field("Also look at FP8.")] = False
     keep: Annotated[
         tuple[str, ...],
-        Field("Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.", metavar="WHAT"),
-    ] = ()  # fmt: skip
+        Field(
+            "Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.",
+            metavar="WHAT",
+        ),
+    ] = ()
     fastest: Annotated[
-        bool, Field("Order the changes to the fastest choice, even where forecasts cannot tell it from a simpler one.")
+        bool,
+        Field(
+            "Order the changes to the fastest choice, even where forecasts cannot tell it from a"
+            " simpler one."
+        ),
     ] = False
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Ignore measurements in the journal.")] = False
@@ -173,11 +235,15 @@ class Planned(Record):
     evidence: tuple[Nearness, ...] = ()
 
 
-def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()) -> Planned:
+def run(
+    request: PlanRequest, progress: Progress, write: bool = False, new: Sequence[str] = ()
+) -> Planned:
     """`write`: the plan is for the request's files and `new` ones, so that it may choose nothing that they cannot state."""
     r = request
     if isinstance(r.model, str) and Path(r.model).is_dir():
-        raise Misuse(f"{r.model} is a folder: name the model, and a recording's folder with `watched`.")
+        raise Misuse(
+            f"{r.model} is a folder: name the model, and a recording's folder with `watched`."
+        )
     noise_scale = noise_scale_of(r)
     present = Present.read(r)
     for text in present.files.unread:
@@ -196,7 +262,9 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     schedule = schedule_of(r, present, workload)
     start = present.execution(r, cluster, workload)
     limits, fixed_workers = limits_of(texts_of(r), kinds_of(new), start, write)
-    freedom = Freedom(keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits)
+    freedom = Freedom(
+        keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8, limits=limits
+    )
     paths = data_paths(r, present, start, cluster)
     if fixed_workers and any(path.workers != paths[0].workers for path in paths):
         progress.note(f"note: the number of loader workers stays: {fixed_workers}")
@@ -207,7 +275,12 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     }
     software = software_of(replace(r, **files))
     setting = Setting(
-        workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions(), software=software
+        workload,
+        cluster,
+        schedule,
+        noise_scale=noise_scale,
+        conditions=r.conditions(),
+        software=software,
     )
     runs = running_software(workload, software, cluster.device, start.precision)
     share_known = r.offline_share is not None or r.loader is not None
@@ -215,30 +288,46 @@ def run(request: PlanRequest, progress: Progress, write: bool = False, new: Sequ
     known += [runs.words] if software != TODAY or ", " in runs.words else []
     for text in runs.idle:
         progress.note(f"note: without effect: {text}")
-    with consulted_journal(r.journal, r.no_journal, {cluster.device.name}, {workload.model}) as journal:
+    with consulted_journal(
+        r.journal, r.no_journal, {cluster.device.name}, {workload.model}
+    ) as journal:
         knowledge = known_of(workload, journal, length, r.image_size)
         setting = setting._replace(knowledge=knowledge)
         with progress.work("comparing configurations"):
-            plan = plan_changes(setting, start, paths, freedom, to="fastest" if r.fastest else "best")
+            plan = plan_changes(
+                setting, start, paths, freedom, to="fastest" if r.fastest else "best"
+            )
         here = setting.on_part(cluster.nodes, cluster.devices_per_node)
         corrected = "" if knowledge is None else knowledge.in_words(here)
     return Planned(
-        plan=replace(plan, model=r.model_name, assumed=(*plan.assumed, *known), corrected=corrected,
-                     cautions=(*plan.cautions, *(caveats(present.recording) if present.recording else ())),
-                     in_code=is_in_code(r, present, new, workload)), setting=setting,
+        plan=replace(
+            plan,
+            model=r.model_name,
+            assumed=(*plan.assumed, *known),
+            corrected=corrected,
+            cautions=(*plan.cautions, *(caveats(present.recording) if present.recording else ())),
+            in_code=is_in_code(r, present, new, workload),
+        ),
+        setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
-        evidence=evidence_for(r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]),
-    )  # fmt: skip
+        evidence=evidence_for(
+            r.evidence, [(workload, plan.start if plan.best is None else plan.end, cluster.device)]
+        ),
+    )
 
 
-def is_in_code(request: PlanRequest, present: Present, new: Sequence[str], workload: Workload) -> bool:
+def is_in_code(
+    request: PlanRequest, present: Present, new: Sequence[str], workload: Workload
+) -> bool:
     """Whether the changes are for the training's own code to make: no settings file, no flag of a Trainer's states its batch,
     and its model is no Trainer's, nor a configuration that one trains."""
     if request.config or not ENGINE_FILES.isdisjoint(kinds_of(new).values()):
         return False
     if "accumulation" in workload.settings:  # what a task's own Trainer states
         return False
-    return present.files.value("micro_batch") is None and not str(request.model).startswith("transformers:")
+    return present.files.value("micro_batch") is None and not str(request.model).startswith(
+        "transformers:"
+    )
 
 
 class Present(NamedTuple):
@@ -255,7 +344,9 @@ class Present(NamedTuple):
 
             recording = read_recording(Path(request.watched))
             if not recording.ranks:
-                raise UnreadableInput(f"{request.watched} holds no training steps: {recording.seen}")
+                raise UnreadableInput(
+                    f"{request.watched} holds no training steps: {recording.seen}"
+                )
         return cls(SettingsSource.read(request.config, request.command), recording)
 
     @property
@@ -277,20 +368,24 @@ class Present(NamedTuple):
         nodes, processes = nodes or cluster.nodes, processes or cluster.devices_per_node
         if nodes > cluster.nodes or processes > cluster.devices_per_node:
             raise Contradiction(
-                f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet has {cluster.nodes} x"
-                f" {cluster.devices_per_node}.",
+                f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet"
+                f" has {cluster.nodes} x {cluster.devices_per_node}.",
                 "Name the whole fleet with `nodes` and `num_gpus`.",
             )
         values = self._values(request, workload, cluster.device)
         accumulation = values.pop("accumulation", None)
-        start = Execution(nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values)
+        start = Execution(
+            nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values
+        )
         total = self.pick("global_batch", request.global_batch)
         if total is not None:
-            needed = accumulation_for_global_batch(total, start.micro_batch, start.data_parallel_size)
+            needed = accumulation_for_global_batch(
+                total, start.micro_batch, start.data_parallel_size
+            )
             if accumulation not in (None, needed):
                 raise Contradiction(
-                    f"global batch {total} is not micro-batch {start.micro_batch} x accumulation {accumulation} x"
-                    f" data-parallel size {start.data_parallel_size}.",
+                    f"global batch {total} is not micro-batch {start.micro_batch} x accumulation"
+                    f" {accumulation} x data-parallel size {start.data_parallel_size}.",
                     "Leave one of them out.",
                 )
             accumulation = needed
@@ -300,14 +395,20 @@ class Present(NamedTuple):
         """A file that says that nothing runs in fewer bits leaves the rest to torch."""
         stated: Precision | None = self.pick("precision", request.precision)
         left_to_torch = stated == "fp32" and request.precision is None
-        return default_precision(request.model, device) if stated is None or left_to_torch else stated
+        return (
+            default_precision(request.model, device) if stated is None or left_to_torch else stated
+        )
 
     def _values(self, request: PlanRequest, workload: Workload, device: Device) -> dict[str, Any]:
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": USUAL_BATCH, "zero_stage": 3 if sharded else 0}
         # the task's own trainer or loader, as forecast takes it
         own: Mapping[str, Any] = workload.settings
-        values |= {name: value for name, value in own.items() if name in EXECUTION_FIELDS and name != "precision"}
+        values |= {
+            name: value
+            for name, value in own.items()
+            if name in EXECUTION_FIELDS and name != "precision"
+        }
         if self.pick("global_batch", request.global_batch) is not None:
             values.pop("accumulation", None)
         recorded = {}
@@ -339,12 +440,19 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
     r = request
     fleet = _fleet_file(r.cluster) if r.cluster else {}
     given = {
-        "gpu": r.gpu, "num_gpus": r.num_gpus, "nodes": r.nodes, "network_gb_per_s": r.network, "host": r.host, "price": r.price,
-    }  # fmt: skip
+        "gpu": r.gpu,
+        "num_gpus": r.num_gpus,
+        "nodes": r.nodes,
+        "network_gb_per_s": r.network,
+        "host": r.host,
+        "price": r.price,
+    }
     for key, value in given.items():
         if value is not None:
             if fleet.get(key, value) != value:
-                raise Contradiction(f"{key} is {fleet[key]} in {r.cluster} and {value} on the command line.")
+                raise Contradiction(
+                    f"{key} is {fleet[key]} in {r.cluster} and {value} on the command line."
+                )
             fleet[key] = value
     if not fleet.get("gpu"):
         raise Misuse("Name the fleet's GPU with `gpu`, or a fleet with `cluster`.")
@@ -366,14 +474,23 @@ def noise_scale_of(request: PlanRequest) -> float | None:
         raise Misuse("`noise_scale` weighs global batches: add `allow_global_batch`.")
     if not given.endswith(".json"):
         try:
-            return float(within("number of samples", ABOVE_0, MOST_SAMPLES, parse_count).read(given))
+            return float(
+                within("number of samples", ABOVE_0, MOST_SAMPLES, parse_count).read(given)
+            )
         except TrainpaceError as error:
             raise Misuse(f"`noise_scale`: {error.message}", error.hint) from None
     try:
         read = read_json(given)
         if isinstance(read, dict):
-            tried = [t["measured"] for r in (read["baseline"], *read["rungs"]) for t in r["tried"] if t["measured"]]
-            samples = next((n for m in tried if (n := m.get("noise_scale", {}).get("samples"))), None)
+            tried = [
+                t["measured"]
+                for r in (read["baseline"], *read["rungs"])
+                for t in r["tried"]
+                if t["measured"]
+            ]
+            samples = next(
+                (n for m in tried if (n := m.get("noise_scale", {}).get("samples"))), None
+            )
         else:
             scales = [entry["noise_scale"] for entry in read if entry.get("noise_scale")]
             samples = scales[-1]["scale"]["samples"] if scales else None
@@ -382,8 +499,15 @@ def noise_scale_of(request: PlanRequest) -> float | None:
             f"{given} is no file of measurements.",
             "trainpace measure --output writes one, and trainpace run a ladder.json.",
         ) from None
-    if isinstance(samples, bool) or not isinstance(samples, (int, float)) or not 0 < samples <= MOST_SAMPLES:
-        raise TrainpaceError(f"{given} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")
+    if (
+        isinstance(samples, bool)
+        or not isinstance(samples, (int, float))
+        or not 0 < samples <= MOST_SAMPLES
+    ):
+        raise TrainpaceError(
+            f"{given} holds no gradient noise scale.",
+            "Measure it: trainpace measure --noise-scale.",
+        )
     return float(samples)
 
 
@@ -392,10 +516,15 @@ def _fleet_file(path: str) -> dict[str, Any]:
     for key, value in fleet.items():
         kind = FLEET_KEYS.get(key)
         if kind is None:
-            raise UnreadableInput(f"{path} has a key {key!r} that is not known.", f"Known: {', '.join(FLEET_KEYS)}.")
-        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             raise UnreadableInput(
-                f"{key} in {path} is {value!r}; it should be {'text' if kind is str else 'a number'}."
+                f"{path} has a key {key!r} that is not known.", f"Known: {', '.join(FLEET_KEYS)}."
+            )
+        if isinstance(value, bool) or not isinstance(
+            value, (int, float) if kind is float else kind
+        ):
+            raise UnreadableInput(
+                f"{key} in {path} is {value!r}; it should be"
+                f" {'text' if kind is str else 'a number'}."
             )
     return fleet
 
@@ -403,7 +532,12 @@ def _fleet_file(path: str) -> dict[str, Any]:
 def _samples(request: PlanRequest, present: Present) -> int | None:
     """Samples of an epoch: the request's, else the recorded dataset's."""
     rank = present.rank
-    if request.samples is None and request.tokens is None and rank is not None and rank.loader is not None:
+    if (
+        request.samples is None
+        and request.tokens is None
+        and rank is not None
+        and rank.loader is not None
+    ):
         return rank.loader.samples_in_dataset
     return request.samples
 
@@ -417,19 +551,27 @@ def check_length(request: PlanRequest, present: Present) -> None:
             "Add `samples` and `epochs`, or `max_steps` (1000, to see what a thousand steps save).",
         )
     if epochs is not None and request.tokens is None and _samples(request, present) is None:
-        raise TrainpaceError("how many samples an epoch has is not known.", "Add `samples` or `tokens`.")
+        raise TrainpaceError(
+            "how many samples an epoch has is not known.", "Add `samples` or `tokens`."
+        )
 
 
 def schedule_of(request: PlanRequest, present: Present, workload: Workload) -> Schedule:
     r, pick = request, present.pick
     return epoch_of(
-        _samples(r, present), r.tokens, pick("sequence_length", r.sequence_length), workload,
-        epochs=pick("epochs", r.epochs), max_steps=pick("max_steps", r.max_steps),
+        _samples(r, present),
+        r.tokens,
+        pick("sequence_length", r.sequence_length),
+        workload,
+        epochs=pick("epochs", r.epochs),
+        max_steps=pick("max_steps", r.max_steps),
         drop_last=bool(pick("drop_last", None)),
-    )  # fmt: skip
+    )
 
 
-def script_changes(present: Present, start: Execution, schedule: Schedule) -> list[tuple[Advice, float]]:
+def script_changes(
+    present: Present, start: Execution, schedule: Schedule
+) -> list[tuple[Advice, float]]:
     """What the recording's diagnosis would change in the script itself, beside loader and execution, with the seconds of the
     job that it saves at the recorded pace."""
     if present.recording is None:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.request import COUNT, DURATION, MILLISECONDS, Argument, Field, Misuse, Progress, Request, within
+from trainpace.verbs.request import (
+    COUNT,
+    DURATION,
+    MILLISECONDS,
+    Argument,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    within,
+)
 
 if TYPE_CHECKING:
     from trainpace.shards import Damage, Estimate, Precomputed
@@ -18,17 +28,28 @@ class PrecomputeRequest(Request):
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
     out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")] = "shards"
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
-    shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
+    shard_samples: Annotated[
+        int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)
+    ] = None
     max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05
     part: Annotated[
-        str | None, Field("Compute part I of N.  [default: this task's, in a Slurm array]", metavar="I/N")
+        str | None,
+        Field("Compute part I of N.  [default: this task's, in a Slurm array]", metavar="I/N"),
     ] = None
     again: Annotated[bool, Field("Throw away what the folder holds, and begin anew.")] = False
-    verify: Annotated[bool, Field("Read every byte of every shard, and name the damaged ones.")] = False
-    repair: Annotated[bool, Field("Verify, then compute the damaged shards again, and only those.")] = False
-    estimate: Annotated[bool, Field("Say what it costs and saves, from some samples; compute nothing else.")] = False
+    verify: Annotated[bool, Field("Read every byte of every shard, and name the damaged ones.")] = (
+        False
+    )
+    repair: Annotated[
+        bool, Field("Verify, then compute the damaged shards again, and only those.")
+    ] = False
+    estimate: Annotated[
+        bool, Field("Say what it costs and saves, from some samples; compute nothing else.")
+    ] = False
     seconds: Annotated[float, Field("Time for `estimate` to compute samples.", DURATION)] = 20.0
-    step_ms: Annotated[float | None, Field("For `estimate`: a training step without its data.", MILLISECONDS)] = None
+    step_ms: Annotated[
+        float | None, Field("For `estimate`: a training step without its data.", MILLISECONDS)
+    ] = None
     batch: Annotated[int | None, Field("For `estimate`: samples in that step.", COUNT)] = None
     epochs: Annotated[float | None, Field("For `estimate`: epochs that will be trained.")] = None
 
@@ -55,26 +76,38 @@ def run(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimat
             progress.note(f"{shard.file}: {shard.problem}; computed again")
         target, part = target or plan.target, "1/1"
         if not Path(target.rpartition(":")[0]).is_file():
-            raise Misuse(f"the shards were computed by {target}, which is gone: name it as it is now.")
+            raise Misuse(
+                f"the shards were computed by {target}, which is gone: name it as it is now."
+            )
     target, workers = _target(target), r.workers or usable_cores()
     if r.estimate:
         if (r.step_ms is None) != (r.batch is None):
             raise Misuse("`step_ms` and `batch` belong together.")
         step_s = None if r.step_ms is None else r.step_ms / 1e3
-        return shards.estimate(target, r.out, workers, r.seconds, step_s=step_s, batch=r.batch or 1, epochs=r.epochs)
+        return shards.estimate(
+            target, r.out, workers, r.seconds, step_s=step_s, batch=r.batch or 1, epochs=r.epochs
+        )
     number, parts = shards.part_of(part, os.environ)
     if r.again and parts > 1:
         raise Misuse("`again` is for the whole, not for one part: empty the folder first.")
     settings = shards.Settings(
-        target=target, folder=r.out, workers=workers, shard_samples=r.shard_samples, max_bad=r.max_bad, part=number,
-        parts=parts, again=r.again, repair=tuple(shard.number for shard in damaged),
-    )  # fmt: skip
+        target=target,
+        folder=r.out,
+        workers=workers,
+        shard_samples=r.shard_samples,
+        max_bad=r.max_bad,
+        part=number,
+        parts=parts,
+        again=r.again,
+        repair=tuple(shard.number for shard in damaged),
+    )
     with progress.work("precomputing", unit="samples") as work:
         try:
             return shards.precompute(
-                settings, lambda p: work.to(p.done, p.wanted, f"{p.bad:,} bad" if p.bad else "", p.new),
+                settings,
+                lambda p: work.to(p.done, p.wanted, f"{p.bad:,} bad" if p.bad else "", p.new),
                 lambda text: work.say(f"note: {text}"),
-            )  # fmt: skip
+            )
         except KeyboardInterrupt:
             work.say("note: finished shards are kept; the same command goes on from there")
             raise
@@ -84,7 +117,13 @@ def array_script(request: PrecomputeRequest, parts: int, limit_s: float) -> str:
     """A Slurm batch script of `parts` array tasks, each of which may take `limit_s`."""
     from trainpace.shards import array_script
 
-    return array_script(_target(request.target), request.out, parts, request.workers or usable_cores(), limit_s / 3600)
+    return array_script(
+        _target(request.target),
+        request.out,
+        parts,
+        request.workers or usable_cores(),
+        limit_s / 3600,
+    )
 
 
 def _target(target: str | None) -> str:

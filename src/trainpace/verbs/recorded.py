@@ -29,7 +29,10 @@ class RecordedLoader(NamedTuple):
     @property
     def words(self) -> str:
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return f"{workers}, {format_number(self.samples_per_s)} samples/s on the recording's {self.cores} cores"
+        return (
+            f"{workers}, {format_number(self.samples_per_s)} samples/s on the recording's"
+            f" {self.cores} cores"
+        )
 
 
 def recording_of(model: str | Workload) -> Recording | None:
@@ -61,7 +64,9 @@ def loader_of(recording: Recording) -> RecordedLoader | None:
     core_ms = cost.sample_cpu_ms + cost.collate_ms / cost.batch_size
     if ms <= 0 or core_ms <= 0:
         return None
-    return RecordedLoader(rank.loader.workers, rank.cpus, 1000 * cost.batch_size / ms, 1000 / core_ms)
+    return RecordedLoader(
+        rank.loader.workers, rank.cpus, 1000 * cost.batch_size / ms, 1000 / core_ms
+    )
 
 
 def caveats(recording: Recording) -> tuple[str, ...]:
@@ -71,9 +76,14 @@ def caveats(recording: Recording) -> tuple[str, ...]:
     if recording.busy:
         found.append(f"while the script was recorded, {recording.busy.rstrip('.')}")
     if first.steps < FEW_STEPS:
-        found.append(f"the recording has only {first.steps} steps to count, so that its times are rough")
+        found.append(
+            f"the recording has only {first.steps} steps to count, so that its times are rough"
+        )
     if not first.accelerator:
-        found.append("the script was recorded on a CPU: its loader counts here, the time of its steps does not")
+        found.append(
+            "the script was recorded on a CPU: its loader counts here, the time of its steps"
+            " does not"
+        )
     return tuple(found)
 
 

@@ -19,7 +19,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -99,14 +110,18 @@ def _shown_number(number: float) -> str:
     return format(Decimal(repr(number)), "f").removesuffix(".0")  # no exponent
 
 
-def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = "") -> Unit:
+def within(
+    name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = ""
+) -> Unit:
     """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
     start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
 
     def checked(text: str) -> Any:
         value = parse(text)
         if not least <= value <= most:  # as NaN is not either
-            raise TrainpaceError(f"{text} cannot be right: give a number {start}, up to {most:,.12g}.", hint)
+            raise TrainpaceError(
+                f"{text} cannot be right: give a number {start}, up to {most:,.12g}.", hint
+            )
         return value
 
     if parse is parse_duration_s:
@@ -126,7 +141,8 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
                 raise TrainpaceError(f"{text!r} is not a {one}.", hint)
             if (last - first) // step + len(numbers) > MOST_BATCHES:
                 raise TrainpaceError(
-                    f"{text!r} names more than {MOST_BATCHES} {one}s.", "Give a step, as in 1:4096:64."
+                    f"{text!r} names more than {MOST_BATCHES} {one}s.",
+                    "Give a step, as in 1:4096:64.",
                 )
             numbers |= set(range(first, last + 1, step))
         return tuple(sorted(numbers))
@@ -160,7 +176,9 @@ BYTES = within("bytes", 0, 1e15, parse_count)
 RATE = within("rate", 1e-6, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
 BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
-LENGTHS = _list_of("lengths", "sequence length", 1, 10**9, "Write 4096, or 1024,4096,16384, or 1024:8192:1024.")
+LENGTHS = _list_of(
+    "lengths", "sequence length", 1, 10**9, "Write 4096, or 1024,4096,16384, or 1024:8192:1024."
+)
 WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
 NEW_FILE = _path(
     "file",
@@ -228,10 +246,21 @@ class ResolvedField:
     @property
     def default_text(self) -> str:
         """The default as a person writes it; empty where there is none to show."""
-        if self.default in (None, "", ()) or self.default is False or self.required or not self.about.show_default:
+        if (
+            self.default in (None, "", ())
+            or self.default is False
+            or self.required
+            or not self.about.show_default
+        ):
             return ""
         unit = self.about.unit
-        return unit.show(self.default) if unit else ", ".join(self.default) if self.several else str(self.default)
+        return (
+            unit.show(self.default)
+            if unit
+            else ", ".join(self.default)
+            if self.several
+            else str(self.default)
+        )
 
     def read_one(self, value: Any) -> Any:
         """One value, checked and converted. Raises TrainpaceError for what it cannot be."""
@@ -276,7 +305,9 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
     hints = get_type_hints(request, include_extras=True)
     resolved = {}
     declared = {
-        name: i for i, kind in reversed([*enumerate(request.__mro__)]) for name in vars(kind).get("__annotations__", ())
+        name: i
+        for i, kind in reversed([*enumerate(request.__mro__)])
+        for name in vars(kind).get("__annotations__", ())
     }
     for info in sorted(msgspec.structs.fields(request), key=lambda info: declared[info.name]):
         hint = hints[info.name]
@@ -326,7 +357,9 @@ def _without_none(hint: Any) -> Any:
 
 
 class Work(Protocol):
-    def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
+    def to(
+        self, done: float, total: float | None = None, words: str = "", new: float | None = None
+    ) -> None:
         """Say how much is done of `total`, and `new`, how much of that by this run (all unless said). `words`: what is on now."""
 
     def say(self, line: str) -> None:
@@ -357,7 +390,9 @@ class Silent:
     ) -> Iterator[Work]:
         yield self
 
-    def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
+    def to(
+        self, done: float, total: float | None = None, words: str = "", new: float | None = None
+    ) -> None:
         pass
 
     def say(self, line: str) -> None:

@@ -52,39 +52,83 @@ from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
-from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
-from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Misuse, Progress, Request, Work
+from trainpace.verbs.places import (
+    JournalPlace,
+    KeepIdentity,
+    device_of,
+    opened_journal,
+    profile_here,
+    profile_or_brief,
+)
+from trainpace.verbs.request import (
+    ABOVE_0_S,
+    COUNT,
+    USD,
+    Argument,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    Work,
+)
 from trainpace.verbs.settings import SettingsSource
 
 STATE = "ladder.json"
 
 
 class RunRequest(Request):
-    ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
-    task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's.", metavar="SPEC")] = None
-    command: Annotated[
-        str | None, Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT")
+    ladder: Annotated[
+        str,
+        Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER"),
+    ]
+    task: Annotated[
+        str | None, Field("FILE.py:FUNCTION or a model, in place of the file's.", metavar="SPEC")
     ] = None
-    config: Annotated[tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")] = ()
-    precompute: Annotated[str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")] = ""
-    out: Annotated[str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")] = None
+    command: Annotated[
+        str | None,
+        Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT"),
+    ] = None
+    config: Annotated[
+        tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")
+    ] = ()
+    precompute: Annotated[
+        str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")
+    ] = ""
+    out: Annotated[
+        str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")
+    ] = None
     launcher: Annotated[
         Literal["auto", "process", "torchrun", "slurm"],
         Field("auto: one process, torchrun for several, Slurm for several nodes."),
     ] = "auto"
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
-    sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
-    device: Annotated[str | None, Field("Where to train, as in measure.  [default: the file's]", metavar="KIND")] = None
-    seconds: Annotated[float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)] = None
-    steps: Annotated[
-        int | None, Field("Steps of a trial, in place of --seconds.  [default for a script: 30]", COUNT)
+    sbatch: Annotated[
+        tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")
+    ] = ()
+    device: Annotated[
+        str | None, Field("Where to train, as in measure.  [default: the file's]", metavar="KIND")
     ] = None
-    timeout: Annotated[float, Field("A trial that takes longer is ended and undone.", ABOVE_0_S)] = 600.0
-    price: Annotated[float | None, Field("Dollars per node and hour.  [default: the file's]", USD)] = None
-    allow_global_batch: Annotated[bool, Field("Rungs may change the global batch: another training.")] = False
+    seconds: Annotated[
+        float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)
+    ] = None
+    steps: Annotated[
+        int | None,
+        Field("Steps of a trial, in place of --seconds.  [default for a script: 30]", COUNT),
+    ] = None
+    timeout: Annotated[
+        float, Field("A trial that takes longer is ended and undone.", ABOVE_0_S)
+    ] = 600.0
+    price: Annotated[
+        float | None, Field("Dollars per node and hour.  [default: the file's]", USD)
+    ] = None
+    allow_global_batch: Annotated[
+        bool, Field("Rungs may change the global batch: another training.")
+    ] = False
     stop_early: Annotated[bool, Field("Stop after the first rung that does not help.")] = False
-    no_forecast: Annotated[bool, Field("Do not forecast: saves a brief look at machine, model and samples.")] = False
+    no_forecast: Annotated[
+        bool, Field("Do not forecast: saves a brief look at machine, model and samples.")
+    ] = False
     fresh: Annotated[bool, Field("Begin anew where an earlier run could be taken up.")] = False
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Keep nothing in the journal.")] = False
@@ -117,7 +161,10 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
         try:
             climbed = climb(ladder, actions, before, request.stop_early)
         except KeyboardInterrupt:
-            work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
+            work.say(
+                f"the rungs measured so far are kept in {folder / STATE}; the same command goes on"
+                " from there"
+            )
             raise
         if ladder.script is not None:
             files = keep_files(ladder, climbed.kept[0], folder)
@@ -139,12 +186,18 @@ def _ladder(request: RunRequest) -> Ladder:
     """The ladder as the request changes it. Raises TrainpaceError for whatever can be known to fail before anything starts."""
     if request.config and not request.command:
         raise Misuse("`config` belongs to `command`.")
-    script = None if request.command is None else Script(command=request.command, configs=request.config)
+    script = (
+        None if request.command is None else Script(command=request.command, configs=request.config)
+    )
     ladder = read_ladder(Path(request.ladder), request.task, request.precompute, script)
     given = {name: getattr(request, name) for name in ("device", "seconds", "steps")}
     given["price_usd_per_hour"] = request.price
     changes = {name: value for name, value in given.items() if value is not None}
-    ladder = replace(ladder, allow_global_batch=ladder.allow_global_batch or request.allow_global_batch, **changes)
+    ladder = replace(
+        ladder,
+        allow_global_batch=ladder.allow_global_batch or request.allow_global_batch,
+        **changes,
+    )
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)
     if ladder.script is not None and request.launcher in ("process", "torchrun"):
@@ -169,13 +222,19 @@ def _before(folder: Path, request: RunRequest) -> LadderResult | None:
     try:
         return load(folder / STATE, LadderResult)
     except TrainpaceError as error:
-        raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
+        raise TrainpaceError(
+            error.message, "Begin anew with `fresh`, or name another folder with `out`."
+        ) from None
 
 
 def _actions(
-    ladder: Ladder, request: RunRequest, journal: Journal | None, before: LadderResult | None, progress: Progress,
+    ladder: Ladder,
+    request: RunRequest,
+    journal: Journal | None,
+    before: LadderResult | None,
+    progress: Progress,
     work: Work,
-) -> ClimbActions:  # fmt: skip
+) -> ClimbActions:
     folder = request.folder
 
     def links() -> HostLinks | None:
@@ -187,7 +246,13 @@ def _actions(
     gathered = None if before is None else noise_scale_of(before)
     noise = [] if gathered is None else [gathered[1]]  # gathered once
     forecasts = LadderForecasts(
-        folder, ladder.device, lambda: profile_or_brief(progress), work.say, request.timeout, ladder.seed, links
+        folder,
+        ladder.device,
+        lambda: profile_or_brief(progress),
+        work.say,
+        request.timeout,
+        ladder.seed,
+        links,
     )
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
@@ -202,15 +267,26 @@ def _actions(
                 slurm = launcher if isinstance(launcher, Slurm) else None
                 return run_script(script_trial, folder / "trials" / name, request.timeout, slurm)
             trial = _trial(ladder, setup, seed)
-            gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
-            outcome = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
+            gather = (
+                not noise
+                and has_data(setup.task)
+                and not why_no_noise_scale(trial.engine, setup.execution)
+            )
+            outcome = run_trial(
+                replace(trial, noise_scale=gather),
+                launcher,
+                folder / "trials" / name,
+                request.timeout,
+            )
             if isinstance(outcome, TrialResult) and outcome.noise_scale:
                 noise.append(outcome.noise_scale)
             return outcome
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
-    def forecast(setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
+    def forecast(
+        setups: Sequence[Setup], measured: Sequence[MeasuredCompute]
+    ) -> list[StepForecast]:
         if request.no_forecast:
             return [StepForecast(reason=NO_FORECAST) for _ in setups]
         if not ladder.start.task:
@@ -218,16 +294,22 @@ def _actions(
         return forecasts.forecast(setups, measured)
 
     return ClimbActions(
-        try_it=try_it, forecast=forecast, tell=work.say,
+        try_it=try_it,
+        forecast=forecast,
+        tell=work.say,
         precompute=lambda spec: make_shards(spec, folder, usable_cores(), work.say),
         keep=lambda climbed: save(climbed, folder / STATE),
         journal=_keeper(ladder, request, journal),
-    )  # fmt: skip
+    )
 
 
 def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
     return setup.trial(
-        device=ladder.device, seconds=ladder.seconds, steps=ladder.steps, warmup_steps=ladder.warmup_steps, seed=seed
+        device=ladder.device,
+        seconds=ladder.seconds,
+        steps=ladder.steps,
+        warmup_steps=ladder.warmup_steps,
+        seed=seed,
     )
 
 
@@ -246,7 +328,11 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
                 if ladder.script is not None:
                     trial, files = prepare(ladder, setup, folder)
                     on_slurm = isinstance(launcher, Slurm)
-                    text = launcher.text(script_job(trial, folder, request.timeout)) if on_slurm else started_by(trial)
+                    text = (
+                        launcher.text(script_job(trial, folder, request.timeout))
+                        if on_slurm
+                        else started_by(trial)
+                    )
                     commands.append("\n".join([text, *(file.diff for file in files if file.diff)]))
                     continue
                 job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
@@ -254,7 +340,9 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
     return commands
 
 
-def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Attempt], None]:
+def _keeper(
+    ladder: Ladder, request: RunRequest, journal: Journal | None
+) -> Callable[[Attempt], None]:
     if journal is None:
         return lambda _: None
     local = request.launchers.of(ladder.start.execution).name != "slurm"
@@ -270,7 +358,11 @@ def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Cal
         nonlocal device  # of a trial that failed: that of the latest one that did not
         device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)
-        journal.add(signed(entry if request.keep_identity else anonymous_entry(entry), request.keep_identity))
+        journal.add(
+            signed(
+                entry if request.keep_identity else anonymous_entry(entry), request.keep_identity
+            )
+        )
 
     return keep
 
@@ -287,7 +379,8 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TrainpaceError(
-                f"another trainpace run is at work in {folder}.", "Wait for it, or name another folder with `out`."
+                f"another trainpace run is at work in {folder}.",
+                "Wait for it, or name another folder with `out`.",
             ) from None
         except OSError:  # a file system without locks
             pass

@@ -14,23 +14,35 @@ Seconds = float | None
 
 
 class ScheduleRequest(Request):
-    config: Annotated[tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")] = ()
-    command: Annotated[str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")] = None
+    config: Annotated[
+        tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")
+    ] = ()
+    command: Annotated[
+        str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")
+    ] = None
     samples: Annotated[Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT)] = None
-    tokens: Annotated[Count, Field("Tokens in an epoch: 300B. Needs --sequence-length.", COUNT)] = None
+    tokens: Annotated[Count, Field("Tokens in an epoch: 300B. Needs --sequence-length.", COUNT)] = (
+        None
+    )
     sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT)] = None
     epochs: Annotated[float | None, Field("Passes over the data; may be fractional.")] = None
     max_steps: Annotated[Count, Field("Stop after this many optimizer updates.", COUNT)] = None
     micro_batch: Annotated[Count, Field("Samples per GPU and forward pass.", COUNT)] = None
     accumulate: Annotated[Count, Field("Micro-batches per optimizer update.", COUNT)] = None
-    global_batch: Annotated[Count, Field("Samples per optimizer update, over all GPUs.", COUNT)] = None
+    global_batch: Annotated[Count, Field("Samples per optimizer update, over all GPUs.", COUNT)] = (
+        None
+    )
     nnodes: Annotated[Count, Field("Nodes.", COUNT)] = None
     nproc_per_node: Annotated[Count, Field("Processes (GPUs) per node.", COUNT)] = None
     tp: Annotated[int, Field("Tensor-parallel size.", COUNT, show_default=False)] = 1
     pp: Annotated[int, Field("Pipeline-parallel size.", COUNT, show_default=False)] = 1
     cp: Annotated[int, Field("Context-parallel size.", COUNT, show_default=False)] = 1
-    drop_last: Annotated[bool, Field("Leave out the last micro-batch of an epoch where it is not full.")] = False
-    drop_partial_accumulation: Annotated[bool, Field("Leave out micro-batches that do not fill an update.")] = False
+    drop_last: Annotated[
+        bool, Field("Leave out the last micro-batch of an epoch where it is not full.")
+    ] = False
+    drop_partial_accumulation: Annotated[
+        bool, Field("Leave out micro-batches that do not fill an update.")
+    ] = False
     step_time: Annotated[Seconds, Field("Time of one update: 210ms.", DURATION)] = None
     throughput: Annotated[float | None, Field("Samples per second, over all GPUs.")] = None
     epoch_time: Annotated[Seconds, Field("Time of one epoch: 10.7h.", DURATION)] = None
@@ -41,18 +53,36 @@ class ScheduleRequest(Request):
     checkpoint_time: Annotated[float, Field("Time of one checkpoint.", DURATION)] = 0.0
     mtbf: Annotated[Seconds, Field("Mean time between failures of the whole job.", DURATION)] = None
     restart_time: Annotated[float, Field("Time to restart after a failure.", DURATION)] = 0.0
-    repeats: Annotated[int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)] = 1
+    repeats: Annotated[
+        int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)
+    ] = 1
     halving: Annotated[
-        Count, Field("Stop bad repeats early: of so many one goes on after each round (successive halving).", COUNT)
+        Count,
+        Field(
+            "Stop bad repeats early: of so many one goes on after each round (successive halving).",
+            COUNT,
+        ),
     ] = None
-    deadline: Annotated[Seconds, Field("Time available. One missing number is solved for.", DURATION)] = None
+    deadline: Annotated[
+        Seconds, Field("Time available. One missing number is solved for.", DURATION)
+    ] = None
     budget: Annotated[float | None, Field("Money available. Needs --price.", USD)] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
-    solve_gpus: Annotated[bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")] = False
-    keep_global_batch: Annotated[bool, Field("With --solve-gpus: more GPUs take over accumulation steps.")] = False
-    speedup: Annotated[tuple[float, ...], Field("Apply a measured speed-up: 3.63x or 363% (the same).", RATIO)] = ()
-    learning_rate: Annotated[float | None, Field("Learning rate that was tuned at --base-global-batch.")] = None
-    base_global_batch: Annotated[Count, Field("Global batch that the learning rate was tuned at.", COUNT)] = None
+    solve_gpus: Annotated[
+        bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")
+    ] = False
+    keep_global_batch: Annotated[
+        bool, Field("With --solve-gpus: more GPUs take over accumulation steps.")
+    ] = False
+    speedup: Annotated[
+        tuple[float, ...], Field("Apply a measured speed-up: 3.63x or 363% (the same).", RATIO)
+    ] = ()
+    learning_rate: Annotated[
+        float | None, Field("Learning rate that was tuned at --base-global-batch.")
+    ] = None
+    base_global_batch: Annotated[
+        Count, Field("Global batch that the learning rate was tuned at.", COUNT)
+    ] = None
 
 
 class Scheduled(NamedTuple):
@@ -69,25 +99,49 @@ def _question(r: ScheduleRequest, files: SettingsSource) -> Question:
     """The question that the request and the settings files ask. Raises Contradiction where they disagree."""
     pick = files.pick
     schedule = Schedule(
-        samples=r.samples, tokens=r.tokens, sequence_length=pick("sequence_length", r.sequence_length),
-        epochs=pick("epochs", r.epochs), max_steps=pick("max_steps", r.max_steps),
+        samples=r.samples,
+        tokens=r.tokens,
+        sequence_length=pick("sequence_length", r.sequence_length),
+        epochs=pick("epochs", r.epochs),
+        max_steps=pick("max_steps", r.max_steps),
         drop_last=bool(pick("drop_last", r.drop_last or None)),
         partial_accumulation="drop" if r.drop_partial_accumulation else "step",
-    )  # fmt: skip
+    )
     conditions = replace(
-        ONLY_STEPS, startup_s=r.startup, evaluate_every_steps=pick("evaluate_every_steps", r.evaluate_every),
-        evaluation_s=r.evaluation_time, checkpoint_every_steps=pick("checkpoint_every_steps", r.checkpoint_every),
-        checkpoint_s=r.checkpoint_time, mean_time_between_failures_s=r.mtbf, restart_s=r.restart_time, repeats=r.repeats,
+        ONLY_STEPS,
+        startup_s=r.startup,
+        evaluate_every_steps=pick("evaluate_every_steps", r.evaluate_every),
+        evaluation_s=r.evaluation_time,
+        checkpoint_every_steps=pick("checkpoint_every_steps", r.checkpoint_every),
+        checkpoint_s=r.checkpoint_time,
+        mean_time_between_failures_s=r.mtbf,
+        restart_s=r.restart_time,
+        repeats=r.repeats,
         price_usd_per_device_hour=r.price,
-    )  # fmt: skip
+    )
     nnodes, nproc = files.world(r.nnodes, r.nproc_per_node)
-    sizes = {name: pick(name, None if getattr(r, name) == 1 else getattr(r, name)) or 1 for name in ("tp", "pp", "cp")}
+    sizes = {
+        name: pick(name, None if getattr(r, name) == 1 else getattr(r, name)) or 1
+        for name in ("tp", "pp", "cp")
+    }
     return Question(
-        schedule=schedule, conditions=conditions, micro_batch=pick("micro_batch", r.micro_batch),
-        accumulation=pick("accumulation", r.accumulate), global_batch=pick("global_batch", r.global_batch), nnodes=nnodes,
-        nproc_per_node=nproc, **sizes, step_time_s=r.step_time, throughput_samples_per_s=r.throughput,
-        epoch_time_s=r.epoch_time, deadline_s=r.deadline if r.deadline is not None else files.value("time_limit_s"),
-        budget_usd=r.budget, speedups=tuple(SpeedUp(ratio=ratio) for ratio in r.speedup), solve_gpus=r.solve_gpus,
-        keep_global_batch=r.keep_global_batch, learning_rate=pick("learning_rate", r.learning_rate),
-        base_global_batch=r.base_global_batch, halving=r.halving,
-    )  # fmt: skip
+        schedule=schedule,
+        conditions=conditions,
+        micro_batch=pick("micro_batch", r.micro_batch),
+        accumulation=pick("accumulation", r.accumulate),
+        global_batch=pick("global_batch", r.global_batch),
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        **sizes,
+        step_time_s=r.step_time,
+        throughput_samples_per_s=r.throughput,
+        epoch_time_s=r.epoch_time,
+        deadline_s=r.deadline if r.deadline is not None else files.value("time_limit_s"),
+        budget_usd=r.budget,
+        speedups=tuple(SpeedUp(ratio=ratio) for ratio in r.speedup),
+        solve_gpus=r.solve_gpus,
+        keep_global_batch=r.keep_global_batch,
+        learning_rate=pick("learning_rate", r.learning_rate),
+        base_global_batch=r.base_global_batch,
+        halving=r.halving,
+    )

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from trainpace.plan import Change, Plan
     from trainpace.verbs.plan import PlanRequest
 
-NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
+NEW = {
+    ".json": "DeepSpeed",
+    ".yaml": "accelerate",
+    ".yml": "accelerate",
+    ".sh": "torchrun",
+    ".sbatch": "sbatch",
+}
 COMMAND = "command.sh"
 """The name under which a launch command given as text stands in the diff; it is shown and never saved."""
 PREPARED = "samples prepared offline"
@@ -37,7 +43,10 @@ class SettingsSource(NamedTuple):
         """Read and cross-check. Raises `Contradiction` with every clash where the files disagree."""
         if not paths and not command:
             return cls(None)
-        files = [*configs.read_configs(paths), *([configs.parse_command(command)] if command else [])]
+        files = [
+            *configs.read_configs(paths),
+            *([configs.parse_command(command)] if command else []),
+        ]
         return cls(configs.agreed(files))
 
     def value(self, name: str) -> Any:
@@ -50,19 +59,24 @@ class SettingsSource(NamedTuple):
         if option is not None and stated is not None and option != stated:
             setting = self.combined.values[name]
             raise Contradiction(
-                f"{name} is {option} on the command line and {stated} in {setting.file} ({setting.key}).",
+                f"{name} is {option} on the command line and {stated} in {setting.file}"
+                f" ({setting.key}).",
                 "Leave the option out, or change the file.",
             )
         return stated if option is None else option
 
-    def world(self, nnodes: int | None, nproc_per_node: int | None) -> tuple[int | None, int | None]:
+    def world(
+        self, nnodes: int | None, nproc_per_node: int | None
+    ) -> tuple[int | None, int | None]:
         """(nodes, processes per node); a file that knows only the total is taken as one node."""
         nodes, processes = self.pick("nnodes", nnodes), self.pick("nproc_per_node", nproc_per_node)
         total = self.value("world_size")
         if total is None:
             return nodes, processes
         if nodes and processes and nodes * processes != total:
-            raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
+            raise Contradiction(
+                f"world size {total} in the files is not {nodes} nodes x {processes} processes."
+            )
         divisor = processes or nodes or 1
         if total % divisor:
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
@@ -103,7 +117,9 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     they cannot say all of it."""
     if plan.best is None or not (plan.changes or new):
         return None
-    limit_s = 60 * math.ceil(1.2 * plan.best.job_s / 60)  # a batch job may take a fifth longer than forecast
+    limit_s = 60 * math.ceil(
+        1.2 * plan.best.job_s / 60
+    )  # a batch job may take a fifth longer than forecast
     texts = texts_of(request)
     end = plan.changes[-1].data if plan.changes else plan.best.choice.data
     now = plan.now.choice.data if plan.now is not None else end
@@ -112,14 +128,23 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     added = configs.new_files(kinds_of(new), plan.end, texts, workers, limit_s)
     wanted = configs.settings_of(plan.end)
     for f in added:
-        _refuse({name: f"{f.file}: {why}" for name, why in f.left.items() if configs.still_says(f, name, wanted)})
+        _refuse(
+            {
+                name: f"{f.file}: {why}"
+                for name, why in f.left.items()
+                if configs.still_says(f, name, wanted)
+            }
+        )
     if not plan.changes or not texts:
         left = {name: f"{f.file}: {why}" for f in added for name, why in f.left.items()}
         wrote = {name for f in added for name in f.wrote}
         return configs.Rewritten(
-            files=added, left=prepared | {name: why for name, why in left.items() if name not in wrote}
+            files=added,
+            left=prepared | {name: why for name, why in left.items() if name not in wrote},
         )
-    files = configs.rewrite(texts, configs.Changes(before=plan.start, after=plan.end, workers=workers))
+    files = configs.rewrite(
+        texts, configs.Changes(before=plan.start, after=plan.end, workers=workers)
+    )
     wrote = {name for f in added for name in f.wrote}
     _refuse({name: why for name, why in files.left.items() if name not in wrote})
     return configs.Rewritten(files=(*files.files, *added), left=prepared)
@@ -134,7 +159,11 @@ def changes_in_code(plan: Plan, files: Rewritten | None) -> list[tuple[int, Chan
     left = {} if files is None else files.left
     found, before, data = [], plan.start, plan.now.choice.data if plan.now is not None else None
     for n, change in numbered:
-        differs = {name for name in EXECUTION_FIELDS if getattr(before, name) != getattr(change.execution, name)}
+        differs = {
+            name
+            for name in EXECUTION_FIELDS
+            if getattr(before, name) != getattr(change.execution, name)
+        }
         if data is not None and change.data.workers != data.workers:
             differs |= {"dataloader_workers"}
         if change.data.precomputed and not (data and data.precomputed):
@@ -150,7 +179,8 @@ def _refuse(left: dict[str, str]) -> None:
         which = "; ".join(f"{name} ({why})" for name, why in left.items())
         raise Misuse(
             f"nothing was written, for no file can hold the plan's {which}.",
-            "Keep that as it is with `keep`, name the file that states it with `config`, or leave `write` out.",
+            "Keep that as it is with `keep`, name the file that states it with `config`, or leave"
+            " `write` out.",
         )
 
 
@@ -160,7 +190,9 @@ def save_all(files: Rewritten) -> dict[str, str]:
     clashes = configs.combine([configs.parse_config(f.text, f.file) for f in files.files]).clashes
     if clashes:
         text = " ".join(clash.text for clash in clashes)
-        raise Contradiction(f"nothing was written, for then {text}", "Change what is left by hand first.")
+        raise Contradiction(
+            f"nothing was written, for then {text}", "Change what is left by hand first."
+        )
     written = [f for f in files.files if f.file != COMMAND or not f.before]
     backups = zip(written, configs.save_all(written), strict=True)
     return {f.file: backup for f, backup in backups if backup is not None}

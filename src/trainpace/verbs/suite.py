@@ -38,21 +38,35 @@ MOST_IN_AN_ARRAY = 1000
 
 class SuiteRequest(MeasureRequest):
     suite: Annotated[
-        str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
+        str | None,
+        Field(
+            "Measure a list in place of `model`: classic, random, small, or a FILE.toml.",
+            metavar="NAME",
+        ),
     ] = None
-    suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = None
+    suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = (
+        None
+    )
     suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
     launcher: Annotated[
-        Literal["here", "slurm"], Field("slurm: a job array, a task for each model, with a node to itself.")
+        Literal["here", "slurm"],
+        Field("slurm: a job array, a task for each model, with a node to itself."),
     ] = "here"
-    at_once: Annotated[int | None, Field("Most tasks of the array that run at the same time.", COUNT)] = None
+    at_once: Annotated[
+        int | None, Field("Most tasks of the array that run at the same time.", COUNT)
+    ] = None
     cpus: Annotated[int | None, Field("Cores of a task.  [default: 1]", COUNT)] = None
-    limit: Annotated[float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)] = None
+    limit: Annotated[
+        float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)
+    ] = None
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
-    sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
+    sbatch: Annotated[
+        tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")
+    ] = ()
     out: Annotated[
-        str | None, Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER")
+        str | None,
+        Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER"),
     ] = None
 
     @property
@@ -72,10 +86,17 @@ def check(request: SuiteRequest) -> None:
     r = request
     if (r.model is None) == (r.suite is None):
         raise Misuse("Name a `model`, or a list of them with `suite`.")
-    if r.launcher == "here" and any((r.at_once, r.cpus, r.limit, r.partition, r.account, r.sbatch, r.out)):
-        raise Misuse("`at_once`, `cpus`, `limit`, `partition`, `account`, `sbatch` and `out` are for `launcher` slurm.")
+    if r.launcher == "here" and any(
+        (r.at_once, r.cpus, r.limit, r.partition, r.account, r.sbatch, r.out)
+    ):
+        raise Misuse(
+            "`at_once`, `cpus`, `limit`, `partition`, `account`, `sbatch` and `out` are for"
+            " `launcher` slurm."
+        )
     if r.noise_scale and not r.is_one_model_here:
-        raise Misuse("`noise_scale` is for one model here; trainpace journal export has the suite's runs.")
+        raise Misuse(
+            "`noise_scale` is for one model here; trainpace journal export has the suite's runs."
+        )
 
 
 def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
@@ -92,11 +113,20 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     failed, begin = 0, time.monotonic()
     with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
-            left = "" if not i else f", about {format_duration((time.monotonic() - begin) / i * (len(items) - i))} left"
+            left = (
+                ""
+                if not i
+                else (
+                    f", about {format_duration((time.monotonic() - begin) / i * (len(items) - i))}"
+                    " left"
+                )
+            )
             progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
             try:
                 best = sweep_of(_one(item, limited), device, journal, progress).analysis.best.best
-                progress.note(f"  best batch {best.batch}: {best.measured_samples_per_second:.4g} samples/s")
+                progress.note(
+                    f"  best batch {best.batch}: {best.measured_samples_per_second:.4g} samples/s"
+                )
             except TrainpaceError as error:
                 failed += 1
                 progress.note(f"  left out: {error}")
@@ -105,11 +135,16 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
     common = {name: getattr(request, name) for name in MeasureRequest.__struct_fields__}
-    return MeasureRequest(**common | {
-        "model": item.spec, "batch": request.batch or item.batches, "precision": item.precision,
-        "optimizer": item.optimizer or request.optimizer,
-        "sequence_length": item.sequence_length or request.sequence_length,
-    })  # fmt: skip
+    return MeasureRequest(
+        **common
+        | {
+            "model": item.spec,
+            "batch": request.batch or item.batches,
+            "precision": item.precision,
+            "optimizer": item.optimizer or request.optimizer,
+            "sequence_length": item.sequence_length or request.sequence_length,
+        }
+    )
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
@@ -120,9 +155,16 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
         items, name = suite(r.suite, r.suite_size, r.suite_seed), Path(r.suite).stem
     else:
         assert r.model is not None
-        items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),), r.model
+        items, name = (
+            (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision or "fp32"),),
+            r.model,
+        )
     extra = ("--exclusive", *r.sbatch)  # what shares a node slows the measurement down
-    launcher = Slurm(options=SlurmOptions(partition=r.partition, account=r.account, extra=extra, at_once=r.at_once))
+    launcher = Slurm(
+        options=SlurmOptions(
+            partition=r.partition, account=r.account, extra=extra, at_once=r.at_once
+        )
+    )
     launcher.check()
     folder = Path(r.out or f"{file_name(name)}-measured").absolute()
     try:
@@ -133,7 +175,8 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     todo = [job for job in jobs if not Path(job.result).exists()]
     if len(todo) < len(jobs):
         progress.note(
-            f"{len(jobs) - len(todo)} of {len(jobs)} are there from an earlier call; --fresh measures them again."
+            f"{len(jobs) - len(todo)} of {len(jobs)} are there from an earlier call; --fresh"
+            " measures them again."
         )
 
     def tell(line: str) -> None:
@@ -149,7 +192,9 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
                     reason = written.read_text() if written.is_file() else end.reason
                     progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
     except KeyboardInterrupt:
-        progress.note("\nCancelled. What was measured is kept; the same command goes on from there.")
+        progress.note(
+            "\nCancelled. What was measured is kept; the same command goes on from there."
+        )
         raise
     finally:
         done = _collect(jobs, r)
@@ -175,9 +220,14 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
     failure_file(str(result)).unlink(missing_ok=True)
     write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
     return Job(
-        name=name, program=("-m", "trainpace.verbs.suite", str(written), str(result)), folder=str(folder), result=str(result),
-        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device != "cpu"), timeout_s=r.limit or 3600.0,
-    )  # fmt: skip
+        name=name,
+        program=("-m", "trainpace.verbs.suite", str(written), str(result)),
+        folder=str(folder),
+        result=str(result),
+        cpus_per_process=r.cpus or 1,
+        gpus_per_node=int(r.device != "cpu"),
+        timeout_s=r.limit or 3600.0,
+    )
 
 
 def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
@@ -206,7 +256,11 @@ def task() -> int:
     from trainpace.journal import Journal, export
     from trainpace.launch import failure_file
 
-    request, result, log = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest), sys.argv[2], _Log()
+    request, result, log = (
+        msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest),
+        sys.argv[2],
+        _Log(),
+    )
     try:
         request, device = prepared(request, log)
         with Journal.open(f"{result}.db") as journal:
@@ -214,7 +268,9 @@ def task() -> int:
             export(Path(result), (*journal.sweeps(), *journal.every()))
     except TrainpaceError as error:
         write_whole(failure_file(result), str(error))
-        Path(f"{result}.db").unlink(missing_ok=True)  # what failed throughout is tried anew by a later call
+        Path(f"{result}.db").unlink(
+            missing_ok=True
+        )  # what failed throughout is tried anew by a later call
         log.note(f"Error: {error}")
         return 1
     return 0

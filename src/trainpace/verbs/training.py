@@ -53,12 +53,22 @@ from trainpace.workload import Form, Workload, form_of
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
     float | None,
-    Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S),
+    Field(
+        "A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is"
+        " 0.125.",
+        GB_PER_S,
+    ),
 ]
 Tokens = Annotated[
-    int | None, Field("Tokens in an epoch, in place of `samples`, of a model of token sequences: 300B.", AT_LEAST_1)
+    int | None,
+    Field(
+        "Tokens in an epoch, in place of `samples`, of a model of token sequences: 300B.",
+        AT_LEAST_1,
+    ),
 ]
-GlobalBatch = Annotated[int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)]
+GlobalBatch = Annotated[
+    int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
+]
 USUAL_BATCH = 32
 """Samples per GPU where nobody says."""
 USUAL_GLOBAL_BATCH = 8 * USUAL_BATCH
@@ -76,109 +86,186 @@ class SoftwareRequest(TracedRequest):
 
 class TrainingRequest(SoftwareRequest):
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
-    startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
+    startup: Annotated[
+        float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)
+    ] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
     checkpoint_every: Annotated[
-        float | None, Field("Time between checkpoints.  [default: the one that loses the least time]", ABOVE_0_S)
+        float | None,
+        Field("Time between checkpoints.  [default: the one that loses the least time]", ABOVE_0_S),
     ] = None
     mtbf: Annotated[
-        float | None, Field("Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S)
+        float | None,
+        Field(
+            "Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S
+        ),
     ] = None
-    step_variation: Annotated[float, Field("Relative deviation of a node's step: 0.03.", within("share", 0, 10))] = 0.0
-    data_gb: Annotated[float, Field("Data to copy to the servers first.", within("GB", 0, 1e9))] = 0.0
-    download: Annotated[float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S)] = None
-    sample_bytes: Annotated[int, Field("Bytes read per sample; slow storage then shows as data wait.", BYTES)] = 0
+    step_variation: Annotated[
+        float, Field("Relative deviation of a node's step: 0.03.", within("share", 0, 10))
+    ] = 0.0
+    data_gb: Annotated[float, Field("Data to copy to the servers first.", within("GB", 0, 1e9))] = (
+        0.0
+    )
+    download: Annotated[
+        float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S)
+    ] = None
+    sample_bytes: Annotated[
+        int, Field("Bytes read per sample; slow storage then shows as data wait.", BYTES)
+    ] = 0
     storage: Annotated[
-        float | None, Field("Speed of shared storage (checkpoints, samples).  [default: 1, assumed]", GB_PER_S)
+        float | None,
+        Field("Speed of shared storage (checkpoints, samples).  [default: 1, assumed]", GB_PER_S),
     ] = None
 
     def conditions(self, **more: Any) -> JobConditions:
         """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
-        return stated_conditions({
-            "startup_s": self.startup, "evaluation_samples": self.evaluation_samples, "data_gb": self.data_gb,
-            "checkpoint_every_s": self.checkpoint_every, "step_variation": self.step_variation,
-            "device_mtbf_h": None if self.mtbf is None else hours_from_s(self.mtbf), "download_gb_per_s": self.download,
-            "sample_bytes": float(self.sample_bytes), "storage_gb_per_s": self.storage, **more,
-        })  # fmt: skip
+        return stated_conditions(
+            {
+                "startup_s": self.startup,
+                "evaluation_samples": self.evaluation_samples,
+                "data_gb": self.data_gb,
+                "checkpoint_every_s": self.checkpoint_every,
+                "step_variation": self.step_variation,
+                "device_mtbf_h": None if self.mtbf is None else hours_from_s(self.mtbf),
+                "download_gb_per_s": self.download,
+                "sample_bytes": float(self.sample_bytes),
+                "storage_gb_per_s": self.storage,
+                **more,
+            }
+        )
 
 
 class ExecutedRequest(TrainingRequest):
-    num_gpus: Annotated[int, Field("GPUs of a node; data parallel by default.", DEVICES, sets="nproc_per_node")] = 1
+    num_gpus: Annotated[
+        int, Field("GPUs of a node; data parallel by default.", DEVICES, sets="nproc_per_node")
+    ] = 1
     nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, sets="nnodes")] = 1
     network: Network = None
     network_latency: Annotated[
-        float | None, Field("Time of one small message between two nodes.  [default: 2.5us, InfiniBand's]", ABOVE_0_S)
+        float | None,
+        Field(
+            "Time of one small message between two nodes.  [default: 2.5us, InfiniBand's]",
+            ABOVE_0_S,
+        ),
     ] = None
     host_copy: Annotated[
         float | None,
-        Field("Speed of copying each micro-batch to the GPU, where the step waits for it.  [default: hidden]", GB_PER_S),
-    ] = None  # fmt: skip
+        Field(
+            "Speed of copying each micro-batch to the GPU, where the step waits for it.  [default:"
+            " hidden]",
+            GB_PER_S,
+        ),
+    ] = None
     batch: Annotated[
         tuple[int, ...] | None,
-        Field("Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's, or 32]", BATCHES),
-    ] = None  # fmt: skip
+        Field(
+            "Samples per GPU: 32, or 1:70, or 8,16,32.  [default: the task's loader's or trainer's,"
+            " or 32]",
+            BATCHES,
+        ),
+    ] = None
     accumulate: Annotated[
         int | None,
-        Field("Micro-batches per update.  [default: the task's trainer's, or 1]", AT_LEAST_1, sets="accumulation"),
-    ] = None  # fmt: skip
+        Field(
+            "Micro-batches per update.  [default: the task's trainer's, or 1]",
+            AT_LEAST_1,
+            sets="accumulation",
+        ),
+    ] = None
     global_batch: GlobalBatch = None
     precision: Annotated[Precision | None, Field(PRECISION_HELP)] = None
     channels_last: ChannelsLast = False
-    compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
+    compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = (
+        False
+    )
     tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
     pp: Annotated[int, Field("Pipeline stages; micro-batches by `accumulate`.", AT_LEAST_1)] = 1
     cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
-    sequence_parallel: Annotated[bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")] = False
+    sequence_parallel: Annotated[
+        bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")
+    ] = False
     partition_activations: Annotated[
-        bool, Field("Divide checkpointed activations over the tensor-parallel ranks (ZeRO-R, DeepSpeed).")
+        bool,
+        Field(
+            "Divide checkpointed activations over the tensor-parallel ranks (ZeRO-R, DeepSpeed)."
+        ),
     ] = False
     async_tp: Annotated[
-        bool, Field("Hide part of tensor parallelism's exchanges under its products.", sets="async_tensor_parallel")
-    ] = False  # fmt: skip
-    clip_gradients: Annotated[bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")] = (
-        False
-    )
+        bool,
+        Field(
+            "Hide part of tensor parallelism's exchanges under its products.",
+            sets="async_tensor_parallel",
+        ),
+    ] = False
+    clip_gradients: Annotated[
+        bool, Field("Scale gradients to a largest norm before the update (clip_grad_norm_).")
+    ] = False
     pure_16_bit: Annotated[
         bool,
-        Field("Sharded 16-bit weights without an fp32 copy, and optimizer states as wide (a model loaded in 16 bits)."),
+        Field(
+            "Sharded 16-bit weights without an fp32 copy, and optimizer states as wide (a model"
+            " loaded in 16 bits)."
+        ),
     ] = False
     pipeline: Annotated[
-        PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule")
+        PipelineSchedule,
+        Field("Schedule of the pipeline's micro-batches.", sets="pipeline_schedule"),
     ] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
-    ep: Annotated[int, Field("Expert-parallel ranks: divide the experts of each layer.", AT_LEAST_1)] = 1
+    ep: Annotated[
+        int, Field("Expert-parallel ranks: divide the experts of each layer.", AT_LEAST_1)
+    ] = 1
     expert_tp: Annotated[
         int | None, Field("Tensor-parallel ranks of each expert.  [default: as `tp`]", AT_LEAST_1)
-    ] = None  # fmt: skip
+    ] = None
     expert_exchange: Annotated[
         ExpertExchange,
-        Field("How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under computation."),
+        Field(
+            "How tokens go to the ranks of their experts: NCCL's all-to-all, DeepEP, or under"
+            " computation."
+        ),
     ] = "all_to_all"
     expert_nodes: Annotated[
-        int | None, Field("Nodes that the experts of one token lie on at most.  [default: any]", AT_LEAST_1)
-    ] = None  # fmt: skip
+        int | None,
+        Field("Nodes that the experts of one token lie on at most.  [default: any]", AT_LEAST_1),
+    ] = None
     expert_load: Annotated[
         float,
-        Field("Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router, to `ep`.", LOAD),
+        Field(
+            "Tokens of the fullest expert-parallel rank over the mean, from 1, a balanced router,"
+            " to `ep`.",
+            LOAD,
+        ),
     ] = 1.0
     engine: Annotated[
         Engine,
-        Field("How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP and ZeRO on top), after it, by"
-              " torch's old DataParallel, or with Megatron-Core's overlaps."),
-    ] = "ddp"  # fmt: skip
-    zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")] = 0
+        Field(
+            "How gradients and parameters are exchanged: under the backward pass (ddp, with FSDP"
+            " and ZeRO on top), after it, by torch's old DataParallel, or with Megatron-Core's"
+            " overlaps."
+        ),
+    ] = "ddp"
+    zero: Annotated[
+        ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")
+    ] = 0
     shard_size: Annotated[
-        int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
+        int | None,
+        Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1),
     ] = None
     keep_gathered: Annotated[
         bool, Field("FSDP without resharding after the forward pass.", sets="reshard_after_forward")
     ] = False
-    offload: Annotated[Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")] = "none"
+    offload: Annotated[
+        Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")
+    ] = "none"
     checkpointing: Annotated[
         Checkpointing | None,
-        Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
-              sets="activation_checkpointing"),
-    ] = None  # fmt: skip
+        Field(
+            "Recompute activations in the backward pass; alone it means full, block by block.",
+            alone="full",
+            sets="activation_checkpointing",
+        ),
+    ] = None
 
     @property
     def recomputes(self) -> bool:
@@ -187,14 +274,18 @@ class ExecutedRequest(TrainingRequest):
     def settled(self, workload: Workload) -> Self:
         """The request with the task's own settings, or the defaults, where it leaves them open."""
         own: Mapping[str, Any] = workload.settings
-        batch, accumulate = self._batches(own.get("micro_batch", USUAL_BATCH), own.get("accumulation", 1))
+        batch, accumulate = self._batches(
+            own.get("micro_batch", USUAL_BATCH), own.get("accumulation", 1)
+        )
         return replace(
-            self, batch=batch, accumulate=accumulate,
+            self,
+            batch=batch,
+            accumulate=accumulate,
             precision=self.precision or own.get("precision"),
             checkpointing=self.checkpointing or own.get("activation_checkpointing", "none"),
             clip_gradients=self.clip_gradients or own.get("clip_gradients", False),
             compile=self.compile or own.get("compile", False),
-        )  # fmt: skip
+        )
 
     def _batches(self, own_batch: int, own_accumulation: int) -> tuple[tuple[int, ...], int]:
         """(batch sizes of a GPU, micro-batches an update). Of a global batch each GPU takes its usual batch, or the largest below
@@ -205,16 +296,21 @@ class ExecutedRequest(TrainingRequest):
         share = self.global_batch // ranks
         if self.batch is None and share and self.global_batch % ranks == 0:
             usual = share // self.accumulate if self.accumulate else own_batch
-            batches: tuple[int, ...] = (max(n for n in range(1, max(1, min(usual, share)) + 1) if share % n == 0),)
+            batches: tuple[int, ...] = (
+                max(n for n in range(1, max(1, min(usual, share)) + 1) if share % n == 0),
+            )
         else:
             batches = self.batch or (own_batch,)
         if len(batches) > 1:
-            raise Misuse("`global_batch` goes with one `batch`: several would each need another accumulation.")
+            raise Misuse(
+                "`global_batch` goes with one `batch`: several would each need another"
+                " accumulation."
+            )
         needed = accumulation_for_global_batch(self.global_batch, batches[0], ranks)
         if self.accumulate not in (None, needed):
             raise Misuse(
-                f"`global_batch` {self.global_batch:,} is not `batch` {batches[0]:,} x `accumulate` {self.accumulate:,} x"
-                f" {ranks:,} data-parallel GPUs.",
+                f"`global_batch` {self.global_batch:,} is not `batch` {batches[0]:,} x `accumulate`"
+                f" {self.accumulate:,} x {ranks:,} data-parallel GPUs.",
                 "Leave one of them out.",
             )
         return batches, needed
@@ -222,20 +318,31 @@ class ExecutedRequest(TrainingRequest):
 
 def epoch_of(
     samples: int | None, tokens: int | None, length: int | None, workload: Workload, **more: Any
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """The work, where an epoch may be told in tokens: `length` of a sample, else the workload's own. Raises Misuse for tokens of
     a model whose samples are no sequences of them."""
     length = length or workload.sequence_length
     if tokens is not None and length is None:
-        raise Misuse(f"`tokens`: a sample of {workload.model} is no sequence of tokens.", "Give `samples`.")
-    return Schedule(samples=samples, tokens=tokens, sequence_length=length if tokens is not None else None, **more)
+        raise Misuse(
+            f"`tokens`: a sample of {workload.model} is no sequence of tokens.", "Give `samples`."
+        )
+    return Schedule(
+        samples=samples,
+        tokens=tokens,
+        sequence_length=length if tokens is not None else None,
+        **more,
+    )
 
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     """What a request says of an `Execution`, by the names of its fields. A workload traced with recomputation stays so."""
     fields = fields_of(type(request))
     settings = {field.about.sets or name: getattr(request, name) for name, field in fields.items()}
-    values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}
+    values = {
+        name: value
+        for name, value in settings.items()
+        if name in EXECUTION_FIELDS and name != "optimizer"
+    }
     if "reshard_after_forward" in values:
         values["reshard_after_forward"] = not values["reshard_after_forward"]
     if (offload := values.pop("offload_optimizer", None)) is not None:
@@ -323,14 +430,26 @@ def fleet_of(
     Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
     """
     if num_gpus < 1 or nodes < 1:
-        raise Misuse(f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: give at least 1 of each.")
+        raise Misuse(
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: give at least 1 of each."
+        )
     if num_gpus * nodes > MOST_DEVICES:
         raise Misuse(
-            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,}"
+            " GPUs in all."
         )
     if nodes > 1 and network is None and links is None:
-        raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")
+        raise Misuse(
+            f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is"
+            " 0.125)."
+        )
     return Cluster(
-        device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links, host=host,
-        network_gb_per_s_per_device=None if network is None else network / num_gpus, network_latency_us=latency_us,
-    )  # fmt: skip
+        device=device,
+        devices_per_node=num_gpus,
+        nodes=nodes,
+        price_usd_per_device_hour=price,
+        host_links=links,
+        host=host,
+        network_gb_per_s_per_device=None if network is None else network / num_gpus,
+        network_latency_us=latency_us,
+    )

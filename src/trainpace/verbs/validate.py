@@ -7,23 +7,44 @@ from typing import Annotated
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
-from trainpace.verbs.request import EXISTING_FILE, EXISTING_FOLDER, Argument, Field, Progress, Request, Rows, within
+from trainpace.verbs.request import (
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    Argument,
+    Field,
+    Progress,
+    Request,
+    Rows,
+    within,
+)
 
 WORKERS = within("count", 1, 64, int)
 
 
 class ValidateRequest(Request):
-    runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
-    file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
+    runs: Annotated[
+        str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")
+    ]
+    file: Annotated[
+        tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")
+    ] = ()
     models: Annotated[
-        str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
+        str | None,
+        Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER),
     ] = None
-    traces: Annotated[str | None, Field("Folder that keeps traced models. Default: the user's cache.")] = None
+    traces: Annotated[
+        str | None, Field("Folder that keeps traced models. Default: the user's cache.")
+    ] = None
     run_code: Annotated[
         bool,
-        Field("Run the Python files that rows name as their models (FILE.py:FUNCTION), as you trust their author."),
+        Field(
+            "Run the Python files that rows name as their models (FILE.py:FUNCTION), as you trust"
+            " their author."
+        ),
     ] = False
-    workers: Annotated[int | None, Field("Processes that trace. Default: half the cores, at most 4.", WORKERS)] = None
+    workers: Annotated[
+        int | None, Field("Processes that trace. Default: half the cores, at most 4.", WORKERS)
+    ] = None
 
 
 class ValidatedRuns(Record, Rows[Row]):
@@ -45,7 +66,8 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
         runs = [run for run in runs if run.file in r.file]
         if not runs:
             raise TrainpaceError(
-                f"no row of {path} is of the file {', '.join(r.file)}.", f"It has {', '.join(files[:20])}."
+                f"no row of {path} is of the file {', '.join(r.file)}.",
+                f"It has {', '.join(files[:20])}.",
             )
     if not runs:
         raise TrainpaceError(f"{path} has no rows.")
@@ -54,7 +76,13 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     traces = Path(r.traces) if r.traces else cache / "trainpace" / "traces"
     workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
     with progress.work("tracing", unit="models") as work:
-        rows = evaluate(runs, models, traces, work.say, workers, progress=work.to, run_code=r.run_code)
-    keys = {"file": lambda row: row.file, "gpu": lambda row: row.gpu, "family": lambda row: family_of(row.model)}
+        rows = evaluate(
+            runs, models, traces, work.say, workers, progress=work.to, run_code=r.run_code
+        )
+    keys = {
+        "file": lambda row: row.file,
+        "gpu": lambda row: row.gpu,
+        "family": lambda row: family_of(row.model),
+    }
     groups = {name: tuple(by(rows, key)) for name, key in keys.items()}
     return ValidatedRuns(rows=tuple(rows), overall=summarise("all", rows), groups=groups)

@@ -2,7 +2,16 @@
 
 from typing import Annotated, Literal
 
-from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DURATION, Field, Progress, Request, within
+from trainpace.verbs.request import (
+    ABOVE_0,
+    AT_LEAST_1,
+    COUNT,
+    DURATION,
+    Field,
+    Progress,
+    Request,
+    within,
+)
 from trainpace.verbs.traced import ImageSize, ModelSpec, SequenceLength
 from trainpace.verify import Equivalence, Question, verify
 
@@ -18,14 +27,18 @@ class VerifyRequest(Request):
     accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4
     ranks: Annotated[int, Field("Processes, or replicas of DataParallel.", COUNT)] = 2
     steps: Annotated[int, Field("Updates.", AT_LEAST_1)] = 10
-    way: Annotated[tuple[Way, ...], Field("Only this one; several.  [default: all but deepspeed]")] = ()
+    way: Annotated[
+        tuple[Way, ...], Field("Only this one; several.  [default: all but deepspeed]")
+    ] = ()
     precision: Annotated[Literal["fp32", "bf16", "amp_bf16"], Field("Number format.")] = "fp32"
-    optimizer: Annotated[str | None, Field("As in trainpace forecast.  [default: the task's own, or sgd_momentum]")] = (
-        None
-    )
+    optimizer: Annotated[
+        str | None, Field("As in trainpace forecast.  [default: the task's own, or sgd_momentum]")
+    ] = None
     sequence_length: SequenceLength = None
     image_size: ImageSize = None
-    tolerance: Annotated[float, Field("Up to this relative difference it is rounding.", DIFFERENCE)] = 1e-5
+    tolerance: Annotated[
+        float, Field("Up to this relative difference it is rounding.", DIFFERENCE)
+    ] = 1e-5
     seed: Annotated[int, Field("Decides weights and samples.")] = 0
     timeout: Annotated[float, Field("Give up on a training after this.", DURATION)] = 600.0
 
@@ -33,9 +46,19 @@ class VerifyRequest(Request):
 def run(request: VerifyRequest, progress: Progress) -> Equivalence:
     r = request
     question = Question(
-        model=r.model, batch=r.batch, parts=r.accumulate, ranks=r.ranks, steps=r.steps, ways=r.way or EVERYWHERE,
-        precision=r.precision, optimizer=r.optimizer, sequence_length=r.sequence_length, image_size=r.image_size,
-        tolerance=r.tolerance, seed=r.seed, timeout_s=r.timeout,
-    )  # fmt: skip
+        model=r.model,
+        batch=r.batch,
+        parts=r.accumulate,
+        ranks=r.ranks,
+        steps=r.steps,
+        ways=r.way or EVERYWHERE,
+        precision=r.precision,
+        optimizer=r.optimizer,
+        sequence_length=r.sequence_length,
+        image_size=r.image_size,
+        tolerance=r.tolerance,
+        seed=r.seed,
+        timeout_s=r.timeout,
+    )
     with progress.work(f"verifying {r.model}") as work:
         return verify(question, work.say)

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 BUSY_S = 0.3
 """How long the cores are looked at before a command starts."""
 RecordingFolder = Annotated[
-    str | None, Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER")
+    str | None,
+    Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER"),
 ]
-Command = Annotated[tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...", rest=True)]
+Command = Annotated[
+    tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...", rest=True)
+]
 
 
 class WatchRequest(Request):
@@ -44,14 +47,20 @@ class WatchRequest(Request):
     command: Command = ()
     output: RecordingFolder = None
     recorded: Annotated[
-        str | None, Field("Show a recording again, in place of running a command.", metavar="FOLDER", option="from")
+        str | None,
+        Field(
+            "Show a recording again, in place of running a command.",
+            metavar="FOLDER",
+            option="from",
+        ),
     ] = None
     stdout: int | None = None
 
 
 class Watched(Record):
     """A recording, the folder that it lies in, and the exit code of the command that was run for it (0 for an old one).
-    `reports`: False for a task of srun, or a node, for which the first one reports; its recording has no ranks."""
+    `reports`: False for a task of srun, or a node, for which the first one reports; its recording has no ranks.
+    """
 
     recording: Recording
     folder: Path
@@ -61,7 +70,9 @@ class Watched(Record):
 
 def run(request: WatchRequest, progress: Progress) -> Watched:
     if bool(request.command) == bool(request.recorded):
-        raise Misuse("give a command, as in: trainpace watch -- python train.py, or `recorded` FOLDER.")
+        raise Misuse(
+            "give a command, as in: trainpace watch -- python train.py, or `recorded` FOLDER."
+        )
     if request.recorded:
         folder = Path(request.recorded)
         if is_trace(folder):
@@ -71,11 +82,15 @@ def run(request: WatchRequest, progress: Progress) -> Watched:
 
 
 def record(
-    command: Sequence[str], output: str | None, stdout: int | None, progress: Progress,
+    command: Sequence[str],
+    output: str | None,
+    stdout: int | None,
+    progress: Progress,
     trials: Mapping[str, object] | None = None,
-) -> Watched:  # fmt: skip
+) -> Watched:
     """Run the command with the recorder in it. `trials`: interventions to try. As tasks of one srun, and before torchrun on
-    several nodes that share the folder, all record together; interventions they begin together, too."""
+    several nodes that share the folder, all record together; interventions they begin together, too.
+    """
     task = task_of(os.environ)
     if task is None and (output is not None or trials is not None):
         task = node_of(command)
@@ -86,7 +101,8 @@ def record(
         )
     if trials is not None and task is None and is_one_of_unnumbered_nodes(command):
         raise Misuse(
-            "torchrun has several nodes and no --node-rank: add it (0 on the first node, 1 on the second, ...)."
+            "torchrun has several nodes and no --node-rank: add it (0 on the first node, 1 on the"
+            " second, ...)."
         )
     folder = new_folder(output, command) if task is None else _shared_folder(output, command, task)
     if trials is not None and task is not None:
@@ -102,7 +118,9 @@ def record(
     code = watch(command, folder, trials, stdout, task, busy=busy)
     if task is not None and not task.reports:
         if task.is_node:  # which prints elsewhere than the first one
-            progress.note(f"note: the report for all nodes is printed on node 0; recorded in {folder}")
+            progress.note(
+                f"note: the report for all nodes is printed on node 0; recorded in {folder}"
+            )
         return _told_by_the_first(command, folder, code)
     with ending_with(code):
         return Watched(recording=read_recording(folder), folder=folder, exit_code=code)
@@ -125,13 +143,18 @@ def busy_cores(usable: Sequence[int] | None) -> float:
     import psutil
 
     shares = psutil.cpu_percent(interval=BUSY_S, percpu=True)
-    return math.fsum(shares if usable is None else [shares[i] for i in usable if i < len(shares)]) / 100
+    return (
+        math.fsum(shares if usable is None else [shares[i] for i in usable if i < len(shares)])
+        / 100
+    )
 
 
 def busy_in_words(busy: float, cores: int) -> str:
     if busy <= cores / 2:
         return ""
-    kept = f"{busy:.1f} of {cores} cores busy" if round(busy, 1) < cores else f"all {cores} cores busy"
+    kept = (
+        f"{busy:.1f} of {cores} cores busy" if round(busy, 1) < cores else f"all {cores} cores busy"
+    )
     return f"other programs keep {kept}, so the times of this recording may be too long."
 
 
@@ -139,7 +162,8 @@ def check_one_task(task: Task | None, verb: str) -> None:
     """Raise Misuse under srun, where this process is one of several that would each start the command."""
     if task is not None:
         raise Misuse(
-            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace {verb} -- srun COMMAND."
+            f"this is task {task.number} of {task.tasks}; put srun behind it: trainpace {verb} --"
+            " srun COMMAND."
         )
 
 
@@ -155,20 +179,29 @@ def pace_of(run: str, journal: str | None) -> Pace:
             return pace_of_entry(opened.get(run))
         except UnknownName:
             raise UnknownName(
-                "baseline", run, (), "Name the folder of a recording, or a run that trainpace journal list shows."
+                "baseline",
+                run,
+                (),
+                "Name the folder of a recording, or a run that trainpace journal list shows.",
             ) from None
 
 
 def _shared_folder(output: str | None, command: Sequence[str], task: Task) -> Path:
     """The folder asked for, or one named after the script and the step; the same for all of its tasks."""
-    folder = Path(output) if output is not None else data_place("recordings") / f"{_stem(command)}-slurm-{task.step}"
+    folder = (
+        Path(output)
+        if output is not None
+        else data_place("recordings") / f"{_stem(command)}-slurm-{task.step}"
+    )
     if not take(folder, task):
         raise Misuse(f"{folder} is there already; name a new folder.")
     return folder
 
 
 def _stem(command: Sequence[str]) -> str:
-    return next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
+    return next(
+        (Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name
+    )
 
 
 def new_folder(output: str | None, command: Sequence[str]) -> Path:

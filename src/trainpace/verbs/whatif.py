@@ -47,22 +47,41 @@ class WhatIfRequest(Request):
     host: Annotated[Text, Field("Host CPU")] = ""
     software: Annotated[Text, Field("Software")] = ""
     attention: Annotated[Literal["", Attention], Field("Attention")] = ""
-    gpus: Annotated[int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")] = 1
+    gpus: Annotated[
+        int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")
+    ] = 1
     nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128, sets="nnodes")] = 1
     network: Annotated[
-        float, Meta(ge=1e-3, le=1e5),
-        Slider("Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"),
-    ] = 12.5  # fmt: skip
-    batch: Annotated[int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512, sets="micro_batch")] = 32
-    accumulate: Annotated[int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64, sets="accumulation")] = 1
+        float,
+        Meta(ge=1e-3, le=1e5),
+        Slider(
+            "Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"
+        ),
+    ] = 12.5
+    batch: Annotated[
+        int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512, sets="micro_batch")
+    ] = 32
+    accumulate: Annotated[
+        int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64, sets="accumulation")
+    ] = 1
     precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
-    zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear", sets="zero_stage")] = 0
-    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", sets="activation_checkpointing")] = "none"
-    epochs: Annotated[float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")] = 90.0
+    zero: Annotated[
+        ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear", sets="zero_stage")
+    ] = 0
+    checkpointing: Annotated[
+        Checkpointing, Field("Activation checkpointing", sets="activation_checkpointing")
+    ] = "none"
+    epochs: Annotated[
+        float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")
+    ] = 90.0
     samples: Annotated[
-        int, Meta(ge=1, le=10**12), Slider("Samples in an epoch", low=1000, high=100_000_000, scale="log10")
+        int,
+        Meta(ge=1, le=10**12),
+        Slider("Samples in an epoch", low=1000, high=100_000_000, scale="log10"),
     ] = 1_281_167
-    price: Annotated[Annotated[float, Meta(ge=0, le=1e5)] | None, Field("Price of a GPU and hour")] = None
+    price: Annotated[
+        Annotated[float, Meta(ge=0, le=1e5)] | None, Field("Price of a GPU and hour")
+    ] = None
 
 
 class Price(Record):
@@ -94,14 +113,20 @@ def price_of(offers: Sequence[Offer], device: str, gpus: int, nodes: int) -> Pri
     offer = cheapest_offer(offers, device, gpus, nodes)
     if offer is None:
         return None
-    servers = f"{nodes} of the cheapest servers that can be joined" if nodes > 1 else "the cheapest server known"
+    servers = (
+        f"{nodes} of the cheapest servers that can be joined"
+        if nodes > 1
+        else "the cheapest server known"
+    )
     region = f" in {offer.region}" if offer.region else ""
     dated = f"as of {offer.as_of}" if offer.as_of else "undated"
     idle = f", of whose {offer.count} GPUs {gpus} are used" if gpus < offer.count else ""
     return Price(
         usd_per_device_hour=offer.price_usd_per_hour / gpus,
-        source=f"{servers}, on demand: {offer.provider} {offer.instance_type}{region}, {format_usd(offer.price_usd_per_hour)}"
-        f" each an hour, {dated}{idle}",
+        source=(
+            f"{servers}, on demand: {offer.provider} {offer.instance_type}{region},"
+            f" {format_usd(offer.price_usd_per_hour)} each an hour, {dated}{idle}"
+        ),
     )
 
 
@@ -110,16 +135,22 @@ def forecaster_of(workload: Workload) -> Forecaster:
     return Forecaster(workload, Target(Cluster(device=catalogue()[0])))
 
 
-def run(request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None) -> WhatIf:
+def run(
+    request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None
+) -> WhatIf:
     """Forecast what the request describes: the forecaster's workload is the one that its model names, the device its GPU."""
     r, workload = request, forecaster.workload
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
     try:
         cluster = Cluster(
-            device=device, devices_per_node=r.gpus, nodes=r.nodes, network_gb_per_s_per_device=r.network / r.gpus,
-            price_usd_per_device_hour=None if price is None else price.usd_per_device_hour, host=named_host(r.host or None),
-        )  # fmt: skip
+            device=device,
+            devices_per_node=r.gpus,
+            nodes=r.nodes,
+            network_gb_per_s_per_device=r.network / r.gpus,
+            price_usd_per_device_hour=None if price is None else price.usd_per_device_hour,
+            host=named_host(r.host or None),
+        )
         forecaster = forecaster.on(Target(cluster, software=software_of(r)))
         execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
         forecast = forecaster.forecast(execution, Schedule(samples=r.samples, epochs=r.epochs))
@@ -130,8 +161,14 @@ def run(request: WhatIfRequest, forecaster: Forecaster, device: Device, price: P
     sizes = sizes_around(execution.micro_batch)
     swept = forecaster.over_batches(execution, sizes)
     every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
-    jumps = forecaster.jumps_in(execution, sizes, swept.step_ms) if every_size and swept.timed.all() else ()
-    return WhatIf(r, forecast, price, BatchCurve(sizes, swept, jumps) if swept.timed.all() else None)
+    jumps = (
+        forecaster.jumps_in(execution, sizes, swept.step_ms)
+        if every_size and swept.timed.all()
+        else ()
+    )
+    return WhatIf(
+        r, forecast, price, BatchCurve(sizes, swept, jumps) if swept.timed.all() else None
+    )
 
 
 def sizes_around(batch: int) -> list[int]:

@@ -26,7 +26,14 @@ WAYS: tuple[Way, ...] = get_args(Way)[2:]
 RANKS: tuple[Way, ...] = ("ddp", "fsdp2", "deepspeed")
 
 Change = Literal[
-    "fp32", "weight_by_samples", "weight_by_targets", "sum", "no_hooks", "whole_batch_norm", "no_dropout", "fp64"
+    "fp32",
+    "weight_by_samples",
+    "weight_by_targets",
+    "sum",
+    "no_hooks",
+    "whole_batch_norm",
+    "no_dropout",
+    "fp64",
 ]
 """An intervention on both sides of a comparison. Weights only act where a batch is divided."""
 CHANGES: tuple[Change, ...] = get_args(Change)
@@ -68,14 +75,16 @@ class Question(Record):
     def __post_init__(self) -> None:
         if min(self.batch, self.steps) < 1 or min(self.parts, self.ranks) < 2:
             raise TrainpaceError(
-                "a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or more."
+                "a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or"
+                " more."
             )
         if not self.ways or not set(self.ways) <= set(WAYS):
             raise TrainpaceError(f"a comparison needs one of the ways {', '.join(WAYS)}.")
         for way in self.ways:
             if self.batch < self.shares(way):
                 raise TrainpaceError(
-                    f"a batch of {self.batch} cannot be divided into {self.shares(way)}.", "Give a larger --batch."
+                    f"a batch of {self.batch} cannot be divided into {self.shares(way)}.",
+                    "Give a larger --batch.",
                 )
         if not 0 < self.tolerance < 1:
             raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
@@ -86,7 +95,9 @@ class Question(Record):
     def sizes(self, way: Way) -> tuple[int, ...]:
         """Samples of each part, the larger ones first; they differ by one at most."""
         shares = self.shares(way)
-        if way == "data_parallel":  # as torch's chunk() divides: none is larger than the first, and there may be fewer
+        if (
+            way == "data_parallel"
+        ):  # as torch's chunk() divides: none is larger than the first, and there may be fewer
             each = -(-self.batch // shares)
             return tuple(min(each, self.batch - begin) for begin in range(0, self.batch, each))
         return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))
@@ -175,10 +186,14 @@ def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
             again = Variant(way="again")
             trainings.run([again])
             repeated = trainings.result(again).difference
-            if not repeated:  # where one process does not repeat itself, no change would tell anything
+            if (
+                not repeated
+            ):  # where one process does not repeat itself, no change would tell anything
                 causes = _causes(trainings, apart)
                 results = [replace(r, **causes.get(r.way, {})) for r in results]
-        return Equivalence(question=question, ways=tuple(results), facts=trainings.facts(whole), repeated=repeated)
+        return Equivalence(
+            question=question, ways=tuple(results), facts=trainings.facts(whole), repeated=repeated
+        )
 
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
@@ -186,10 +201,15 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
     # the loss of replicas is of the whole batch, unless the model computes its own, and gradients come in one backward pass
     divided = way != "data_parallel"
     can: dict[Change, bool] = {
-        "fp32": question.precision != "fp32", "weight_by_samples": divided and len(set(question.sizes(way))) > 1,
-        "weight_by_targets": divided and facts.uneven_targets, "sum": divided, "no_hooks": divided and facts.hooks > 0,
-        "whole_batch_norm": facts.batch_norms > 0, "no_dropout": facts.random, "fp64": True,
-    }  # fmt: skip
+        "fp32": question.precision != "fp32",
+        "weight_by_samples": divided and len(set(question.sizes(way))) > 1,
+        "weight_by_targets": divided and facts.uneven_targets,
+        "sum": divided,
+        "no_hooks": divided and facts.hooks > 0,
+        "whole_batch_norm": facts.batch_norms > 0,
+        "no_dropout": facts.random,
+        "fp64": True,
+    }
     return tuple(change for change in CHANGES if can[change])
 
 
@@ -200,7 +220,9 @@ class Difference(NamedTuple):
     tensor: str
 
 
-def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]) -> Difference:
+def difference(
+    a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]
+) -> Difference:
     """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most. A tensor counts as no smaller than FLOOR x the root mean
     square of all a."""
     names = sorted(a)
@@ -228,7 +250,9 @@ def difference_of_files(a: Path, b: Path) -> Difference:
 
 def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, Any]]:
     """For each way, `cause` and `tried` of its result."""
-    can = {way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart}
+    can = {
+        way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart
+    }
     trainings.tell("changing one thing at a time")
     trainings.run_pairs(Variant(way=way, changes=(change,)) for way in apart for change in can[way])
     return {way: _cause(trainings, way, can[way]) for way in apart}
@@ -236,7 +260,8 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, 
 
 def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
     """The changes that make a way equal, and all that were tried: one at a time first; where none is enough, several together, at
-    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays."""
+    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays.
+    """
     results: dict[tuple[Change, ...], WayResult] = {}
 
     def equal_under(changes: tuple[Change, ...]) -> bool:
@@ -254,7 +279,10 @@ def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, 
         fewer = tuple(c for c in cause if c != change)
         if equal_under(fewer):
             cause = fewer
-    return {"cause": cause, "tried": tuple(Tried(changes=c, difference=r.difference) for c, r in results.items())}
+    return {
+        "cause": cause,
+        "tried": tuple(Tried(changes=c, difference=r.difference) for c, r in results.items()),
+    }
 
 
 def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
@@ -264,7 +292,9 @@ def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
         return []
     weights: list[tuple[Change, ...]] = [(), *((weight,) for weight in WEIGHTS if weight in can)]
     formats: list[tuple[Change, ...]] = [("fp32",)] if "fp32" in can else [(), ("fp64",)]
-    together = [sorted((*free, *weight, *form), key=CHANGES.index) for weight in weights for form in formats]
+    together = [
+        sorted((*free, *weight, *form), key=CHANGES.index) for weight in weights for form in formats
+    ]
     return [tuple(changes) for changes in together if len(changes) > 1]
 
 
@@ -296,11 +326,22 @@ class _Trainings:
         apart, tensor = self._difference(variant.whole, variant)
         moved, _ = self._difference(None, variant.whole)
         tolerance = self.question.tolerance
-        equal = apart is not None and moved is not None and apart <= tolerance <= moved and LEAST_MOVED * apart <= moved
+        equal = (
+            apart is not None
+            and moved is not None
+            and apart <= tolerance <= moved
+            and LEAST_MOVED * apart <= moved
+        )
         return WayResult(
-            way=variant.way, sizes=self.question.sizes(variant.way), difference=apart, worst=tensor, moved=moved, equal=equal,
-            first_loss=losses[0] if losses else None, failed=self._failed.get(variant.key, ""),
-        )  # fmt: skip
+            way=variant.way,
+            sizes=self.question.sizes(variant.way),
+            difference=apart,
+            worst=tensor,
+            moved=moved,
+            equal=equal,
+            first_loss=losses[0] if losses else None,
+            failed=self._failed.get(variant.key, ""),
+        )
 
     def facts(self, variant: Variant) -> Facts:
         return load(self._folder / f"{variant.key}.json", Facts)
@@ -309,7 +350,10 @@ class _Trainings:
         """Train until all are done, or one has failed."""
         q, store = self.question, self._folder / "store"
         store.unlink(missing_ok=True)
-        requests = [self._request(variants) | {"rank": rank, "store": store.as_uri()} for rank in range(q.ranks)]
+        requests = [
+            self._request(variants) | {"rank": rank, "store": store.as_uri()}
+            for rank in range(q.ranks)
+        ]
         try:
             run_ranks(WORKER, requests, q.timeout_s, f"training {q.model} on {q.ranks} ranks")
         except TrainpaceError as error:
@@ -325,12 +369,18 @@ class _Trainings:
         or holds a NaN."""
         if not (self._is_there(b) and (a is None or self._is_there(a))):
             return None, ""
-        apart = difference_of_files(self._weights(INITIAL if a is None else a.key), self._weights(b.key))
+        apart = difference_of_files(
+            self._weights(INITIAL if a is None else a.key), self._weights(b.key)
+        )
         return (None, "") if math.isnan(apart.relative) else apart
 
     def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
         """The variants that have neither been trained nor failed, each once."""
-        return list({v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed}.values())
+        return list(
+            {
+                v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed
+            }.values()
+        )
 
     def _is_there(self, variant: Variant) -> bool:
         return (self._folder / f"{variant.key}.json").exists()

@@ -19,7 +19,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of parameters that it looks for in vain
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # DDP warns of parameters that it looks for in vain
 
 import torch
 import torch.distributed as dist
@@ -57,13 +59,19 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     model = _wrapped(model, optimizer, variant, q)
     losses: list[float] = []
     draws = uneven = False
-    autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
+    autocast = (
+        torch.autocast("cpu", torch.bfloat16)
+        if precision == "amp_bf16"
+        else contextlib.nullcontext()
+    )
     sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
     with dropout_off(model) if "no_dropout" in changes else contextlib.nullcontext():
         for step in range(q.steps):
             parts = [_place(part, dtype) for part in _parts(task, q, step, sizes)]
             targets = [targets_of(part) for part in parts]
-            uneven |= any(t / n != targets[0] / sizes[0] for t, n in zip(targets, sizes, strict=True) if t)
+            uneven |= any(
+                t / n != targets[0] / sizes[0] for t, n in zip(targets, sizes, strict=True) if t
+            )
             if "whole_batch_norm" in changes:
                 _seed(q.seed, _STEPS, step)
                 with torch.no_grad(), statistics_of_next_batch(norms):
@@ -76,7 +84,9 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 weight = loss_weight(changes, i, sizes, targets)
                 with autocast:
                     loss = task.loss(model, parts[i])
-                    loss = loss.mean() if variant.way == "data_parallel" else loss  # a model's own comes once a replica
+                    loss = (
+                        loss.mean() if variant.way == "data_parallel" else loss
+                    )  # a model's own comes once a replica
                 # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
                 share = loss * weight * (len(sizes) if on_ranks else 1)
                 model.backward(share) if variant.way == "deepspeed" else share.backward()
@@ -92,7 +102,13 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     parameters = _parameters(task.model)
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
-        facts = Facts(losses=tuple(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
+        facts = Facts(
+            losses=tuple(losses),
+            batch_norms=len(norms),
+            random=draws,
+            hooks=hooks,
+            uneven_targets=uneven,
+        )
         write_whole(folder / f"{variant.key}.json", to_json(facts))
 
 
@@ -152,14 +168,23 @@ def _gathered(outputs: Sequence[Any]) -> Any:
 def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:
     """DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError where it is not installed."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}"}
+    os.environ |= {
+        "DS_ACCELERATOR": "cpu",
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "WORLD_SIZE": f"{ranks}",
+    }
     deepspeed = import_package("deepspeed", "deepspeed")
     # else it compiles a C++ operator for a minute
     import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
     config = {
-        "train_micro_batch_size_per_gpu": micro_batch, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.0, "steps_per_print": 10**9,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,
+        "steps_per_print": 10**9,
+    }
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)  # of torch's functions that it calls
     deepspeed.init_distributed(dist_backend="gloo")
@@ -167,7 +192,9 @@ def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: 
     return engine
 
 
-def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question) -> Any:
+def _wrapped(
+    model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question
+) -> Any:
     """The model in its engine; the optimizer gets the parameters that it has there."""
     if variant.way == "data_parallel":
         return _Replicas(model, q.ranks)
@@ -190,13 +217,17 @@ def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Varian
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
     """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
     random augmentation gives every way the same ones."""
-    parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+    parts = [
+        slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
+    ]
     if task.dataset is None:
         _seed(q.seed, _SAMPLES, step)
         batch = task.make_batch(q.batch)
         return [map_tensors(operator.itemgetter(part), batch) for part in parts]
     assert task.collate is not None, "a task with a data set knows how to make batches of it"
-    order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(len(task.dataset))
+    order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(
+        len(task.dataset)
+    )
     samples = []
     for i in range(step * q.batch, (step + 1) * q.batch):
         _seed(q.seed, _SAMPLES, i)
@@ -205,7 +236,9 @@ def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[A
 
 
 def _place(batch: Any, dtype: torch.dtype) -> Any:
-    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
+    return map_tensors(
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch
+    )
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
@@ -225,7 +258,9 @@ def _seed(*numbers: int) -> None:
     np.random.seed(seed)
 
 
-def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]) -> float:
+def loss_weight(
+    changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]
+) -> float:
     """The weight of a part's loss. Without a change it is what training loops use: one over the number of parts."""
     if "sum" in changes:
         return 1.0
@@ -238,8 +273,15 @@ def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targ
 
 def targets_of(batch: Any) -> int:
     """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
-    of labels in a dictionary is left out where there are several: language models predict the next one."""
-    labels = batch.get("labels") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
+    of labels in a dictionary is left out where there are several: language models predict the next one.
+    """
+    labels = (
+        batch.get("labels")
+        if isinstance(batch, dict)
+        else batch[-1]
+        if isinstance(batch, list | tuple)
+        else None
+    )
     if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
         return 0
     if isinstance(batch, dict) and labels.dim() > 1:
@@ -249,7 +291,11 @@ def targets_of(batch: Any) -> int:
 
 def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """The batch norms that normalise by the statistics of the batch at hand."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]
+    return [
+        m
+        for m in model.modules()
+        if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
+    ]
 
 
 @contextlib.contextmanager
@@ -284,8 +330,14 @@ class _NoDropout(TorchFunctionMode):
     """Turns off dropout in functional calls as well, whose probability is no attribute of a module."""
 
     _DROPPING = (
-        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
-    )  # fmt: skip
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -325,11 +377,15 @@ def _work(request: dict[str, Any]) -> str:
         except Exception as error:
             if (request["first"] and not i) or is_out_of_memory(error):
                 raise
-            failed[variant.key] = str(error) if isinstance(error, TrainpaceError) else explain(error)
+            failed[variant.key] = (
+                str(error) if isinstance(error, TrainpaceError) else explain(error)
+            )
     return json.dumps(failed)
 
 
-def _train_as_rank(question: Question, variants: list[Variant], folder: Path, rank: int, store: str) -> str:
+def _train_as_rank(
+    question: Question, variants: list[Variant], folder: Path, rank: int, store: str
+) -> str:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // question.ranks))
     if sys.platform == "linux":  # a host whose own name does not resolve stops gloo
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,5 +1,6 @@
 """An unchanged training script, recorded: where its steps' time goes. The recorder itself is in this package too and runs
-where packages that reading a recording needs may be missing, so nothing is imported before it is used."""
+where packages that reading a recording needs may be missing, so nothing is imported before it is used.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     from trainpace.watch.stated import StatedLength, stated_length
     from trainpace.watch.stragglers import BEHIND, CollectiveShare, RankShare, Straggler, Together
     from trainpace.watch.tasks import Task, is_one_of_unnumbered_nodes, node_of, take, task_of
-    from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of, trace_events, write_trace
+    from trainpace.watch.timeline import (
+        Bar,
+        Lane,
+        Timeline,
+        charged,
+        coarsened,
+        timeline_of,
+        trace_events,
+        write_trace,
+    )
     from trainpace.watch.trails import Process, header_of, read_processes, records_of
 
 __getattr__, __all__ = exports(__name__, __file__)

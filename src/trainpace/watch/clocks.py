@@ -35,7 +35,9 @@ class Offsets(NamedTuple):
     uncertainty_ns: float = 0.0
 
 
-def offsets(steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]) -> dict[str, Offsets]:
+def offsets(
+    steps: Mapping[int, Sequence[RankStep]], nodes: Mapping[int, str]
+) -> dict[str, Offsets]:
     """By node. The uncertainty is the larger of two: half the range of what 9 in 10 of the collectives say, and the transfer,
     within which ranks may leave one after the other."""
     first = nodes[min(steps)]
@@ -53,22 +55,34 @@ def clocks(known: Mapping[str, Offsets]) -> tuple[Clock, ...]:
     """Of the nodes other than the lowest rank's."""
     _, *others = known.items()
     return tuple(
-        Clock(node=node, offset_ms=o.at_ns[len(o.at_ns) // 2] / 1e6, uncertainty_ms=o.uncertainty_ns / 1e6)
+        Clock(
+            node=node,
+            offset_ms=o.at_ns[len(o.at_ns) // 2] / 1e6,
+            uncertainty_ms=o.uncertainty_ns / 1e6,
+        )
         for node, o in others
-    )  # fmt: skip
+    )
 
 
 def _transfers_ns(ranks: Sequence[Sequence[RankStep]]) -> list[list[int]]:
     """By step and collective, the time of the rank that waited least: about that of the transfer."""
     return [
-        [min(e.leaves_ns - e.arrives_ns for e in same) for same in zip(*(s.together for s in at_once), strict=True)]
+        [
+            min(e.leaves_ns - e.arrives_ns for e in same)
+            for same in zip(*(s.together for s in at_once), strict=True)
+        ]
         for at_once in zip(*ranks, strict=True)
     ]
 
 
-def _offsets(mine: Sequence[RankStep], zero: Sequence[RankStep], transfers: Sequence[Sequence[int]]) -> Offsets:
+def _offsets(
+    mine: Sequence[RankStep], zero: Sequence[RankStep], transfers: Sequence[Sequence[int]]
+) -> Offsets:
     pairs = [
-        [(transfer, a.leaves_ns - b.leaves_ns) for transfer, a, b in zip(times, x.together, y.together, strict=True)]
+        [
+            (transfer, a.leaves_ns - b.leaves_ns)
+            for transfer, a, b in zip(times, x.together, y.together, strict=True)
+        ]
         for times, x, y in zip(transfers, mine, zero, strict=True)
     ]
     chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]

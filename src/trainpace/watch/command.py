@@ -33,9 +33,12 @@ END_S = 40.0
 
 
 def environment(
-    folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None, stop_after_s: float | None = None,
+    folder: Path,
+    before: Mapping[str, str],
+    trials: Mapping[str, object] | None = None,
+    stop_after_s: float | None = None,
     task: Task | None = None,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """The command's environment: the recorder's folder first on Python's path, and where to record."""
     path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
     changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
@@ -48,10 +51,15 @@ def environment(
 
 
 def watch(
-    command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None,
-    task: Task | None = None, output_file: Path | None = None, stop_after_s: float | None = None,
+    command: Sequence[str],
+    folder: Path,
+    trials: Mapping[str, object] | None = None,
+    output: int | None = None,
+    task: Task | None = None,
+    output_file: Path | None = None,
+    stop_after_s: float | None = None,
     busy: str = "",
-) -> int:  # fmt: skip
+) -> int:
     """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it. As a `task`
     of several the first one waits for the others' ends, for a bounded time, and keeps how they ended; under `trials` each of them
     does, and where one fails the others' commands are ended, with its exit code. With `stop_after_s` its
@@ -65,7 +73,13 @@ def watch(
     if shutil.which(command[0]) is None:
         raise no_command(command[0])
     begun = time.monotonic()
-    note = {"command": list(command), "started": time.time(), "seconds": None, "exit_code": None, "trials": trials}
+    note = {
+        "command": list(command),
+        "started": time.time(),
+        "seconds": None,
+        "exit_code": None,
+        "trials": trials,
+    }
     note |= {"busy": busy} if busy else {}
     note |= {"together_by": "torchrun" if task.is_node else "srun"} if task is not None else {}
     make_folder(folder)
@@ -75,7 +89,11 @@ def watch(
     if keeps:
         write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials, stop_after_s, task)
-    lookout = meeting.Lookout(folder, task, _limit_s(trials)) if task is not None and trials is not None else None
+    lookout = (
+        meeting.Lookout(folder, task, _limit_s(trials))
+        if task is not None and trials is not None
+        else None
+    )
     with contextlib.ExitStack() as stack:
         errors = None
         if output_file is not None:
@@ -87,7 +105,9 @@ def watch(
         code = meeting.first_failure(meeting.ends(folder, task)) or code
     tidies = trials is not None or stop_after_s is not None
     if tidies and task is None:
-        note |= _tidy(folder, restoring.notes_in(folder), trials, whole=stop_after_s is not None and code == 0)
+        note |= _tidy(
+            folder, restoring.notes_in(folder), trials, whole=stop_after_s is not None and code == 0
+        )
     note |= {"seconds": time.monotonic() - begun, "exit_code": code}
     shown = code if code >= 0 else 128 - code
     with ending_with(shown):
@@ -114,8 +134,12 @@ def _limit_s(trials: Mapping[str, object] | None) -> float:
 
 
 def _tidy(
-    folder: Path, noted: Notes, trials: Mapping[str, object] | None, whole: bool, accounts: Notes | None = None
-) -> dict[str, list[str]]:  # fmt: skip
+    folder: Path,
+    noted: Notes,
+    trials: Mapping[str, object] | None,
+    whole: bool,
+    accounts: Notes | None = None,
+) -> dict[str, list[str]]:
     restoring.remove_trial_checkpoints(noted)
     if trials is None or "writes_in" not in trials:
         return restoring.put_back(folder, noted, whole, accounts)
@@ -124,12 +148,14 @@ def _tidy(
 
 def _tidy_in_turn(
     folder: Path, task: Task, trials: Mapping[str, object] | None, missing: Sequence[int]
-) -> dict[str, list[str]]:  # fmt: skip
+) -> dict[str, list[str]]:
     """Each task tidies up after its own processes, since what they wrote may be on its node's disk; one that wrote over the same
     files as earlier tasks comes after these. For the first task, what all of them put back."""
     mine = restoring.notes_in(folder, lambda header: header.get("task") == task.number)
     if copied := set(mine.values("copied")):
-        before = [n for n in range(task.number) if n not in missing and copied & _copied_by(folder, n)]
+        before = [
+            n for n in range(task.number) if n not in missing and copied & _copied_by(folder, n)
+        ]
         meeting.await_tidied(folder, task, before)
     host = socket.gethostname()
     of_host = restoring.notes_in(folder, lambda header: header.get("host") == host)
@@ -141,7 +167,9 @@ def _tidy_in_turn(
 
 
 def _copied_by(folder: Path, number: int) -> set[str]:
-    return set(restoring.notes_in(folder, lambda header: header.get("task") == number).values("copied"))
+    return set(
+        restoring.notes_in(folder, lambda header: header.get("task") == number).values("copied")
+    )
 
 
 @contextlib.contextmanager
@@ -149,9 +177,14 @@ def temporary_folder() -> Iterator[dict[str, str]]:
     """Environment variables that give a script under trials a temporary folder: it is ended before it can remove its
     own. The compiler's cache stays where it was."""
     # not beside the recording: sockets have short names
-    with tempfile.TemporaryDirectory(prefix="trainpace-trial-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="trainpace-trial-", ignore_cleanup_errors=True
+    ) as folder:
         compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-        yield {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled)}
+        yield {
+            "TMPDIR": folder,
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled),
+        }
 
 
 def _end_with_parent(parent: int) -> Callable[[], None] | None:
@@ -170,12 +203,17 @@ def _end_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def _run(
-    command: Sequence[str], around: Mapping[str, str], output: int | None, errors: int | None,
+    command: Sequence[str],
+    around: Mapping[str, str],
+    output: int | None,
+    errors: int | None,
     lookout: meeting.Lookout | None = None,
-) -> int:  # fmt: skip
+) -> int:
     end_with_us = _end_with_parent(os.getpid())
     try:
-        process = subprocess.Popen(list(command), env=around, stdout=output, stderr=errors, preexec_fn=end_with_us)
+        process = subprocess.Popen(
+            list(command), env=around, stdout=output, stderr=errors, preexec_fn=end_with_us
+        )
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {os_reason(error)}.") from None
     before = {}

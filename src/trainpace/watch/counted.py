@@ -45,7 +45,8 @@ class Counted(NamedTuple):
 
     def outside(self, steady: Sequence[Step]) -> float:
         """The share of the script's own code, in steps that were not counted, in which operators ran that gradients flow through,
-        outside of any module: what remains without the rest of a counted step's own code, which counting does not lengthen."""
+        outside of any module: what remains without the rest of a counted step's own code, which counting does not lengthen.
+        """
         own = {s.number: s.parts_ns[_OTHER] for s in self.steps}
         among = [(c.get("outside_ns", 0), own[n]) for n, c in self.by_step.items() if own.get(n)]
         every = [s.parts_ns[_OTHER] for s in steady]

@@ -10,10 +10,21 @@ from trainpace.watch.notes import Notes, inputs_of
 
 WARM_UP_STEPS = 3
 LEAVE_TOGETHER = (
-    GRADIENTS, "all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter", "all_gather_single",
-    "all_gather_into_tensor", "all_gather", "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced",
-    "all_gather_coalesced", "all_gather_object",
-)  # fmt: skip
+    GRADIENTS,
+    "all_reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "reduce_scatter",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "all_gather",
+    "all_to_all_single",
+    "all_to_all",
+    "barrier",
+    "all_reduce_coalesced",
+    "all_gather_coalesced",
+    "all_gather_object",
+)
 """Collectives that no rank can leave before all have arrived, by the names under which they are recorded."""
 HOST_WAITS = frozenset(("gloo", "mpi"))
 """Backends whose collectives end when the call returns. With the others a device waits, and the host does not say when."""
@@ -62,14 +73,22 @@ def rank_steps(records: Iterable[Any]) -> dict[int, RankStep]:
         notes.add(r)
         if isinstance(r, Step):
             # what an evaluation exchanges counts as evaluation, and not every step has one
-            if is_detailed and r.trial == 0 and r.number >= WARM_UP_STEPS and not r.parts_ns[EVALUATION]:
+            if (
+                is_detailed
+                and r.trial == 0
+                and r.number >= WARM_UP_STEPS
+                and not r.parts_ns[EVALUATION]
+            ):
                 steps.append((r, spans))
             spans, is_detailed = [], False
     if any(notes.values("accelerator")) or not set(notes.values("backend")) <= HOST_WAITS:
         return {}
     held = inputs_of(notes)
     names = {note.content["number"]: note.content["name"] for note in notes.with_name("number")}
-    return {step.number: _rank_step(step, found, names, held.get(step.number, 0)) for step, found in steps}
+    return {
+        step.number: _rank_step(step, found, names, held.get(step.number, 0))
+        for step, found in steps
+    }
 
 
 def _rank_step(step: Step, spans: Sequence[Span], names: Mapping[int, str], held: int) -> RankStep:

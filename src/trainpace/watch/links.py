@@ -42,11 +42,20 @@ class SlowLink(Record):
     at_least: bool = False
 
 
-def link_rates(trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) -> tuple[LinkRate, ...]:
+def link_rates(
+    trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]
+) -> tuple[LinkRate, ...]:
     """The links between nodes, from the records of each rank's trail; the connections of two nodes' ranks together."""
-    counted = {rank: [r for r in records if isinstance(r, dict) and "links" in r] for rank, records in trails.items()}
-    at = {own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]}
-    exchanging = {r: _steps_between(trails[r], notes[0], notes[-1]) for r, notes in counted.items() if notes}
+    counted = {
+        rank: [r for r in records if isinstance(r, dict) and "links" in r]
+        for rank, records in trails.items()
+    }
+    at = {
+        own: nodes[rank] for rank, notes in counted.items() for n in notes for own, *_ in n["links"]
+    }
+    exchanging = {
+        r: _steps_between(trails[r], notes[0], notes[-1]) for r, notes in counted.items() if notes
+    }
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     steps: dict[tuple[str, str], int] = {}
     for rank, notes in counted.items():
@@ -61,9 +70,15 @@ def link_rates(trails: Mapping[int, Sequence[Any]], nodes: Mapping[int, str]) ->
                 sums[link][1] += busy_us - before[1]
                 steps[link] = max(steps.get(link, 1), exchanging[rank])
     return tuple(
-        LinkRate(sender=sender, receiver=receiver, mb_per_step=sent / 1e6 / steps[sender, receiver], mbit_per_s=8 * sent / busy)
-        for (sender, receiver), (sent, busy) in sorted(sums.items()) if sent >= LEAST_BYTES and busy >= LEAST_BUSY_US
-    )  # fmt: skip
+        LinkRate(
+            sender=sender,
+            receiver=receiver,
+            mb_per_step=sent / 1e6 / steps[sender, receiver],
+            mbit_per_s=8 * sent / busy,
+        )
+        for (sender, receiver), (sent, busy) in sorted(sums.items())
+        if sent >= LEAST_BYTES and busy >= LEAST_BUSY_US
+    )
 
 
 def _steps_between(records: Sequence[Any], first: dict[str, Any], last: dict[str, Any]) -> int:
@@ -95,15 +110,22 @@ def _by_peer(connections: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]
 
 def slow_links(rates: Sequence[LinkRate]) -> tuple[SlowLink, ...]:
     """Links that are slower than the usual one, the slowest first. The usual one is the slowest of the fastest quarter, since a
-    slow link also holds back the acknowledgements of what is sent to its sender; that other direction is not told."""
+    slow link also holds back the acknowledgements of what is sent to its sender; that other direction is not told.
+    """
     if len(rates) < 2:
         return ()
     usual = sorted(rates, key=lambda r: -r.mbit_per_s)[(len(rates) - 1) // 4]
     slow: list[SlowLink] = []
     for r in sorted(rates, key=lambda r: r.mbit_per_s):
         if r.mbit_per_s * SLOW < usual.mbit_per_s and r.receiver not in {s.sender for s in slow}:
-            slow.append(SlowLink(
-                sender=r.sender, receiver=r.receiver, mbit_per_s=r.mbit_per_s, usual_mbit_per_s=usual.mbit_per_s,
-                ms=8e3 * r.mb_per_step * (1 / r.mbit_per_s - 1 / usual.mbit_per_s), at_least=usual.receiver == r.sender,
-            ))  # fmt: skip
+            slow.append(
+                SlowLink(
+                    sender=r.sender,
+                    receiver=r.receiver,
+                    mbit_per_s=r.mbit_per_s,
+                    usual_mbit_per_s=usual.mbit_per_s,
+                    ms=8e3 * r.mb_per_step * (1 / r.mbit_per_s - 1 / usual.mbit_per_s),
+                    at_least=usual.receiver == r.sender,
+                )
+            )
     return tuple(slow)

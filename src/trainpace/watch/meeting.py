@@ -55,7 +55,8 @@ def arrive(folder: Path, task: Task) -> None:
 
 def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
     """Return once all tasks are at the folder. Raises TrainpaceError in each of them where one does not come in time: it does not
-    see the folder or was not started, and interventions that only some ranks make would leave the others waiting."""
+    see the folder or was not started, and interventions that only some ranks make would leave the others waiting.
+    """
     patience_s = (NODES_MEET_S if task.is_node else MEET_S) if patience_s is None else patience_s
     arrive(folder, task)
     try:
@@ -63,8 +64,8 @@ def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
         if missing:
             was, does = ("it was", "it does") if len(missing) == 1 else ("they were", "they do")
             raise TrainpaceError(
-                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s. Either {was} not started, or {does}"
-                " not see this folder. Nothing is run.",
+                f"{_which(missing, task)} did not come to {folder} within {patience_s:g} s. Either"
+                f" {was} not started, or {does} not see this folder. Nothing is run.",
                 ON_ALL_NODES,
             )
     except BaseException:  # Ctrl-C as well: one that comes later must not take this task to be here
@@ -76,11 +77,16 @@ def meet(folder: Path, task: Task, patience_s: float | None = None) -> None:
 def _who_does_not_come(folder: Path, task: Task, patience_s: float) -> list[int]:
     if task.reports:
         missing = _awaited(
-            folder, task, patience_s, lambda: [n for n in range(task.tasks) if not _is_there(_here(folder, n))]
+            folder,
+            task,
+            patience_s,
+            lambda: [n for n in range(task.tasks) if not _is_there(_here(folder, n))],
         )
         _write(folder / BEGIN_FILE, {"missing": missing})
         return missing
-    _awaited(folder, task, patience_s + SLACK_S, lambda: [] if _is_there(folder / BEGIN_FILE) else [0])
+    _awaited(
+        folder, task, patience_s + SLACK_S, lambda: [] if _is_there(folder / BEGIN_FILE) else [0]
+    )
     said = _read(folder / BEGIN_FILE)
     return [0] if said is None else list(said["missing"])
 
@@ -125,16 +131,25 @@ def end(folder: Path, task: Task, exit_code: int) -> None:
     failed = [e.number for e in ends(folder, task) if e.exit_code]
     host = socket.gethostname()
     trails = {path.name: _size(path) for path in folder.glob(f"*-{host}*.trail")}
-    _write(_end(folder, task.number), {"exit_code": exit_code, "host": host, "after": failed, "trails": trails})
+    _write(
+        _end(folder, task.number),
+        {"exit_code": exit_code, "host": host, "after": failed, "trails": trails},
+    )
 
 
 def ends(folder: Path, task: Task) -> list[Ended]:
     """How those tasks ended that have ended by now."""
     said = {number: _read(_end(folder, number)) for number in range(task.tasks)}
     return [
-        Ended(n, str(about.get("host", "")), int(about.get("exit_code", 0)), tuple(about.get("after", ())))
-        for n, about in said.items() if about is not None
-    ]  # fmt: skip
+        Ended(
+            n,
+            str(about.get("host", "")),
+            int(about.get("exit_code", 0)),
+            tuple(about.get("after", ())),
+        )
+        for n, about in said.items()
+        if about is not None
+    ]
 
 
 def missing_after(folder: Path, task: Task, patience_s: float | None = None) -> list[int]:
@@ -154,18 +169,26 @@ def first_failure(ended: Sequence[Ended]) -> int:
 
 def ends_in_words(folder: Path, task: Task, missing: Sequence[int], gave_up: str = "") -> str:
     """Who failed, and whose recording may end early; "" where all ended well. `gave_up`: why this task's command was ended."""
-    first = [e for e in _failed_first(ends(folder, task)) if not (gave_up and e.number == task.number)]
+    first = [
+        e for e in _failed_first(ends(folder, task)) if not (gave_up and e.number == task.number)
+    ]
     words = []
     if first:
         hosts = " and ".join(dict.fromkeys(e.host for e in first if e.host))
         how = " and ".join(dict.fromkeys(ending_of(e.exit_code) for e in first))
-        words.append(f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}.")
+        words.append(
+            f"{_which([e.number for e in first], task)}{f' (on {hosts})' if hosts else ''} {how}."
+        )
     if gave_up:
         words.append(f"Trainpace ended the command of {task.word} {task.number}, {gave_up}.")
-    never = [n for n in missing if not _is_there(_here(folder, n)) and not _is_there(_end(folder, n))]
+    never = [
+        n for n in missing if not _is_there(_here(folder, n)) and not _is_there(_end(folder, n))
+    ]
     late = [n for n in missing if n not in never]
     if never:
-        words.append(f"{_which(never, task)} left nothing in {folder}, which every node has to see.")
+        words.append(
+            f"{_which(never, task)} left nothing in {folder}, which every node has to see."
+        )
     if late:
         words.append(
             f"{_which(late, task)} had not ended {PATIENCE_S:.0f} s after the first one, so what"
@@ -182,10 +205,14 @@ def tidied(folder: Path, task: Task, done: dict[str, list[str]]) -> None:
     _write(_tidied(folder, task.number), done)
 
 
-def await_tidied(folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None) -> None:
+def await_tidied(
+    folder: Path, task: Task, numbers: Sequence[int], patience_s: float | None = None
+) -> None:
     """Wait until these tasks have put back what they wrote over. Two of them that put back one file at once would lose it."""
     patience_s = PATIENCE_S if patience_s is None else patience_s
-    _awaited(folder, task, patience_s, lambda: [n for n in numbers if not _is_there(_tidied(folder, n))])
+    _awaited(
+        folder, task, patience_s, lambda: [n for n in numbers if not _is_there(_tidied(folder, n))]
+    )
 
 
 def put_back_by_all(folder: Path, task: Task) -> dict[str, list[str]]:
@@ -246,7 +273,9 @@ def _all_seen(folder: Path, about: dict[str, Any]) -> bool:
     return all(_size(folder / name) >= size for name, size in about.get("trails", {}).items())
 
 
-def _awaited(folder: Path, task: Task, patience_s: float, missing: Callable[[], list[int]]) -> list[int]:
+def _awaited(
+    folder: Path, task: Task, patience_s: float, missing: Callable[[], list[int]]
+) -> list[int]:
     """Look until nobody is missing, or the time is over; who is missing then."""
     until, refreshed = time.monotonic() + patience_s, time.monotonic()
     while found := missing():

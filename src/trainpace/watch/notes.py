@@ -74,7 +74,10 @@ class Loader(Record):
 
 def training_loader(notes: Notes, taken: Collection[int]) -> Loader | None:
     """The loader that fed the steps: the first of those that fed any whose batch size was taken, else the first of them."""
-    loaders, feeds = [note.content for note in notes.with_name("loader")], set(notes.values("feeds"))
+    loaders, feeds = (
+        [note.content for note in notes.with_name("loader")],
+        set(notes.values("feeds")),
+    )
     if not loaders:
         return None
     loaders = [found for found in loaders if found["loader"] in feeds] or loaders

@@ -158,7 +158,9 @@ class Rank(Record):
         return self.ended_in in LAST
 
 
-def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
+def rank_of(
+    header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]
+) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     by_worker = [list(fetches_of(path)) for path, _ in workers]
     in_workers = [fetch for fetches in by_worker for fetch in fetches]
@@ -169,14 +171,21 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     # where a loader is a batch ahead, its workers end in the step before the one in which they start again
     starts = {number + 1 for number in waits_ns} & started or started
     noted: dict[str, Any] = {"torch": "", "threads": 1, **header}
-    noted |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1} | notes.last_of_each()
-    noted |= max((n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={})
+    noted |= {
+        "rank": header["rank"] or 0,
+        "world_size": header["world_size"] or 1,
+    } | notes.last_of_each()
+    noted |= max(
+        (n.content for n in notes.with_name("model")), key=lambda m: m["parameters"], default={}
+    )
     noted.pop("loader", None)  # one of several, and maybe not of those that fed the training
     counted = Counted(notes.by_step("counted"), steps)
     few = Counted(notes.by_step("counted_few"), steps)
     plain = [s for s in steps if s.trial == 0]
     programme_starts = noted.get("warm_up_steps", 0)
-    steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    steady = [
+        s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)
+    ] or plain[1:]
     # steps that hold the end of one training, or of one stage, and what prepared the next one
     begins = {number + 1 for number in notes.by_step("begins_anew")}
     left_out = set(counted.by_step) | (begins if STAGE_STEPS * len(begins) <= len(steps) else set())
@@ -186,12 +195,16 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     loader = training_loader(notes, {s.samples // max(1, s.micro_steps) for s in steps[1:]})
     # a stream may fill a buffer first, which is no new process's
     is_stream = loader is None or loader.samples_in_dataset is None
-    usual_ns = math.inf if is_stream or not usual else median([f.end_ns - f.start_ns for f in usual])
+    usual_ns = (
+        math.inf if is_stream or not usual else median([f.end_ns - f.start_ns for f in usual])
+    )
     first_fetches = _first_fetches_ns(steps, in_workers, waits_ns, usual_ns)
     outside, on_cpu = counted.outside(steady), "accelerator" not in noted
     parts = _inside(_parts(steady), outside) | _occasional(steps, steady, loader, starts)
     # the time in which a worker makes the first batch is waiting for data; what is left is the workers' start
-    first_ms = min(parts["loader_start"], _once_an_epoch(steps, steady, loader, starts, first_fetches))
+    first_ms = min(
+        parts["loader_start"], _once_an_epoch(steps, steady, loader, starts, first_fetches)
+    )
     parts |= {"loader_start": parts["loader_start"] - first_ms, "data": parts["data"] + first_ms}
     after = [s for s in steps if s.number >= steady[0].number]
     step_ms = math.fsum(parts.values())
@@ -201,23 +214,41 @@ def rank_of(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tu
     noted["tokens"] = tuple(noted.get("tokens", (0, 0, 0)))
     as_noted = {name: value for name, value in noted.items() if name in Rank.__struct_fields__}
     return Rank(
-        **as_noted, occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
-        steps=len(steady), warm_up=sum(s.number < steady[0].number for s in plain), step_ms=step_ms,
-        step_ms_low=min(step_ms, max(min(map(ms, steady)), step_ms - half)), step_ms_high=step_ms + half, parts_ms=parts,
-        micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
-        loader=loader, fetch=_fetch_cost(usual, bool(in_workers)),
-        lines=lines_of(notes), blocks=tuple(_blocks(steps, outside)),
-        operators=counted.typical("operators"), few_operators=few.typical("operators"),
-        values_read=counted.typical("values_read"), flops=counted.typical("flops"),
-        forward_flops=counted.typical("forward_flops"), product_flops=counted.typical("product_flops"),
-        one_row_flops=counted.typical("one_row_flops"), products_ms=counted.typical("products_ns") / 1e6,
-        large_operators_ms=_large_operators_ms(counted, outside, steady) if on_cpu and counted.by_step else None,
+        **as_noted,
+        occasions={part: _share_with(after, part) for part in ("checkpoint", "evaluation")},
+        steps=len(steady),
+        warm_up=sum(s.number < steady[0].number for s in plain),
+        step_ms=step_ms,
+        step_ms_low=min(step_ms, max(min(map(ms, steady)), step_ms - half)),
+        step_ms_high=step_ms + half,
+        parts_ms=parts,
+        micro_steps=fmean(s.micro_steps for s in steady),
+        samples_per_step=fmean(s.samples for s in steady),
+        loader=loader,
+        fetch=_fetch_cost(usual, bool(in_workers)),
+        lines=lines_of(notes),
+        blocks=tuple(_blocks(steps, outside)),
+        operators=counted.typical("operators"),
+        few_operators=few.typical("operators"),
+        values_read=counted.typical("values_read"),
+        flops=counted.typical("flops"),
+        forward_flops=counted.typical("forward_flops"),
+        product_flops=counted.typical("product_flops"),
+        one_row_flops=counted.typical("one_row_flops"),
+        products_ms=counted.typical("products_ns") / 1e6,
+        large_operators_ms=(
+            _large_operators_ms(counted, outside, steady) if on_cpu and counted.by_step else None
+        ),
         carried_out=noted.get("trials") == "complete",
-        first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
-        allocator_retries=steps[-1].allocator_retries, complete="ended" in noted,
-        median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
+        first_step_ms=ms(steps[0]),
+        reserved_gib=max(s.reserved_gib for s in steps),
+        allocator_retries=steps[-1].allocator_retries,
+        complete="ended" in noted,
+        median_ms=median_ms,
+        median_ms_low=median_ms_low,
+        median_ms_high=median_ms_high,
         after_last_ms={part: ns / 1e6 for part, ns in noted.get("after_last_ns", {}).items()},
-    )  # fmt: skip
+    )
 
 
 def batches_per_step(rank: Rank) -> float:
@@ -245,7 +276,10 @@ def _share_with(steps: Sequence[Step], part: str) -> float:
 
 
 def _occasional(
-    steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None, with_start: Collection[int]
+    steps: Sequence[Step],
+    steady: Sequence[Step],
+    loader: Loader | None,
+    with_start: Collection[int],
 ) -> dict[str, float]:
     """Means of the occasional parts over all steps after the warm-up, under trials or not. `with_start`: the numbers of the steps
     in which a loader started.
@@ -281,14 +315,23 @@ def _once_an_epoch(
     spent: Mapping[int, int],
 ) -> float:
     """The mean over steps, in ms, of what a loader's start takes in some of them (ns by step). Under trials not
-    every step uses the loader, so that it counts once per epoch, with the mean of the starts that nothing disturbed."""
+    every step uses the loader, so that it counts once per epoch, with the mean of the starts that nothing disturbed.
+    """
     after = [s for s in steps if s.number >= steady[0].number]
     undisturbed = [s.number for s in after if TRIALS[s.trial] in WITH_LOADER]
     starts = sum(number in with_start for number in undisturbed)
     if not (any(s.trial for s in steps) and starts and loader is not None and loader.batches):
         return fmean(spent.get(s.number, 0) for s in after) / 1e6
-    batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
-    return sum(spent.get(number, 0) for number in undisturbed) / starts / 1e6 * batches / loader.batches
+    batches = _batches_per_step(
+        loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady)
+    )
+    return (
+        sum(spent.get(number, 0) for number in undisturbed)
+        / starts
+        / 1e6
+        * batches
+        / loader.batches
+    )
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
@@ -315,21 +358,27 @@ def _first_fetches_ns(
     steps: Sequence[Step], fetches: Sequence[Fetch], waits_ns: Mapping[int, int], usual_ns: float
 ) -> dict[int, int]:
     """Of a loader's start, the time that a worker usually takes for a batch, by the step's number: what the first batch takes
-    longer is of a new process. `waits_ns`: how long the first batch was waited for, by the number of the step before."""
+    longer is of a new process. `waits_ns`: how long the first batch was waited for, by the number of the step before.
+    """
     begun = sorted((f.start_ns, f.end_ns - f.start_ns) for f in fetches)
     found = {}
     for step in steps:
         if wait_ns := min(step.parts_ns[_START], waits_ns.get(step.number - 1, 0)):
             at, end = bisect_left(begun, (step.start_ns, 0)), bisect_left(begun, (step.end_ns, 0))
             # the longest: those before it may be an evaluation's
-            found[step.number] = round(min(wait_ns, usual_ns, max((took for _, took in begun[at:end]), default=0)))
+            found[step.number] = round(
+                min(wait_ns, usual_ns, max((took for _, took in begun[at:end]), default=0))
+            )
     return found
 
 
 def _large_operators_ms(counted: Counted, outside: float, steady: Sequence[Step]) -> float:
     """Of forward and backward, and of as much of the script's own code as counts as forward."""
     moved_ms = outside * _parts(steady)["other"]
-    return float(counted.typical("large_operators_ns") / 1e6 + min(moved_ms, counted.typical("large_outside_ns") / 1e6))
+    return float(
+        counted.typical("large_operators_ns") / 1e6
+        + min(moved_ms, counted.typical("large_outside_ns") / 1e6)
+    )
 
 
 def _inside(parts: dict[str, float], outside: float) -> dict[str, float]:
@@ -369,6 +418,6 @@ def untraced_in_words(rank: Rank) -> str:
     """That there is no workload, why, and what follows."""
     why = f": {rank.no_workload}" if rank.no_workload else ""
     return (
-        f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs from this recording; all that"
-        " was measured stands."
+        f"Trainpace cannot trace this training's model{why}. So there is no forecast of other GPUs"
+        " from this recording; all that was measured stands."
     )

@@ -20,7 +20,10 @@ from trainpace.watch.stragglers import Together, together
 from trainpace.watch.trails import ProcessTrail, readable, records_of, trails_of
 from trainpace.workload import LARGEST
 
-STEP_IN_WORDS = "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's own code."
+STEP_IN_WORDS = (
+    "A step is an update of the parameters by a torch optimizer, by an engine, or by the script's"
+    " own code."
+)
 
 
 class _Ended(msgspec.Struct):
@@ -42,7 +45,8 @@ class Recording(Record):
     that other programs kept the machine busy when it began, in words. `together`: what its ranks do to each other; None for one
     alone, where some are missing, and where the host does not wait for collectives. `restored`: files of earlier runs
     that were put back after `look` had ended the command; `left`: those that were not, since another program writes them too.
-    `together_by`: what started the tasks or nodes that recorded together, srun or torchrun; empty for one alone."""
+    `together_by`: what started the tasks or nodes that recorded together, srun or torchrun; empty for one alone.
+    """
 
     command: tuple[str, ...]
     seconds: float | None
@@ -70,12 +74,16 @@ def read_recording(folder: Path) -> Recording:
     Raises UnreadableInput for a folder without a recording.
     """
     if not (folder / COMMAND_FILE).is_file():
-        raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
+        raise UnreadableInput(
+            f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py"
+        )
     try:
         about = read_json(folder / COMMAND_FILE)
         ended = msgspec.convert(about, _Ended)
     except msgspec.ValidationError:
-        raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
+        raise UnreadableInput(
+            f"{folder / COMMAND_FILE} is damaged.", "Record the command again."
+        ) from None
     trails = [(trail, list(records_of(trail.path))) for trail in trails_of(folder)]
     found: list[tuple[Rank, list[Any]]] = []
     for trail, records in trails:
@@ -83,17 +91,31 @@ def read_recording(folder: Path) -> Recording:
             with readable(trail.path):
                 found.append((_undamaged(rank_of(trail.header, records, trail.workers)), records))
     ranks = [rank for rank, _ in found]
-    by_rank = {rank.rank: (rank, records) for rank, records in sorted(found, key=lambda pair: pair[0].steps)}
-    longest = {n: replace(rank, beside=_beside(rank, records, found)) for n, (rank, records) in by_rank.items()}
+    by_rank = {
+        rank.rank: (rank, records)
+        for rank, records in sorted(found, key=lambda pair: pair[0].steps)
+    }
+    longest = {
+        n: replace(rank, beside=_beside(rank, records, found))
+        for n, (rank, records) in by_rank.items()
+    }
     seen = _left_out(ranks, set(longest)) if ranks else _seen([records for _, records in trails])
     # a task that failed is why there are no ranks
     seen = " ".join(filter(None, (seen, ended.unended) if ranks else (ended.unended, seen)))
     return Recording(
-        command=ended.command, seconds=ended.seconds, exit_code=ended.exit_code,
-        ranks=tuple(r for _, r in sorted(longest.items())), seen=seen,
-        busy=ended.busy, restored=ended.restored, left=ended.left, together_by=ended.together_by,
-        together=_together(folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(trails)),
-    )  # fmt: skip
+        command=ended.command,
+        seconds=ended.seconds,
+        exit_code=ended.exit_code,
+        ranks=tuple(r for _, r in sorted(longest.items())),
+        seen=seen,
+        busy=ended.busy,
+        restored=ended.restored,
+        left=ended.left,
+        together_by=ended.together_by,
+        together=_together(
+            folder, longest, {n: records for n, (_, records) in by_rank.items()}, _wall_ms(trails)
+        ),
+    )
 
 
 def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequence[Any]]]) -> int:
@@ -104,29 +126,45 @@ def _beside(rank: Rank, records: Sequence[Any], found: Sequence[tuple[Rank, Sequ
         return steps[0].start_ns, steps[-1].end_ns
 
     begin, end = span(records)
-    others = [span(r) for other, r in found if r is not records and (other.rank, other.host) == (rank.rank, rank.host)]
+    others = [
+        span(r)
+        for other, r in found
+        if r is not records and (other.rank, other.host) == (rank.rank, rank.host)
+    ]
     return sum(first < end and last > begin for first, last in others)
 
 
 def _together(
-    folder: Path, ranks: Mapping[int, Rank], records: Mapping[int, Sequence[Any]], wall_ms: Mapping[str, float]
+    folder: Path,
+    ranks: Mapping[int, Rank],
+    records: Mapping[int, Sequence[Any]],
+    wall_ms: Mapping[str, float],
 ) -> Together | None:
     """`wall_ms`: by host, what the time of day is ahead of the clock of its trails."""
     if not 1 < len(ranks) == max(r.world_size for r in ranks.values()):
         return None
     nodes = {number: rank.host for number, rank in ranks.items()}
     with readable(folder):
-        found = together({r: rank_steps(each) for r, each in records.items()}, nodes, link_rates(records, nodes))
+        found = together(
+            {r: rank_steps(each) for r, each in records.items()}, nodes, link_rates(records, nodes)
+        )
     if found is None:
         return None
     first = wall_ms.get(nodes[min(nodes)], 0.0)
-    return replace(found, clocks=tuple(
-        replace(c, wall_ms=c.offset_ms + wall_ms.get(c.node, first) - first) for c in found.clocks
-    ))  # fmt: skip
+    return replace(
+        found,
+        clocks=tuple(
+            replace(c, wall_ms=c.offset_ms + wall_ms.get(c.node, first) - first)
+            for c in found.clocks
+        ),
+    )
 
 
 def _wall_ms(trails: Sequence[tuple[ProcessTrail, Any]]) -> dict[str, float]:
-    return {trail.header["host"]: float(trail.header.get("clock_to_wall_ns", 0)) / 1e6 for trail, _ in trails}
+    return {
+        trail.header["host"]: float(trail.header.get("clock_to_wall_ns", 0)) / 1e6
+        for trail, _ in trails
+    }
 
 
 def _undamaged(rank: Rank) -> Rank:
@@ -147,7 +185,13 @@ def _undamaged(rank: Rank) -> Rank:
 def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return abs(value) < LARGEST
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return all(map(_finite, items))
 
 
@@ -156,8 +200,14 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
     again, world = len(ranks) - len(found), max(r.world_size for r in ranks)
     absent = sorted(set(range(world)) - found)
     who = f"{again} more processes" if again > 1 else "1 more process"
-    also = f"{who} trained with the same rank, or with none, for no more steps; those steps are not counted."
-    which = f"{'ranks' if len(absent) > 1 else 'rank'} {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
+    also = (
+        f"{who} trained with the same rank, or with none, for no more steps; those steps are not"
+        " counted."
+    )
+    which = (
+        f"{'ranks' if len(absent) > 1 else 'rank'}"
+        f" {', '.join(map(str, absent[:8]))}{', ...' if len(absent) > 8 else ''}"
+    )
     lacks = f"{which} of {world} left no training step here."
     return " ".join([also] * bool(again) + [lacks] * bool(absent))
 
@@ -165,13 +215,24 @@ def _left_out(ranks: Sequence[Rank], found: set[int]) -> str:
 def _seen(processes: Sequence[Sequence[Any]]) -> str:
     """What a command that trained no steps did instead; `processes` holds the records of each."""
     if not processes:
-        return ("No Python process of this command imported torch. (A Python started with -I, -E or -S, or in a container "
-                "or on another machine, is not seen.)")  # fmt: skip
+        return (
+            "No Python process of this command imported torch. (A Python started with -I, -E or -S,"
+            " or in a container or on another machine, is not seen.)"
+        )
     records = [r for process in processes for r in process]
     spans = Counter(r.part for r in records if isinstance(r, Span))
     steps = sum(isinstance(r, Step) for r in records)
-    counts = (spans[DATA], "batch", "es"), (spans[FORWARD], "model call", "s"), (steps, "optimizer step", "s")
-    what = [f"{count} {name}{'' if count == 1 else plural}" for count, name, plural in counts if count]
+    counts = (
+        (spans[DATA], "batch", "es"),
+        (spans[FORWARD], "model call", "s"),
+        (steps, "optimizer step", "s"),
+    )
+    what = [
+        f"{count} {name}{'' if count == 1 else plural}" for count, name, plural in counts if count
+    ]
     many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
     of_two = ", where a recording needs two steps" if steps else ""
-    return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}{of_two}."
+    return (
+        f"{many}; seen:"
+        f" {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}{of_two}."
+    )

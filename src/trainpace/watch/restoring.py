@@ -20,11 +20,15 @@ _PATIENCE_S = 1.0
 
 def notes_in(folder: Path, of: Callable[[dict[str, Any]], bool] | None = None) -> Notes:
     """What the command's processes have noted; with `of`, those whose trail has a header of that kind."""
-    paths = [path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})]
+    paths = [
+        path for path in folder.glob("process-*.trail") if of is None or of(header_of(path) or {})
+    ]
     return Notes(record for path in paths for record in records_of(path))
 
 
-def put_back(folder: Path, notes: Notes, whole: bool, accounts: Notes | None = None) -> dict[str, list[str]]:
+def put_back(
+    folder: Path, notes: Notes, whole: bool, accounts: Notes | None = None
+) -> dict[str, list[str]]:
     """Put back the files of earlier runs over which a script wrote that was ended or failed: names of those `restored`, and of
     those `left` as they are, since another program writes them too; their earlier content is then kept in the recording's folder.
     Where the script came to its own end (`whole`: with exit code 0), what it wrote stays, as it does alone. `accounts`: notes of
@@ -56,7 +60,9 @@ def put_back(folder: Path, notes: Notes, whole: bool, accounts: Notes | None = N
 def remove_trial_checkpoints(notes: Notes) -> None:
     """Remove checkpoints that were written under trials, beside the script's own, and the folders made for them that are empty
     then: a script that resumes from its newest folder would find nothing there."""
-    written = [place for place in map(str, notes.values("trial_checkpoint")) if place.endswith(OF_TRIAL)]
+    written = [
+        place for place in map(str, notes.values("trial_checkpoint")) if place.endswith(OF_TRIAL)
+    ]
     for place in written:
         Path(place).unlink(missing_ok=True)
     for folder in sorted(map(str, notes.values("made_folder")), key=len, reverse=True):
@@ -80,7 +86,9 @@ def _written_by_others(written: Collection[Any], places: Collection[str]) -> set
         own = [account for account in accounts if account["place"] == place]
         closed = max((account["closed"] for account in own), default=0)
         mine = sum(account["opened"] - account["open"] for account in own)
-        is_same = os.path.exists(place) and all(account["inode"] == os.stat(place).st_ino for account in own)
+        is_same = os.path.exists(place) and all(
+            account["inode"] == os.stat(place).st_ino for account in own
+        )
         if not own or closed > mine or not is_same:
             shared.add(place)
     until = time.monotonic() + _PATIENCE_S
@@ -99,7 +107,11 @@ def _held(places: Collection[str]) -> set[str]:
     held = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            held |= {real[f.path] for f in process.open_files() if f.path in real and getattr(f, "mode", "w") != "r"}
+            held |= {
+                real[f.path]
+                for f in process.open_files()
+                if f.path in real and getattr(f, "mode", "w") != "r"
+            }
     return held
 
 

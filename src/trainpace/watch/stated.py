@@ -7,12 +7,35 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 EPOCHS = frozenset(
-    ("epochs", "num_epochs", "n_epochs", "nb_epochs", "max_epochs", "num_train_epochs", "train_epochs", "total_epochs")
+    (
+        "epochs",
+        "num_epochs",
+        "n_epochs",
+        "nb_epochs",
+        "max_epochs",
+        "num_train_epochs",
+        "train_epochs",
+        "total_epochs",
+    )
 )
 STEPS = frozenset(
-    ("max_steps", "num_steps", "n_steps", "total_steps", "max_train_steps", "num_train_steps", "train_steps", "max_iters",
-     "num_iters", "n_iters", "iterations", "train_iters", "max_iterations", "max_updates")
-)  # fmt: skip
+    (
+        "max_steps",
+        "num_steps",
+        "n_steps",
+        "total_steps",
+        "max_train_steps",
+        "num_train_steps",
+        "train_steps",
+        "max_iters",
+        "num_iters",
+        "n_iters",
+        "iterations",
+        "train_iters",
+        "max_iterations",
+        "max_updates",
+    )
+)
 """Names that scripts give to their numbers of epochs and of optimizer steps: in pytorch/examples, nanoGPT, timm, Lightning,
 Hugging Face and Megatron-LM."""
 ENDING_STEPS = STEPS - {"num_steps", "n_steps", "num_iters", "n_iters", "iterations"}
@@ -30,7 +53,8 @@ class StatedLength(NamedTuple):
 
 def stated_length(command: Sequence[str]) -> StatedLength | None:
     """The last argument that names epochs or steps with a number above 0: `--epochs 30`, `--max-steps=1000`, Hydra's
-    `trainer.max_epochs=30`; None where none does. Where both are there, steps, since they are what scripts stop at first."""
+    `trainer.max_epochs=30`; None where none does. Where both are there, steps, since they are what scripts stop at first.
+    """
     found: dict[str, StatedLength] = {}
     for i, word in enumerate(command):
         name, equals, value = word.partition("=")

@@ -27,7 +27,8 @@ Cause = Literal["data", "inputs", "compute", "host"]
 class RankShare(Record):
     """The mean step of one rank by what it does; the parts add up to it. `waiting_ms`: for the last rank to arrive at a
     collective; `transfer_ms`: in collectives once all have arrived; `undivided_ms`: in exchange that cannot be divided so.
-    `input_elements`: numbers in the largest input of the model, a step; for a language model, tokens."""
+    `input_elements`: numbers in the largest input of the model, a step; for a language model, tokens.
+    """
 
     rank: int
     node: str
@@ -43,7 +44,8 @@ class RankShare(Record):
 
 class CollectiveShare(Record):
     """One kind of collective, the mean over ranks: how often in a step, and what it exposes. `waiting_ms` and `transfer_ms` are
-    None where they cannot be told apart: where not all ranks leave it together, or it is waited for later."""
+    None where they cannot be told apart: where not all ranks leave it together, or it is waited for later.
+    """
 
     name: str
     per_step: float
@@ -56,7 +58,8 @@ class Straggler(Record):
     """A rank that comes later than the others: by `ms` a step, with its 90 % interval, of them `cause_ms` for this cause.
 
     Causes: its data; more numbers in its inputs, `elements` against the others' `usual_elements`; its computing, for the same
-    inputs; or its host, which is all else. Milliseconds of the cause may be more than its own: another part may be shorter."""
+    inputs; or its host, which is all else. Milliseconds of the cause may be more than its own: another part may be shorter.
+    """
 
     rank: int
     node: str
@@ -71,7 +74,8 @@ class Straggler(Record):
 
 class Together(Record):
     """What ranks that train together do to each other, over `steps` steps. `uneven_ms`: a step's mean waiting where no rank is
-    always behind, but the one with the most in its inputs is the last in most steps; None elsewhere."""
+    always behind, but the one with the most in its inputs is the last in most steps; None elsewhere.
+    """
 
     steps: int
     ranks: tuple[RankShare, ...]
@@ -89,7 +93,9 @@ Divided = dict[int, list[list[tuple[float, float]]]]
 
 
 def together(
-    by_rank: Mapping[int, Mapping[int, RankStep]], nodes: Mapping[int, str], rates: Sequence[LinkRate]
+    by_rank: Mapping[int, Mapping[int, RankStep]],
+    nodes: Mapping[int, str],
+    rates: Sequence[LinkRate],
 ) -> Together | None:
     """None for one rank alone, and where too few steps have collectives that all ranks leave together."""
     if len(by_rank) < 2:
@@ -103,10 +109,15 @@ def together(
     shares = tuple(_share(rank, nodes[rank], steps[rank], divided[rank]) for rank in sorted(steps))
     behind = _stragglers(steps, shares)
     return Together(
-        steps=count, ranks=shares, collectives=_collectives(steps, divided), stragglers=behind,
-        slow_links=_exposed(slow_links(rates), shares), links=tuple(rates), clocks=clocks(known),
+        steps=count,
+        ranks=shares,
+        collectives=_collectives(steps, divided),
+        stragglers=behind,
+        slow_links=_exposed(slow_links(rates), shares),
+        links=tuple(rates),
+        clocks=clocks(known),
         uneven_ms=None if behind else _uneven_ms(steps, shares),
-    )  # fmt: skip
+    )
 
 
 def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequence[int]]) -> Divided:
@@ -117,7 +128,7 @@ def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequenc
         last = [
             max(steps[rank][i].together[k].arrives_ns - shift[rank] for rank in steps)
             for k in range(len(next(iter(steps.values()))[i].together))
-        ]  # fmt: skip
+        ]
         for rank in steps:
             parts = []
             for exchange, last_ns in zip(steps[rank][i].together, last, strict=True):
@@ -129,20 +140,34 @@ def _divided(steps: Steps, nodes: Mapping[int, str], known: Mapping[str, Sequenc
 
 
 def _share(
-    rank: int, node: str, steps: Sequence[RankStep], divided: Sequence[Sequence[tuple[float, float]]]
+    rank: int,
+    node: str,
+    steps: Sequence[RankStep],
+    divided: Sequence[Sequence[tuple[float, float]]],
 ) -> RankShare:
-    compute, data, step = (_mean_ms(steps, parts) for parts in (COMPUTE, DATA_PARTS, range(len(steps[0].parts_ns))))
+    compute, data, step = (
+        _mean_ms(steps, parts) for parts in (COMPUTE, DATA_PARTS, range(len(steps[0].parts_ns)))
+    )
     exchange = fmean(s.exchange_ns for s in steps) / 1e6
-    waiting, transfer = (fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1))
+    waiting, transfer = (
+        fmean(math.fsum(parts[which] for parts in s) for s in divided) for which in (0, 1)
+    )
     # a collective that does something else meanwhile, as turning an object into a tensor, has less time of its own
     waiting = min(waiting, exchange)
     transfer = min(transfer, exchange - waiting)
     undivided = exchange - waiting - transfer
     return RankShare(
-        rank=rank, node=node, step_ms=step, compute_ms=compute, data_ms=data, host_ms=step - compute - data - exchange,
-        waiting_ms=waiting, transfer_ms=transfer, undivided_ms=undivided if undivided > ROUNDING_MS else 0.0,
+        rank=rank,
+        node=node,
+        step_ms=step,
+        compute_ms=compute,
+        data_ms=data,
+        host_ms=step - compute - data - exchange,
+        waiting_ms=waiting,
+        transfer_ms=transfer,
+        undivided_ms=undivided if undivided > ROUNDING_MS else 0.0,
         input_elements=fmean(s.input_elements for s in steps),
-    )  # fmt: skip
+    )
 
 
 def _mean_ms(steps: Sequence[RankStep], parts: Sequence[int]) -> float:
@@ -151,18 +176,29 @@ def _mean_ms(steps: Sequence[RankStep], parts: Sequence[int]) -> float:
 
 def _collectives(steps: Steps, divided: Divided) -> tuple[CollectiveShare, ...]:
     """The one that exposes most first."""
-    every = [(s, parts) for rank in steps for s, parts in zip(steps[rank], divided[rank], strict=True)]
+    every = [
+        (s, parts) for rank in steps for s, parts in zip(steps[rank], divided[rank], strict=True)
+    ]
     found = []
     for name in {name for s, _ in every for name in s.by_name_ns}:
         of_name = [
-            part for s, parts in every for e, part in zip(s.together, parts, strict=True) if e.name == name
-        ]  # fmt: skip
-        waiting, transfer = (math.fsum(part[which] for part in of_name) / len(every) for which in (0, 1))
-        found.append(CollectiveShare(
-            name=name, per_step=sum(s.calls.get(name, 0) for s, _ in every) / len(every),
-            exposed_ms=fmean(s.by_name_ns.get(name, 0) for s, _ in every) / 1e6,
-            waiting_ms=waiting if of_name else None, transfer_ms=transfer if of_name else None,
-        ))  # fmt: skip
+            part
+            for s, parts in every
+            for e, part in zip(s.together, parts, strict=True)
+            if e.name == name
+        ]
+        waiting, transfer = (
+            math.fsum(part[which] for part in of_name) / len(every) for which in (0, 1)
+        )
+        found.append(
+            CollectiveShare(
+                name=name,
+                per_step=sum(s.calls.get(name, 0) for s, _ in every) / len(every),
+                exposed_ms=fmean(s.by_name_ns.get(name, 0) for s, _ in every) / 1e6,
+                waiting_ms=waiting if of_name else None,
+                transfer_ms=transfer if of_name else None,
+            )
+        )
     return tuple(sorted(found, key=lambda c: (-c.exposed_ms, c.name)))
 
 
@@ -178,13 +214,25 @@ def _stragglers(steps: Steps, shares: Sequence[RankShare]) -> tuple[Straggler, .
     for share in shares:
         if share.rank in usual:
             continue
-        each = [a - fmean(b) for a, b in zip(own[share.rank], zip(*(own[r] for r in usual), strict=True), strict=True)]
+        each = [
+            a - fmean(b)
+            for a, b in zip(
+                own[share.rank], zip(*(own[r] for r in usual), strict=True), strict=True
+            )
+        ]
         _, half = mean_and_half_width([fmean(block) for block in consecutive_blocks(each, 10)])
         ms = fmean(each)
         if ms > max(half, BEHIND * whole):
-            found.append(Straggler(
-                rank=share.rank, node=share.node, ms=ms, ms_low=ms - half, ms_high=ms + half, **_cause(share, of_usual)
-            ))  # fmt: skip
+            found.append(
+                Straggler(
+                    rank=share.rank,
+                    node=share.node,
+                    ms=ms,
+                    ms_low=ms - half,
+                    ms_high=ms + half,
+                    **_cause(share, of_usual),
+                )
+            )
     return tuple(sorted(found, key=lambda s: -s.ms))
 
 
@@ -197,9 +245,17 @@ def _cause(share: RankShare, usual: Sequence[RankShare]) -> dict[str, Any]:
     elements, usual_elements = share.input_elements, fmean(u.input_elements for u in usual)
     sizes = {"elements": elements, "usual_elements": usual_elements}
     # work that grows with its inputs takes at least half of what they hold more; else something else is slow as well
-    expected = fmean(u.compute_ms for u in usual) * (elements / usual_elements - 1) if usual_elements else 0.0
+    expected = (
+        fmean(u.compute_ms for u in usual) * (elements / usual_elements - 1)
+        if usual_elements
+        else 0.0
+    )
     is_longer = elements > MORE * usual_elements > 0 and expected >= more["compute"] / 2
-    return {"cause": "inputs" if cause == "compute" and is_longer else cause, "cause_ms": more[cause], **sizes}
+    return {
+        "cause": "inputs" if cause == "compute" and is_longer else cause,
+        "cause_ms": more[cause],
+        **sizes,
+    }
 
 
 def _uneven_ms(steps: Steps, shares: Sequence[RankShare]) -> float | None:
@@ -209,8 +265,10 @@ def _uneven_ms(steps: Steps, shares: Sequence[RankShare]) -> float | None:
     at_once = list(zip(*steps.values(), strict=True))
     fit = [
         max(ranks, key=RankStep.own_ns).input_elements == most
-        for ranks in at_once if (most := max(s.input_elements for s in ranks)) > MORE * min(s.input_elements for s in ranks)
-    ]  # fmt: skip
+        for ranks in at_once
+        if (most := max(s.input_elements for s in ranks))
+        > MORE * min(s.input_elements for s in ranks)
+    ]
     return waiting if 2 * len(fit) > len(at_once) and 2 * sum(fit) > len(fit) else None
 
 

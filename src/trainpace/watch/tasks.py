@@ -34,7 +34,11 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
     if not (number.isdigit() and tasks.isdigit() and int(tasks) > 1 and job and step):
         return None
     started_again = environment.get("SLURM_RESTART_COUNT", "0")
-    return Task(f"{job}.{step}" + (f"-{started_again}" if started_again != "0" else ""), int(number), int(tasks))
+    return Task(
+        f"{job}.{step}" + (f"-{started_again}" if started_again != "0" else ""),
+        int(number),
+        int(tasks),
+    )
 
 
 def node_of(command: Sequence[str]) -> Task | None:
@@ -54,7 +58,11 @@ def is_one_of_unnumbered_nodes(command: Sequence[str]) -> bool:
 
 def _torchrun_options(command: Sequence[str]) -> dict[str, str]:
     words = list(command)
-    starts = [i + 1 for i, word in enumerate(words) if Path(word).name == "torchrun" or word == "torch.distributed.run"]
+    starts = [
+        i + 1
+        for i, word in enumerate(words)
+        if Path(word).name == "torchrun" or word == "torch.distributed.run"
+    ]
     options: dict[str, str] = {}
     if not starts:
         return options

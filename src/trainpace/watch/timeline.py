@@ -57,7 +57,8 @@ class Lane(Record):
 
 class Timeline(Record):
     """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from the start of that
-    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after them."""
+    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after them.
+    """
 
     lanes: tuple[Lane, ...]
     first_step: int
@@ -92,15 +93,20 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     processes = read_processes(folder)
     first = processes[0]
     if not first.detailed:
-        raise TrainpaceError(f"no training step was recorded in {folder}.", "A timeline needs steps of an optimizer.")
+        raise TrainpaceError(
+            f"no training step was recorded in {folder}.", "A timeline needs steps of an optimizer."
+        )
     chosen = _typical(first.detailed) if steps is None else _requested_steps(first.detailed, steps)
     window = _Window(chosen[0].start_ns, chosen[-1].end_ns)
     lanes = [lane for process in processes for lane in _lanes(process, window)]
     return Timeline(
-        lanes=tuple(lanes), first_step=chosen[0].number, last_step=chosen[-1].number,
-        after_s=(window.start_ns - first.first_ns) / 1e9, duration_ms=(window.end_ns - window.start_ns) / 1e6,
+        lanes=tuple(lanes),
+        first_step=chosen[0].number,
+        last_step=chosen[-1].number,
+        after_s=(window.start_ns - first.first_ns) / 1e9,
+        duration_ms=(window.end_ns - window.start_ns) / 1e6,
         on_gpu=any(step.reserved_gib > 0 for step in chosen),
-    )  # fmt: skip
+    )
 
 
 # ---- which steps
@@ -116,8 +122,14 @@ def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Ste
     runs = _runs(step for step in detailed if step.number in requested)
     if not runs:
         stretches = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
-        some = ", ".join(stretches[:4]) + (f" and {len(stretches) - 4} more stretches" if len(stretches) > 4 else "")
-        which = f"steps {requested[0]} to {requested[-1]} were" if len(requested) > 1 else f"step {requested.start} was"
+        some = ", ".join(stretches[:4]) + (
+            f" and {len(stretches) - 4} more stretches" if len(stretches) > 4 else ""
+        )
+        which = (
+            f"steps {requested[0]} to {requested[-1]} were"
+            if len(requested) > 1
+            else f"step {requested.start} was"
+        )
         raise TrainpaceError(f"{which} not kept in detail.", f"These were: {some}.")
     return max(runs, key=len)
 
@@ -132,7 +144,10 @@ def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
     lengths = sorted(w[-1].end_ns - w[0].start_ns for w in windows)
     usual = TYPICAL * lengths[len(lengths) // 2]
     middle = warm[len(warm) // 2].number - size // 2
-    return min((w for w in windows if w[-1].end_ns - w[0].start_ns <= usual), key=lambda w: abs(w[0].number - middle))
+    return min(
+        (w for w in windows if w[-1].end_ns - w[0].start_ns <= usual),
+        key=lambda w: abs(w[0].number - middle),
+    )
 
 
 # ---- lanes
@@ -145,15 +160,24 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     if not steps:
         return
     marks = [
-        StepMark(number=s.number, start_ms=own.ms(s.start_ns), end_ms=own.ms(s.end_ns), trial=TRIALS[s.trial])
+        StepMark(
+            number=s.number,
+            start_ms=own.ms(s.start_ns),
+            end_ms=own.ms(s.end_ns),
+            trial=TRIALS[s.trial],
+        )
         for s in steps
     ]
     bars = tuple(_training_bars(process.path, steps, own))
     yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
     for lane in process.workers:
         if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
-            fetches = ((f"{r.samples} sample{'' if r.samples == 1 else 's'}", r) for r in lane.fetches())
-            bars = tuple(bar for name, r in fetches for bar in own.bars("fetch", name, r.start_ns, r.end_ns))
+            fetches = (
+                (f"{r.samples} sample{'' if r.samples == 1 else 's'}", r) for r in lane.fetches()
+            )
+            bars = tuple(
+                bar for name, r in fetches for bar in own.bars("fetch", name, r.start_ns, r.end_ns)
+            )
             yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
 
 
@@ -178,7 +202,8 @@ Stretch = tuple[int, int, int, int]
 
 def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
     """A step cut into stretches without overlaps or gaps, each charged as the recorder charges it: to the innermost
-    span unless one of `KEEPS` is around it, or to `other` outside all spans. Nested stretches of one part are merged."""
+    span unless one of `KEEPS` is around it, or to `other` outside all spans. Nested stretches of one part are merged.
+    """
     out: list[Stretch] = []
     at = step.start_ns
     open_spans = [(OTHER, 0, step.end_ns)]
@@ -199,7 +224,9 @@ def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
             charge(open_spans[-1][2])
             open_spans.pop()
 
-    for span in sorted((s for s in spans if s.start_ns < step.end_ns), key=lambda s: (s.start_ns, -s.end_ns)):
+    for span in sorted(
+        (s for s in spans if s.start_ns < step.end_ns), key=lambda s: (s.start_ns, -s.end_ns)
+    ):
         close(span.start_ns)
         charge(span.start_ns)
         part, name, end = open_spans[-1]
@@ -221,7 +248,14 @@ def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
         ends = after is None or after.start_ms > bar.end_ms
         if ends or bar.end_ms - group[0].start_ms >= at_least_ms:
             longest = max(group, key=lambda b: b.end_ms - b.start_ms)
-            out.append(Bar(part=longest.part, name=longest.name, start_ms=group[0].start_ms, end_ms=bar.end_ms))
+            out.append(
+                Bar(
+                    part=longest.part,
+                    name=longest.name,
+                    start_ms=group[0].start_ms,
+                    end_ms=bar.end_ms,
+                )
+            )
             group = []
     return out
 
@@ -244,7 +278,9 @@ def write_trace(folder: Path, path: Path) -> int:
     count, encode = 0, msgspec.json.Encoder().encode
     with (
         written_aside(path) as aside,
-        gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb") as file,
+        (
+            gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb")
+        ) as file,
     ):
         file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         for event in trace_events(processes):
@@ -306,7 +342,12 @@ def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str 
     if isinstance(r, Step):
         category, name = "step", f"step {r.number}"
         parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
-        about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
+        about = {
+            "trial": TRIALS[r.trial],
+            "samples": r.samples,
+            "micro_steps": r.micro_steps,
+            **parts,
+        }
         duration_ns = max(0, duration_ns - APART_NS)
     elif isinstance(r, Fetch):
         category = name = "fetch"
@@ -315,9 +356,15 @@ def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str 
         category = PARTS[r.part]
         name, about = name or category, {"part": category}
     return {
-        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": (r.start_ns + shift_ns) / 1e3,
-        "dur": duration_ns / 1e3, "args": about,
-    }  # fmt: skip
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": (r.start_ns + shift_ns) / 1e3,
+        "dur": duration_ns / 1e3,
+        "args": about,
+    }
 
 
 def _named(kind: str, pid: int, tid: int, name: str, place: int) -> Iterator[Event]:

@@ -65,14 +65,24 @@ def read_processes(folder: Path) -> list[Process]:
     """
     processes = [_process(trail) for trail in trails_of(folder)]
     if not processes:
-        raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
+        raise UnreadableInput(
+            f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py"
+        )
     processes = [p for p in processes if p[0].steps] or processes
     processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
     (first, zero), *_ = processes
     seen = _seen_apart_ns([p for p, _ in processes])
     # clocks of one host agree better than its processes' readings of the wall clock
     return [
-        p._replace(shift_ns=0 if p.host == first.host else -seen[p.host] if p.host in seen else int(clock) - int(zero))
+        p._replace(
+            shift_ns=(
+                0
+                if p.host == first.host
+                else -seen[p.host]
+                if p.host in seen
+                else int(clock) - int(zero)
+            )
+        )
         for p, clock in processes
     ]
 
@@ -118,7 +128,11 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
     """A trail's records, read one at a time; without a record that a killed process left incomplete."""
-    with readable(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        readable(path),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         yield from records_from(data, data.find(b"\n") + 1)
 
 
@@ -138,9 +152,20 @@ def readable(path: Path) -> Iterator[None]:
     except (ValueError, RecursionError) as error:
         is_text = type(error) is ValueError
         what = str(error) if is_text else "not JSON"
-        raise UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, msgspec.ValidationError, struct.error):
-        raise UnreadableInput(f"{path} cannot be read (it is damaged).", "Record the command again.") from None
+        raise UnreadableInput(
+            f"{path} cannot be read ({what}).", "Record the command again."
+        ) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        msgspec.ValidationError,
+        struct.error,
+    ):
+        raise UnreadableInput(
+            f"{path} cannot be read (it is damaged).", "Record the command again."
+        ) from None
 
 
 def _process(trail: ProcessTrail) -> tuple[Process, float]:
@@ -149,7 +174,9 @@ def _process(trail: ProcessTrail) -> tuple[Process, float]:
         return _process_of(*trail)
 
 
-def _process_of(path: Path, header: dict[str, Any], workers: list[tuple[Path, int]]) -> tuple[Process, float]:
+def _process_of(
+    path: Path, header: dict[str, Any], workers: list[tuple[Path, int]]
+) -> tuple[Process, float]:
     rank, steps, first, spans = header.get("rank"), 0, None, False
     detailed = []
     for r in records_of(path):
@@ -187,9 +214,18 @@ def _lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
             lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last[0].end_ns))
     lanes: list[WorkerLane] = []
     for life in sorted(lives, key=lambda w: w.first_ns):
-        free = next((i for i, w in enumerate(lanes) if w.worker == life.worker and w.last_ns <= life.first_ns), None)
+        free = next(
+            (
+                i
+                for i, w in enumerate(lanes)
+                if w.worker == life.worker and w.last_ns <= life.first_ns
+            ),
+            None,
+        )
         if free is None:
             lanes.append(life._replace(loader=1 + sum(w.worker == life.worker for w in lanes)))
         else:
-            lanes[free] = lanes[free]._replace(paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns)
+            lanes[free] = lanes[free]._replace(
+                paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns
+            )
     return tuple(sorted(lanes, key=lambda w: (w.loader, w.worker)))

@@ -108,7 +108,9 @@ def application(
         Route("/openapi.json", lambda request: Response(described, media_type="application/json")),
         Route("/static/{name}", _static),
     ]
-    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found})
+    return Starlette(
+        routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found}
+    )
 
 
 @contextlib.asynccontextmanager
@@ -125,9 +127,13 @@ def _html(page: Page, state: State) -> Callable[[Request], Response]:
             answer = page.answer(state, question)
             query = query_of(getattr(answer, "question", question))
             text = render(
-                f"{page.path[1:]}.html", title=page.title, path=page.path, page=answer, asked=query,
+                f"{page.path[1:]}.html",
+                title=page.title,
+                path=page.path,
+                page=answer,
+                asked=query,
                 **_choices(page, state),
-            )  # fmt: skip
+            )
         except Exception as error:
             status, message, hint = _explained(error)
             return _error(status, message, hint, page.title, page.path)
@@ -150,7 +156,10 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
 def _json(page: Page, state: State) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
         try:
-            status, answer = 200, to_jsonable(page.answer(state, read_question(page.question, request.url.query)))
+            status, answer = (
+                200,
+                to_jsonable(page.answer(state, read_question(page.question, request.url.query))),
+            )
         except Exception as error:
             status, message, hint = _explained(error)
             answer = {
@@ -179,35 +188,50 @@ def _static(request: Request) -> Response:
     if file is None:
         raise HTTPException(404)
     if request.headers.get("if-none-match") == file.headers["etag"]:
-        return Response(status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"})
+        return Response(
+            status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"}
+        )
     return file
 
 
-def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:
+def _error(
+    status: int, message: str, hint: str = "", title: str = "Not here", path: str = ""
+) -> Response:
     text = render("error.html", title=title, path=path, message=message, hint=hint, status=status)
     return Response(text, status, media_type="text/html")
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    return _error(error.status_code if isinstance(error, HTTPException) else 404, "there is no such page.")
+    return _error(
+        error.status_code if isinstance(error, HTTPException) else 404, "there is no such page."
+    )
 
 
 def openapi(version: str) -> dict[str, Any]:
     error = {
         "description": "One sentence on what cannot be answered.",
-        "content": {"application/json": {"schema": {"type": "object", "required": ["message", "status"]}}},
+        "content": {
+            "application/json": {"schema": {"type": "object", "required": ["message", "status"]}}
+        },
     }
     # what is refused before any page sees it (too long, not allowed) is told as a page of one sentence
     refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
     paths = {}
     for page in PAGES:
-        answer = {"type": "object", "required": ["record", "schema_version", *page.record.__struct_fields__]}
+        answer = {
+            "type": "object",
+            "required": ["record", "schema_version", *page.record.__struct_fields__],
+        }
         responses = {
             "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
             **dict.fromkeys(("400", "404", "422", "500", "503"), error),
             "default": refused,
         }
-        get = {"summary": page.title, "parameters": _parameters(page.question), "responses": responses}
+        get = {
+            "summary": page.title,
+            "parameters": _parameters(page.question),
+            "responses": responses,
+        }
         paths[f"{page.path}.json"] = {"get": get}
     return {"openapi": "3.1.0", "info": {"title": "Trainpace", "version": version}, "paths": paths}
 

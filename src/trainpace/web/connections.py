@@ -75,7 +75,9 @@ def make_room(connections: set[Any]) -> None:
     free = [c for c in connections if c.is_free]
     if free:
         never = [c for c in free if c.cycle is None] or free
-        if len({c.address for c in never}) > 1:  # a crowd from one address asks this hundreds of times a second
+        if (
+            len({c.address for c in never}) > 1
+        ):  # a crowd from one address asks this hundreds of times a second
             held = Counter(c.address for c in connections)
             most = max(held[c.address] for c in never)
             never = [c for c in never if held[c.address] == most]

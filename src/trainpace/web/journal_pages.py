@@ -40,9 +40,13 @@ MOST_OF_SWEEP = 5000
 MOST_NAMES_SHOWN = 300
 Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]
 ORDERS: dict[Order, tuple[str, bool]] = {
-    "newest": ("time", True), "oldest": ("time", False), "fastest": ("step", False), "slowest": ("step", True),
-    "model": ("model", False), "device": ("device", False),
-}  # fmt: skip
+    "newest": ("time", True),
+    "oldest": ("time", False),
+    "fastest": ("step", False),
+    "slowest": ("step", True),
+    "model": ("model", False),
+    "device": ("device", False),
+}
 Id = Annotated[str, Meta(max_length=32)]
 
 
@@ -161,41 +165,84 @@ class ScorePage(Record):
 
 def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
     query = Query(
-        model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
-        since=q.since, sweep=q.sweep, text=q.text, mode=q.mode, source=q.source,
-    )  # fmt: skip
+        model=q.model,
+        device=q.device,
+        precision=q.precision,
+        kind=q.kind,
+        outcome=q.outcome,
+        micro_batch=q.batch,
+        since=q.since,
+        sweep=q.sweep,
+        text=q.text,
+        mode=q.mode,
+        source=q.source,
+    )
     listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
-    names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
+    names = [
+        tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN])
+        for column in ("model", "device")
+    ]
     return RunsPage(
-        question=q, runs=tuple(map(line_of, listed.entries)), count=listed.matches, counted_to=MOST_COUNTED,
-        following=query_of(q, after=listed.after) if listed.after else "", models=names[0], devices=names[1],
-    )  # fmt: skip
+        question=q,
+        runs=tuple(map(line_of, listed.entries)),
+        count=listed.matches,
+        counted_to=MOST_COUNTED,
+        following=query_of(q, after=listed.after) if listed.after else "",
+        models=names[0],
+        devices=names[1],
+    )
 
 
 def line_of(e: Entry) -> RunLine:
     i, x = e.interval_ms, e.execution
     return RunLine(
-        id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
-        num_devices=e.num_devices, micro_batch=x.micro_batch, accumulation=x.accumulation, precision=x.precision,
-        optimizer=x.optimizer, step_time_ms=e.step_time_ms, step_time_ms_low=None if i is None else i.low,
-        step_time_ms_high=None if i is None else i.high, samples_per_second=e.samples_per_second,
-        peak_memory_gib=e.peak_memory_gib, forecast_ms=e.forecast_ms, forecast_error_pct=error_pct(e), sweep=e.sweep,
-    )  # fmt: skip
+        id=e.id,
+        created_at=e.created_at,
+        kind=e.kind,
+        outcome=e.outcome,
+        model=e.model,
+        device=e.device,
+        num_devices=e.num_devices,
+        micro_batch=x.micro_batch,
+        accumulation=x.accumulation,
+        precision=x.precision,
+        optimizer=x.optimizer,
+        step_time_ms=e.step_time_ms,
+        step_time_ms_low=None if i is None else i.low,
+        step_time_ms_high=None if i is None else i.high,
+        samples_per_second=e.samples_per_second,
+        peak_memory_gib=e.peak_memory_gib,
+        forecast_ms=e.forecast_ms,
+        forecast_error_pct=error_pct(e),
+        sweep=e.sweep,
+    )
 
 
 def run_page(journal: Journal, q: RunQuestion) -> RunPage:
     e = journal.get(q.id)
-    parts = None if e.step is None else report.step_breakdown([report.Timed("", "measured", e.step)])
+    parts = (
+        None if e.step is None else report.step_breakdown([report.Timed("", "measured", e.step)])
+    )
     steps = None
     if len(e.step_times_ms) > 1:
         median = e.step_time_ms
         steps = report.Chart(
-            title="Every step", x=report.Axis(label="step"), y=STEP_TIME,
-            marks=() if median is None else (report.Mark(axis="y", at=median, text="median", tone="forecast"),),
-            finding=f"{len(e.step_times_ms)} timed steps from {format_number(min(e.step_times_ms))} to"
-            f" {format_number(max(e.step_times_ms))} ms.",
-            series=(report.series("measured", "points", "measured", enumerate(e.step_times_ms, 1)),),
-        )  # fmt: skip
+            title="Every step",
+            x=report.Axis(label="step"),
+            y=STEP_TIME,
+            marks=(
+                ()
+                if median is None
+                else (report.Mark(axis="y", at=median, text="median", tone="forecast"),)
+            ),
+            finding=(
+                f"{len(e.step_times_ms)} timed steps from {format_number(min(e.step_times_ms))} to"
+                f" {format_number(max(e.step_times_ms))} ms."
+            ),
+            series=(
+                report.series("measured", "points", "measured", enumerate(e.step_times_ms, 1)),
+            ),
+        )
     return RunPage(question=q, run=e, parts=parts, steps=steps)
 
 
@@ -208,10 +255,18 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
         a, b = ([(r.batch, getattr(r, ms)) for r in comparison.ratios] for ms in ("a_ms", "b_ms"))
         assert comparison.median_ratio is not None
         chart = report.Chart(
-            title="Step time against the batch size", x=report.BATCH, y=STEP_TIME,
-            finding=f"B takes {comparison.median_ratio:.3f} times as long as A at the median over {len(a)} batch sizes.",
-            series=(report.series("A", "line", "first", a), report.series("B", "line", "second", b)),
-        )  # fmt: skip
+            title="Step time against the batch size",
+            x=report.BATCH,
+            y=STEP_TIME,
+            finding=(
+                f"B takes {comparison.median_ratio:.3f} times as long as A at the median over"
+                f" {len(a)} batch sizes."
+            ),
+            series=(
+                report.series("A", "line", "first", a),
+                report.series("B", "line", "second", b),
+            ),
+        )
     return ComparePage(question=q, comparison=comparison, chart=chart)
 
 
@@ -223,7 +278,11 @@ def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
 def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
     sweeps = journal.sweeps(q.id)
     if len(sweeps) != 1:
-        raise UnknownName("sweep", q.id, ()) if not sweeps else TrainpaceError(f"several sweeps start with {q.id}.")
+        raise (
+            UnknownName("sweep", q.id, ())
+            if not sweeps
+            else TrainpaceError(f"several sweeps start with {q.id}.")
+        )
     (sweep,) = sweeps
     entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
@@ -234,10 +293,14 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
     except (TrainpaceError, ValueError) as error:
         analysis, reason = None, str(error)
     return SweepPage(
-        question=q, sweep=sweep, analysis=analysis, reason=reason, runs=tuple(map(line_of, entries)),
+        question=q,
+        sweep=sweep,
+        analysis=analysis,
+        reason=reason,
+        runs=tuple(map(line_of, entries)),
         chart=None if analysis is None else _sweep_chart(analysis, entries),
         verdict=() if analysis is None else tuple(report.sweep_verdict(analysis)),
-    )  # fmt: skip
+    )
 
 
 def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
@@ -245,35 +308,53 @@ def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
     newest = page(journal, query, size=MOST_SCORED, most=MOST_SCORED)
     result = scores(newest.entries)
     return ScorePage(
-        question=q, scores=result, newest=len(newest.entries), all_of_them=not newest.after, chart=_score_chart(result)
+        question=q,
+        scores=result,
+        newest=len(newest.entries),
+        all_of_them=not newest.after,
+        chart=_score_chart(result),
     )
 
 
 def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> report.Chart:
     chart = report.measured_sweep(a, {})
-    foreseen = {e.execution.micro_batch: e for e in entries if e.forecast_ms and e.forecast_low_ms is not None}
+    foreseen = {
+        e.execution.micro_batch: e
+        for e in entries
+        if e.forecast_ms and e.forecast_low_ms is not None
+    }
     if len(foreseen) < report.FEWEST:
         return chart
     forecast = [foreseen[batch] for batch in sorted(foreseen)]
     line = report.Series(
-        name="forecast before it, 90 % interval", kind="line", tone="forecast", dashed=True,
-        x=tuple(float(e.execution.micro_batch) for e in forecast), y=tuple(e.forecast_ms for e in forecast),
-        low=tuple(e.forecast_low_ms or 0.0 for e in forecast), high=tuple(e.forecast_high_ms or 0.0 for e in forecast),
-    )  # fmt: skip
+        name="forecast before it, 90 % interval",
+        kind="line",
+        tone="forecast",
+        dashed=True,
+        x=tuple(float(e.execution.micro_batch) for e in forecast),
+        y=tuple(e.forecast_ms for e in forecast),
+        low=tuple(e.forecast_low_ms or 0.0 for e in forecast),
+        high=tuple(e.forecast_high_ms or 0.0 for e in forecast),
+    )
     return replace(chart, series=(line, *chart.series))
 
 
 def _score_chart(s: Scores) -> report.Chart | None:
     if len(s.over_time) < 2 or s.overall.mean_pct is None:
         return None
-    lately, so_far = (enumerate([getattr(p, pct) for p in s.over_time], 1) for pct in ("lately_pct", "all_pct"))
+    lately, so_far = (
+        enumerate([getattr(p, pct) for p in s.over_time], 1) for pct in ("lately_pct", "all_pct")
+    )
     return report.Chart(
-        title="Error of the forecasts over time", x=report.Axis(label="forecast runs, the oldest first"),
+        title="Error of the forecasts over time",
+        x=report.Axis(label="forecast runs, the oldest first"),
         y=report.Axis(label="mean absolute error", unit="%", low=0.0),
-        finding=f"Over {len(s.over_time):,} runs the forecasts were off by {s.overall.mean_pct:.1f} % on average, lately by"
-        f" {s.over_time[-1].lately_pct:.1f} %.",
+        finding=(
+            f"Over {len(s.over_time):,} runs the forecasts were off by {s.overall.mean_pct:.1f} %"
+            f" on average, lately by {s.over_time[-1].lately_pct:.1f} %."
+        ),
         series=(
             report.series(f"of the {s.lately.name} runs", "line", "measured", lately),
             report.series("of all runs so far", "line", "forecast", so_far, dashed=True),
         ),
-    )  # fmt: skip
+    )

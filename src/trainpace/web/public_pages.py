@@ -81,17 +81,28 @@ class AccuracyPage(Record):
 def public_page(q: PublicQuestion) -> PublicPage:
     everything = public_runs()
     query = PublicQuery(
-        model=q.model, device=q.device, precision=q.precision, micro_batch=q.batch, mode=q.mode, source=q.source, kind=q.kind,
+        model=q.model,
+        device=q.device,
+        precision=q.precision,
+        micro_batch=q.batch,
+        mode=q.mode,
+        source=q.source,
+        kind=q.kind,
         text=q.text,
-    )  # fmt: skip
+    )
     found = matching(query, everything)
     start = (q.page - 1) * PAGE
     return PublicPage(
-        question=q, runs=tuple(found[start : start + PAGE]), count=len(found),
+        question=q,
+        runs=tuple(found[start : start + PAGE]),
+        count=len(found),
         following=query_of(q, page=q.page + 1) if start + PAGE < len(found) else "",
         before=query_of(q, page=q.page - 1) if q.page > 1 else "",
-        models=_names("model"), devices=_names("device"), sources=_names("source"), kinds=_names("model_kind"),
-    )  # fmt: skip
+        models=_names("model"),
+        devices=_names("device"),
+        sources=_names("source"),
+        kinds=_names("model_kind"),
+    )
 
 
 def public_run_page(q: PublicRunQuestion) -> PublicRunPage:
@@ -113,10 +124,15 @@ def accuracy_page(q: AccuracyQuestion) -> AccuracyPage:
         and (not q.fit or run.in_fit == (q.fit == "in_fit"))
     ]
     return AccuracyPage(
-        question=q, chart=report.accuracy_chart(chosen), overall=accuracy("all", chosen),
-        by_card=accuracy_by(chosen, "device"), by_kind=accuracy_by(chosen, "model_kind"),
-        without_forecast=sum(run.forecast_ms is None for run in chosen), cards=cards, kinds=kinds,
-    )  # fmt: skip
+        question=q,
+        chart=report.accuracy_chart(chosen),
+        overall=accuracy("all", chosen),
+        by_card=accuracy_by(chosen, "device"),
+        by_kind=accuracy_by(chosen, "model_kind"),
+        without_forecast=sum(run.forecast_ms is None for run in chosen),
+        cards=cards,
+        kinds=kinds,
+    )
 
 
 def _names(field: str) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ class BadQuestion(TrainpaceError):
 def read_question(kind: type[Q], query: str) -> Q:
     """The question in a query string; fields left empty, as forms send them, are not asked. Raises BadQuestion."""
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS, errors="strict")
+        pairs = parse_qsl(
+            query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS, errors="strict"
+        )
     except UnicodeDecodeError:
         raise BadQuestion("the address is not UTF-8.") from None
     except ValueError:
@@ -55,16 +57,23 @@ def read_question(kind: type[Q], query: str) -> Q:
 def _choices(hint: object) -> list[object]:
     """The values of a Literal, in whatever it stands."""
     if get_origin(hint) is Literal:
-        return [c for arg in get_args(hint) for c in (_choices(arg) or [arg])]
+        return [c for arg in get_args(hint) for c in _choices(arg) or [arg]]
     return [c for arg in get_args(hint) for c in _choices(arg)] if hint is not None else []
 
 
 def _plain(what: str) -> str:
     for word, plain in (
-        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "),
-        ("`int | null`", "a whole number"), ("`float | null`", "a number"), ("`int`", "a whole number"), ("`float`", "a number"),
-        ("`str` of length <=", "a text of length up to"), (" >= ", " from "), (" <= ", " up to "), (" > ", " above "),
-    ):  # fmt: skip
+        ("Object missing required field", "this page needs the parameter"),
+        ("Expected ", "give "),
+        ("`int | null`", "a whole number"),
+        ("`float | null`", "a number"),
+        ("`int`", "a whole number"),
+        ("`float`", "a number"),
+        ("`str` of length <=", "a text of length up to"),
+        (" >= ", " from "),
+        (" <= ", " up to "),
+        (" > ", " above "),
+    ):
         what = what.replace(word, plain)
     return what.partition(", got ")[0]
 
@@ -73,8 +82,15 @@ def query_of(question: Record, **changed: object) -> str:
     """The shortest query string that asks this, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = msgspec.structs.asdict(question) | changed
-    stated = {name: value for name, value in values.items() if value is not None and value != plain[name]}
-    return urlencode({name: exact(value) if isinstance(value, float) else value for name, value in stated.items()})
+    stated = {
+        name: value for name, value in values.items() if value is not None and value != plain[name]
+    }
+    return urlencode(
+        {
+            name: exact(value) if isinstance(value, float) else value
+            for name, value in stated.items()
+        }
+    )
 
 
 def exact(value: float) -> str:

@@ -23,7 +23,9 @@ def render(name: str, **values: Any) -> str:
 def _environment() -> Environment:
     made = environment("trainpace.web")
     made.filters.update(words=_words, figure=figure, exact=exact)
-    made.globals.update(query_of=query_of, stated=stated, precisions=PRECISIONS, error_pct=error_pct)
+    made.globals.update(
+        query_of=query_of, stated=stated, precisions=PRECISIONS, error_pct=error_pct
+    )
     made.globals.update(modes=MODES, meaning=score_meaning())
     return made
 
@@ -36,13 +38,19 @@ MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml
 
 
 def _file(name: str, text: str) -> Response:
-    headers = {"etag": f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"', "cache-control": "no-cache"}
+    headers = {
+        "etag": f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"',
+        "cache-control": "no-cache",
+    }
     return Response(text, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 OWN = ("htmx.min.js", "serve.js", "serve.css", "icon.svg")
 FILES = {
     **{name: _file(name, asset(name)) for name in (*SCRIPTS, *STYLES)},
-    **{name: _file(name, (files("trainpace.web") / "static" / name).read_text("utf-8")) for name in OWN},
+    **{
+        name: _file(name, (files("trainpace.web") / "static" / name).read_text("utf-8"))
+        for name in OWN
+    },
 }
 """The files that are sent, read once from the package: a request chooses among these names and opens no file."""

@@ -25,8 +25,10 @@ TOKEN = "token"
 HEADERS = (
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
-        b" base-uri 'none'; frame-ancestors 'none'",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
+            b" 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -103,19 +105,29 @@ def refusal(scope: Scope, policy: Policy) -> Refusal | None:
     headers = Headers(scope=scope)
     hosts = headers.getlist("host")
     if len(hosts) != 1 or host_name(hosts[0]) not in policy.names:
-        return Refusal(421, "This server is not called by that name; trainpace serve --name NAME adds one.")
-    if any(value not in ("", "0") for value in headers.getlist("content-length")) or "transfer-encoding" in headers:
+        return Refusal(
+            421, "This server is not called by that name; trainpace serve --name NAME adds one."
+        )
+    if (
+        any(value not in ("", "0") for value in headers.getlist("content-length"))
+        or "transfer-encoding" in headers
+    ):
         return Refusal(413, "A request to read has no body.")
     own = [f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")]
     if any(origin.lower() not in own for origin in headers.getlist("origin")):
         return Refusal(403, "Requests from other origins are refused.")
     # another port of this host is the same site; a link that a person followed leads to a whole page, not to a part of another
-    sites, mode, destination = (headers.getlist(f"sec-fetch-{name}") for name in ("site", "mode", "dest"))
+    sites, mode, destination = (
+        headers.getlist(f"sec-fetch-{name}") for name in ("site", "mode", "dest")
+    )
     followed = mode == ["navigate"] and destination == ["document"]
     if ("cross-site" in sites or "same-site" in sites) and not followed:
         return Refusal(403, "Requests from other sites are refused.")
     if policy.token is not None and not _shows_token(scope, headers, policy):
-        told = "Open the address that trainpace serve printed: it holds the token that this server asks for."
+        told = (
+            "Open the address that trainpace serve printed: it holds the token that this server"
+            " asks for."
+        )
         return Refusal(401, told, {"www-authenticate": "Bearer"})
     return None
 
@@ -136,8 +148,10 @@ def host_name(host: str) -> str:
 def page(title: str, sentence: str, refresh: str = "") -> str:
     again = f'<meta http-equiv="refresh" content="0;url={html.escape(refresh)}">' if refresh else ""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">{again}'
-        f"<title>{html.escape(title)} - Trainpace</title></head><body><main><h1>{html.escape(title)}</h1>"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme"'
+        f' content="light dark">{again}'
+        f"<title>{html.escape(title)} -"
+        f" Trainpace</title></head><body><main><h1>{html.escape(title)}</h1>"
         f"<p>{html.escape(sentence)}</p></main></body></html>\n"
     )
 
@@ -154,13 +168,17 @@ def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
     # two slashes at the start would name another host
     address = "/" + address.lstrip("/")
     secure = "; Secure" if scope.get("scheme") == "https" else ""
-    cookie = f"{policy.cookie_name}={policy.cookie_value}; HttpOnly; SameSite=Strict; Path=/{secure}"
+    cookie = (
+        f"{policy.cookie_name}={policy.cookie_value}; HttpOnly; SameSite=Strict; Path=/{secure}"
+    )
     return HTMLResponse(page("Welcome", "One moment.", address), headers={"set-cookie": cookie})
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+        return parse_qsl(
+            scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100
+        )
     except ValueError:
         return []
 
@@ -173,13 +191,22 @@ def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
     """In its address, in a header, or by the cookie that stands for it."""
     bearers = (text.partition("Bearer ") for text in headers.getlist("authorization"))
     # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
-    cookies = (part.strip().partition("=") for value in headers.getlist("cookie") for part in value.split(";"))
+    cookies = (
+        part.strip().partition("=")
+        for value in headers.getlist("cookie")
+        for part in value.split(";")
+    )
     return (
         _names_token(scope, policy)
         or any(not before and _same(given, policy.token or "") for before, _, given in bearers)
-        or any(name == policy.cookie_name and _same(given, policy.cookie_value) for name, _, given in cookies)
+        or any(
+            name == policy.cookie_name and _same(given, policy.cookie_value)
+            for name, _, given in cookies
+        )
     )
 
 
 def _same(given: str, wanted: str) -> bool:
-    return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())  # in constant time
+    return bool(wanted) and hmac.compare_digest(
+        given.encode("utf-8", "replace"), wanted.encode()
+    )  # in constant time

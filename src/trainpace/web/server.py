@@ -34,7 +34,9 @@ def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -
         token = token or (secrets.token_urlsafe(32) if names else None)
         return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
     own = set() if host in EVERY_ADDRESS else {host.lower()}
-    return Policy(frozenset(own | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
+    return Policy(
+        frozenset(own | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port
+    )
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -48,7 +50,9 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         opened.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise TrainpaceError(f"cannot listen on {host} port {port}: {reason}.", "Choose another with `port`.") from None
+        raise TrainpaceError(
+            f"cannot listen on {host} port {port}: {reason}.", "Choose another with `port`."
+        ) from None
     return opened
 
 
@@ -60,20 +64,33 @@ def serve(request: ServeRequest) -> None:
     if address in EVERY_ADDRESS and not r.name:
         opened.close()
         raise TrainpaceError(
-            f"the host {r.host!r} is every address of this machine.", "Say what it is called with `name` HOST."
+            f"the host {r.host!r} is every address of this machine.",
+            "Say what it is called with `name` HOST.",
         )
     host = address if address in EVERY_ADDRESS else r.host
     policy = policy_of(host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
     with opened, Journal.open(r.journal, create=r.journal is None, read_only=True) as journal:
-        app = application(journal, Models(data_place("workloads")), own, known_offers(None, Silent()))
+        app = application(
+            journal, Models(data_place("workloads")), own, known_offers(None, Silent())
+        )
         config = uvicorn.Config(
             Guarded(app, policy),
             # an access log would hold the token; what a page could not do is on stderr
-            access_log=False, log_level="warning", server_header=False, ws="none", http=Connection, proxy_headers=False,
-            h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
-            limit_concurrency=MOST_CONNECTIONS, backlog=AT_ONCE,
-        )  # fmt: skip
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            ws="none",
+            http=Connection,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=LONGEST_HEADERS,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=3,
+            limit_concurrency=MOST_CONNECTIONS,
+            backlog=AT_ONCE,
+        )
         host = r.name[0] if r.name else f"[{r.host}]" if ":" in r.host else r.host
         token = f"?token={policy.token}" if policy.token else ""
-        print(f"Journal: {journal.place}\nOpen http://{host}:{port}/{token} (Ctrl+C ends)", flush=True)
+        print(
+            f"Journal: {journal.place}\nOpen http://{host}:{port}/{token} (Ctrl+C ends)", flush=True
+        )
         uvicorn.Server(config).run(sockets=[opened])

@@ -15,7 +15,17 @@ from trainpace.forecast import Forecaster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record, load
-from trainpace.report import BATCH, Axis, BarChart, Chart, Mark, Series, Timed, memory_at_peak, step_breakdown
+from trainpace.report import (
+    BATCH,
+    Axis,
+    BarChart,
+    Chart,
+    Mark,
+    Series,
+    Timed,
+    memory_at_peak,
+    step_breakdown,
+)
 from trainpace.trace import load_workload
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.verbs.traced import EVERY_FORM
@@ -24,9 +34,18 @@ from trainpace.workload import PLAIN, Workload
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
 BUILT_IN = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mobilenet_v1", "mobilenet_v2", "vgg11", "vgg13", "vgg16",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "vgg11",
+    "vgg13",
+    "vgg16",
     "vgg19",
-)  # fmt: skip
+)
 MOST_BYTES = 64 * 2**20
 MOST_CACHED = 16
 MOST_LISTED = 500
@@ -42,7 +61,9 @@ class Models:
         """Names of the files of workloads, without their ending. Links that lead out of the folder are left out."""
         try:
             root = self._folder.resolve(strict=True)
-            names = [p.stem for p in root.glob("*.json") if p.is_file() and p.resolve().parent == root]
+            names = [
+                p.stem for p in root.glob("*.json") if p.is_file() and p.resolve().parent == root
+            ]
         except OSError:
             return []
         return sorted(names)
@@ -51,7 +72,9 @@ class Models:
         """The model of that name. Raises UnknownName, or TrainpaceError for a file that holds no workload."""
         saved = self.saved()
         if name not in saved and name not in BUILT_IN:
-            raise UnknownName("model", name, (*BUILT_IN, *saved), "See docs/serve.md for how to add one.")
+            raise UnknownName(
+                "model", name, (*BUILT_IN, *saved), "See docs/serve.md for how to add one."
+            )
         if name not in saved:
             return _built_in(name)
         file = self._folder / f"{name}.json"
@@ -60,7 +83,9 @@ class Models:
         except OSError:
             raise TrainpaceError(f"{file.name} is not there.") from None
         if stat.st_size > MOST_BYTES:
-            raise TrainpaceError(f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, and so no workload.")
+            raise TrainpaceError(
+                f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, and so no workload."
+            )
         return _read(file, stat.st_mtime_ns, stat.st_size)
 
 
@@ -98,13 +123,21 @@ def page_of(answer: WhatIf) -> WhatIfAnswer:
     common: dict[str, Any] = {"question": answer.request, "forecast": f, "price": answer.price}
     if f is None or f.step is None:
         line = answer.reason if f is None else f"Not forecast: {answer.reason}"
-        return WhatIfAnswer(verdict=(f"{line[:1].upper()}{line[1:]}",), possible=False, reason=answer.reason, **common)
+        return WhatIfAnswer(
+            verdict=(f"{line[:1].upper()}{line[1:]}",),
+            possible=False,
+            reason=answer.reason,
+            **common,
+        )
     return WhatIfAnswer(
-        verdict=_verdict(f), possible=f.fits is not False, cost_usd=f.cost_interval_usd,
+        verdict=_verdict(f),
+        possible=f.fits is not False,
+        cost_usd=f.cost_interval_usd,
         curve=None if answer.curve is None else _chart(answer.curve, f),
         parts=step_breakdown([Timed("", "forecast", f.step, f.step_time_interval_ms)]),
-        memory=memory_at_peak([("forecast", f)]), **common,
-    )  # fmt: skip
+        memory=memory_at_peak([("forecast", f)]),
+        **common,
+    )
 
 
 def _verdict(f: Forecast) -> tuple[str, ...]:
@@ -116,7 +149,11 @@ def _verdict(f: Forecast) -> tuple[str, ...]:
         lines.append(f"Does not fit: {need} GiB of {capacity}; {fitting}.")
     time, interval_s = f.training_time, f.training_time_interval_s
     if time is not None and interval_s is not None:
-        dollars = "" if f.cost_usd is None or f.cost_interval_usd is None else f" and {format_usd(f.cost_usd)}"
+        dollars = (
+            ""
+            if f.cost_usd is None or f.cost_interval_usd is None
+            else f" and {format_usd(f.cost_usd)}"
+        )
         would = "It would take" if f.fits is False else "The training takes"
         lines.append(f"{would} {format_duration(time.total_s)}{dollars}.")
     if interval_s is not None:
@@ -132,30 +169,51 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
     sizes, table, execution = curve.sizes, curve.forecasts, forecast.execution
     marks = [
         Mark(
-            axis="x", at=jump.batch - 0.5, tone="jump",
-            text=", ".join(filter(None, (f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", jump.mechanism))),
+            axis="x",
+            at=jump.batch - 0.5,
+            tone="jump",
+            text=", ".join(
+                filter(
+                    None,
+                    (f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", jump.mechanism),
+                )
+            ),
         )
         for jump in curve.jumps
-    ]  # fmt: skip
+    ]
     fitting = int(table.fits.sum())
     if fitting < len(sizes):
         after = sizes[fitting] - 0.5 if fitting else 0.5
         marks.append(Mark(axis="x", at=after, text="out of memory from here", tone="limit"))
     chosen, step_ms = execution.micro_batch, forecast.step.total_ms
-    marks.append(Mark(axis="point", at=float(chosen), y=step_ms, text=f"batch {chosen}", tone="measured"))
+    marks.append(
+        Mark(axis="point", at=float(chosen), y=step_ms, text=f"batch {chosen}", tone="measured")
+    )
     finding = f"At batch {chosen} a step takes {format_number(step_ms)} ms. "
     if fitting:
         rates = np.where(table.fits, np.array(sizes) / table.step_ms, 0.0)
         best = int(rates.argmax())
         rate = 1e3 * rates[best] * execution.accumulation * execution.data_parallel_size
-        finding += f"Of the sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
+        finding += (
+            f"Of the sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)}"
+            " samples/s."
+        )
     else:
         finding += "No batch size fits in memory."
     line = Series(
-        name="forecast, with its 90 % interval", kind="line", tone="forecast", x=tuple(map(float, sizes)),
-        y=tuple(table.step_ms.tolist()), low=tuple(table.low_ms.tolist()), high=tuple(table.high_ms.tolist()),
-    )  # fmt: skip
+        name="forecast, with its 90 % interval",
+        kind="line",
+        tone="forecast",
+        x=tuple(map(float, sizes)),
+        y=tuple(table.step_ms.tolist()),
+        low=tuple(table.low_ms.tolist()),
+        high=tuple(table.high_ms.tolist()),
+    )
     return Chart(
-        title="Step time against the batch size", finding=finding, x=BATCH, y=STEP_TIME, series=(line,),
+        title="Step time against the batch size",
+        finding=finding,
+        x=BATCH,
+        y=STEP_TIME,
+        series=(line,),
         marks=tuple(marks),
-    )  # fmt: skip
+    )

@@ -20,7 +20,12 @@ _CALLS = itertools.count()
 class NVMLError(Exception):
     def __init__(self, value: int) -> None:
         super().__init__(
-            {3: "Not Supported", 6: "Not Found", 15: "GPU is lost", 18: "Driver/library version mismatch"}[value]
+            {
+                3: "Not Supported",
+                6: "Not Found",
+                15: "GPU is lost",
+                18: "Driver/library version mismatch",
+            }[value]
         )
 
 

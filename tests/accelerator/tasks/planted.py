@@ -20,11 +20,19 @@ class Work(torch.autograd.Function):
         global SLOW_STEPS
         slow_us = 40_000.0 if SLOW_STEPS > 0 else 0.0
         SLOW_STEPS -= 1
-        return torch.ops.sim.work(x, FORWARD_US * len(x) + slow_us) if x.device.type == "sim" else x.clone()
+        return (
+            torch.ops.sim.work(x, FORWARD_US * len(x) + slow_us)
+            if x.device.type == "sim"
+            else x.clone()
+        )
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.ops.sim.work(grad, BACKWARD_US * len(grad)) if grad.device.type == "sim" else grad.clone()
+        return (
+            torch.ops.sim.work(grad, BACKWARD_US * len(grad))
+            if grad.device.type == "sim"
+            else grad.clone()
+        )
 
 
 class Net(nn.Module):

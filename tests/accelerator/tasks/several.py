@@ -24,4 +24,9 @@ def gan():
         return loss
 
     dataset = [{"input": torch.full((128,), i / 64)} for i in range(64)]
-    return {"model": [generator, critic], "optimizer": [of_generator, of_critic], "step": step, "dataset": dataset}
+    return {
+        "model": [generator, critic],
+        "optimizer": [of_generator, of_critic],
+        "step": step,
+        "dataset": dataset,
+    }

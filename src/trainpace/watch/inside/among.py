@@ -39,7 +39,8 @@ def collective_name(name: str, args: Any, kwargs: Any) -> str:
 
 class Gradients:
     """Charges the end of a backward pass to communication: from when this rank's own gradients are computed, which is where
-    it arrives, to when all ranks' are exchanged. Only where the host itself waits, as for Gloo. For the training thread alone."""
+    it arrives, to when all ranks' are exchanged. Only where the host itself waits, as for Gloo. For the training thread alone.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -69,8 +70,11 @@ class Gradients:
 
     def _asks(self, of: Any) -> Any:
         """Have the loss's own gradient, the first to be computed, ask autograd to say when the last one is. Autograd calls what
-        was asked for in order, so that DistributedDataParallel, which asks later, waits for the exchange after that."""
-        loss = next(t for t in (of if isinstance(of, list | tuple) else (of,)) if t.grad_fn is not None)
+        was asked for in order, so that DistributedDataParallel, which asks later, waits for the exchange after that.
+        """
+        loss = next(
+            t for t in (of if isinstance(of, list | tuple) else (of,)) if t.grad_fn is not None
+        )
         engine = sys.modules["torch.autograd"].Variable._execution_engine
         return loss.register_hook(lambda _: engine.queue_callback(self._arrives))
 
@@ -112,7 +116,9 @@ def note(recorder: Recorder, step: Step) -> None:
 def links() -> Iterator[tuple[str, str, int, int]]:
     """(own address, the peer's, bytes that it acknowledged, microseconds in which some were on their way) of each of this
     process's TCP connections to other hosts. Only Linux says that."""
-    if socket.getdefaulttimeout() is not None:  # Python would give it to the connection, which the copy shares
+    if (
+        socket.getdefaulttimeout() is not None
+    ):  # Python would give it to the connection, which the copy shares
         return
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
@@ -120,7 +126,10 @@ def links() -> Iterator[tuple[str, str, int, int]]:
                 if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     continue
                 with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+                    if (
+                        copy.family not in (socket.AF_INET, socket.AF_INET6)
+                        or copy.type != socket.SOCK_STREAM
+                    ):
                         continue
                     own, peer = (_address(at[0]) for at in (copy.getsockname(), copy.getpeername()))
                     if own == peer or own == "::1" or own.startswith("127."):

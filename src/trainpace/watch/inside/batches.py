@@ -16,7 +16,9 @@ def length_of(what: Any) -> int | None:
 def size_of(batch: Any, deep: int = 3) -> int:
     """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
     try:
-        first: Any = batch[0] if type(batch) is list else None  # the most usual first: this is asked in every step
+        first: Any = (
+            batch[0] if type(batch) is list else None
+        )  # the most usual first: this is asked in every step
         if type(first) is sys.modules["torch"].Tensor and first.ndim:
             return int(first.shape[0])
         return _size_of(batch, deep)
@@ -39,7 +41,8 @@ def _size_of(batch: Any, deep: int) -> int:
 
 def size_of_uncollated(item: Any) -> int:
     """Samples in what came of a loader that makes no batches itself (`batch_size=None`), whose dataset may make them: all parts
-    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample."""
+    of a batch are equally long, one of them has more dimensions, and none is a single number. Anything else is one sample.
+    """
     try:
         sizes, dimensions = _sizes_of(item, 3)
     except Exception:
@@ -58,9 +61,13 @@ def _sizes_of(item: Any, deep: int) -> tuple[set[int], int]:
         item = item.data
     if not deep or not isinstance(item, dict | list | tuple):
         return set(), 0
-    if isinstance(item, list | tuple) and all(isinstance(each, int | float) for each in item):  # such as labels
+    if isinstance(item, list | tuple) and all(
+        isinstance(each, int | float) for each in item
+    ):  # such as labels
         return {len(item)}, 1
-    parts = [_sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)]
+    parts = [
+        _sizes_of(part, deep - 1) for part in (item.values() if isinstance(item, dict) else item)
+    ]
     return set().union(*(sizes for sizes, _ in parts)), max((most for _, most in parts), default=0)
 
 

@@ -67,7 +67,9 @@ class Updates:
             return
         depth = self.recorder.enter(TRAINPACE)
         changed = False
-        with contextlib.suppress(Exception):  # a kind of tensor that nobody thought of: no step is seen then
+        with contextlib.suppress(
+            Exception
+        ):  # a kind of tensor that nobody thought of: no step is seen then
             changed = self._changed(self.find())
         self.recorder.leave(depth, "parameters")
         if changed:
@@ -97,11 +99,18 @@ def _state(parameter: Any) -> State:
 
 def _parameters_of(module: Any) -> Callable[[], list[Any]] | None:
     """What gives the first, the middle and the last parameter of a module that has any."""
-    places = [(owner, name) for owner in module.modules() for name, p in owner._parameters.items() if _trained(p)]
+    places = [
+        (owner, name)
+        for owner in module.modules()
+        for name, p in owner._parameters.items()
+        if _trained(p)
+    ]
     if not places:
         return None
     chosen = [places[i] for i in sorted({0, len(places) // 2, len(places) - 1})]
-    return lambda: [p for owner, name in chosen if _has_numbers(p := _unwrapped(owner._parameters[name]))]
+    return lambda: [
+        p for owner, name in chosen if _has_numbers(p := _unwrapped(owner._parameters[name]))
+    ]
 
 
 def _has_numbers(parameter: Any) -> bool:

@@ -23,7 +23,10 @@ class Shape(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether it holds whole numbers, such as indices."""
-        return not (self.dtype.is_floating_point or self.dtype.is_complex) and str(self.dtype) != "torch.bool"
+        return (
+            not (self.dtype.is_floating_point or self.dtype.is_complex)
+            and str(self.dtype) != "torch.bool"
+        )
 
     def made(self, n: int, of: int) -> Any:
         """Such a tensor of the meta device for `n` samples where the call had `of`."""
@@ -131,21 +134,33 @@ class Call(NamedTuple):
 
     def made(self, n: int, of: int) -> list[Any]:
         """Its arguments for `n` samples where it had `of`; what comes from earlier calls stays open."""
-        made = [value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments]
+        made = [
+            value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments
+        ]
         if self.fixed:
             from trainpace.trace import Copier
 
             # each step gets its own, which a model may write into
-            made = [Copier({})(value.value) if isinstance(value, Fixed) else value for value in made]
+            made = [
+                Copier({})(value.value) if isinstance(value, Fixed) else value for value in made
+            ]
         return made
 
     def holds_still(self, of: int) -> bool:
         """Whether something that it got says that its batch is a graph, whose edges do not grow with its nodes: an object, a
         sparse matrix, or pairs of nodes."""
-        pairs = [len(s.sizes) == 2 and s.sizes[0] == 2 and of != 2 and s.is_whole for s in self.shapes]
-        return any(pairs) or any(v.samples > 0 for v in self.fixed) or any(s.values for s in self.shapes)
+        pairs = [
+            len(s.sizes) == 2 and s.sizes[0] == 2 and of != 2 and s.is_whole for s in self.shapes
+        ]
+        return (
+            any(pairs)
+            or any(v.samples > 0 for v in self.fixed)
+            or any(s.values for s in self.shapes)
+        )
 
-    def run(self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int) -> Any:
+    def run(
+        self, module: Any, arguments: list[Any], outputs: Sequence[Sequence[Any]], n: int, of: int
+    ) -> Any:
         from torch.utils._pytree import tree_unflatten
 
         given = list(arguments)

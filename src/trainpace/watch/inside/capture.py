@@ -26,7 +26,8 @@ OTHER_FORMS: Any = ("amp", "half")
 ONE_BATCH = "It could be traced at the script's own batch of {} alone, and holds for no other."
 BETWEEN = "The step also computes something between its modules, which is not counted."
 _EVALUATES = (
-    "the training's {} evaluates the loss several times a step; a step here is one evaluation and an update by SGD."
+    "the training's {} evaluates the loss several times a step; a step here is one evaluation and"
+    " an update by SGD."
 )
 _SHARDED = ("placements", "_is_flat_param", "ds_id")
 """Attributes of parameters under FSDP2, FSDP and DeepSpeed's ZeRO-3."""
@@ -46,7 +47,9 @@ def at_most(seconds: float) -> Iterator[None]:
     except (AttributeError, ValueError):  # no such signal, or another thread
         yield
         return
-    pending, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, where it was swallowed
+    pending, every = signal.setitimer(
+        signal.ITIMER_REAL, seconds, 1.0
+    )  # again, where it was swallowed
     try:
         yield
     finally:
@@ -109,7 +112,11 @@ class Capture:
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
         """Called before an outermost module runs with gradients."""
         recorder = self.recorder
-        if recorder.steps != CAPTURED_IN_STEP or recorder.trials is not None or os.environ.get("RANK", "0") != "0":
+        if (
+            recorder.steps != CAPTURED_IN_STEP
+            or recorder.trials is not None
+            or os.environ.get("RANK", "0") != "0"
+        ):
             return
         has_parameters = any(True for _ in model.parameters())
         depth = recorder.enter(TRAINPACE)
@@ -133,7 +140,9 @@ class Capture:
 
     def copied(self, model: Any) -> Any:
         if any(hasattr(p, name) for p in model.parameters() for name in _SHARDED):
-            raise Untraceable("its parameters are sharded among processes, and only whole ones are traced")
+            raise Untraceable(
+                "its parameters are sharded among processes, and only whole ones are traced"
+            )
         from trainpace.trace import Copier, meta_memo
 
         if self.copier is None:
@@ -143,7 +152,9 @@ class Capture:
 
     def add(self, module: Any, args: Any, kwargs: Any) -> None:
         self.note(described(module, args, kwargs, self.outputs))
-        self.batch_size = max(self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed))
+        self.batch_size = max(
+            self.batch_size, size_of((args, kwargs)), *(v.samples for v in self.calls[-1].fixed)
+        )
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Called before a module or function without parameters, which is noted if it receives an output."""
@@ -154,7 +165,8 @@ class Capture:
     def note(self, call: Call) -> None:
         if len(self.calls) == MOST_CALLS:
             raise Untraceable(
-                f"a step calls its modules and losses more than {MOST_CALLS} times, and so many are not followed"
+                f"a step calls its modules and losses more than {MOST_CALLS} times, and so many are"
+                " not followed"
             )
         self.calls.append(call)
         self.outputs.begin()
@@ -190,18 +202,25 @@ class Capture:
         finally:
             self.recorder.leave(depth, "capture")
 
-    def by_hand(self, outputs: Any, inputs: Any = (), *_: Any, create_graph: bool = False, **__: Any) -> None:
+    def by_hand(
+        self, outputs: Any, inputs: Any = (), *_: Any, create_graph: bool = False, **__: Any
+    ) -> None:
         """Called where the script itself asks for gradients by torch.autograd.grad, with its arguments."""
         if self.recorder.steps != CAPTURED_IN_STEP or not self.calls:
             return
         if create_graph or not all(tensor.is_leaf for tensor in tensors_of(inputs)):
-            raise Untraceable("gradients of torch.autograd.grad, which its step asks for, are not followed")
+            raise Untraceable(
+                "gradients of torch.autograd.grad, which its step asks for, are not followed"
+            )
         self.backward(outputs)
 
     def turns(self) -> None:
         """Raise where the calls since the last backward pass are others than those before the first."""
         if self.later != self.order:
-            raise Untraceable("its step has several backward passes, each over other calls, and only one is followed")
+            raise Untraceable(
+                "its step has several backward passes, each over other calls, and only one is"
+                " followed"
+            )
 
     def ends(self) -> None:
         """Called when the second step has ended."""
@@ -214,9 +233,13 @@ class Capture:
         own, covered = [], set[int]()
         for optimizer in (ref() for ref in self.recorder.optimizers):
             updated = (
-                set() if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
+                set()
+                if optimizer is None
+                else {id(p) for group in optimizer.param_groups for p in group["params"]}
             )
-            if updated & self.copier.memo.keys() and not updated <= covered:  # a wrapper has the parameters of another
+            if (
+                updated & self.copier.memo.keys() and not updated <= covered
+            ):  # a wrapper has the parameters of another
                 own.append(optimizer)
                 covered |= updated
         last = self.recorder.optimizer() if self.recorder.optimizer is not None else None
@@ -243,7 +266,11 @@ class Capture:
     def write(self, folder: str) -> None:
         self.forget()
         if not self.copies or self.later is None:
-            if self.recorder.steps > CAPTURED_IN_STEP and self.recorder.trials is None and self.names:
+            if (
+                self.recorder.steps > CAPTURED_IN_STEP
+                and self.recorder.trials is None
+                and self.names
+            ):
                 raise Untraceable("no backward pass of torch was seen in its second step")
             return
         if not self.batch_size:
@@ -258,15 +285,26 @@ class Capture:
         settings = {"optimizer": "sgd"} if self.optimizer is None else {}
         shapes = [shape.sizes for shape in self.calls[0].shapes if shape.sizes]
         task = Task(
-            name=" + ".join(dict.fromkeys(self.names)), model=self.model, forward=self.forward, loss=self.loss,
-            make_batch=self.make_batch, optimizer=self.optimizer, dataset=None, settings=settings, notes=self.notes(),
+            name=" + ".join(dict.fromkeys(self.names)),
+            model=self.model,
+            forward=self.forward,
+            loss=self.loss,
+            make_batch=self.make_batch,
+            optimizer=self.optimizer,
+            dataset=None,
+            settings=settings,
+            notes=self.notes(),
             sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
-        )  # fmt: skip
+        )
         with torch.random.fork_rng(devices=[]), at_most(LONGEST_S), silence():
-            workload = traced(task, self.batch_size, any(call.holds_still(self.batch_size) for call in self.calls))
+            workload = traced(
+                task, self.batch_size, any(call.holds_still(self.batch_size) for call in self.calls)
+            )
         if self.needs_closure:
             workload = replace(
-                workload, assumes_optimizer=True, notes=(*workload.notes, _EVALUATES.format(self.needs_closure))
+                workload,
+                assumes_optimizer=True,
+                notes=(*workload.notes, _EVALUATES.format(self.needs_closure)),
             )
         save(workload, os.path.join(folder, WORKLOAD_FILE))
         self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": self.seen})
@@ -328,14 +366,20 @@ def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
         workload = replace(workload, notes=(*workload.notes, ONE_BATCH.format(only)), settings=own)
     for form in OTHER_FORMS:
         with contextlib.suppress(TrainpaceError):  # a model may compute in one format alone
-            workload = replace(workload, forms=workload.forms | trace_task(task, (form,), only_batch=only).forms)
+            workload = replace(
+                workload, forms=workload.forms | trace_task(task, (form,), only_batch=only).forms
+            )
     return workload
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Let a model that prints in its forward pass print nothing more, after the script has ended."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         yield
 
 

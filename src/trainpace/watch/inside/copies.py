@@ -32,12 +32,16 @@ class Copies:
         elsewhere = (tempfile.gettempdir(), os.path.expanduser("~/.cache"), self.folder)
         here = os.getcwd()
         self.outside = tuple(
-            f"{f}/" for f in (*elsewhere, "/dev", "/proc", "/sys") if f and not f"{here}/".startswith(f"{f}/")
+            f"{f}/"
+            for f in (*elsewhere, "/dev", "/proc", "/sys")
+            if f and not f"{here}/".startswith(f"{f}/")
         )
 
     def note(self) -> None:
         """Note what this process has written, so that what another program wrote meanwhile is told from it."""
-        if os.getpid() != self.process:  # a fork shares the account, and would take what is to be read
+        if (
+            os.getpid() != self.process
+        ):  # a fork shares the account, and would take what is to be read
             return
         with contextlib.suppress(Exception):
             self.recorder.trail.note({"written": self.writers.accounts()})

@@ -24,7 +24,8 @@ class Scheduled(NamedTuple):
 
 def scheduled(thread: int | None = None) -> Scheduled | None:
     """Of this thread, or the one of that number; None where the system does not say. Threads that only help it are left out:
-    while they wait for work they give their core away again and again, and would seem to have none."""
+    while they wait for work they give their core away again and again, and would seem to have none.
+    """
     thread = thread or threading.get_native_id()
     try:
         with open(f"/proc/self/task/{thread}/schedstat") as file:

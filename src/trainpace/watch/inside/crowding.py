@@ -45,9 +45,12 @@ def beside(own_trail: str) -> list[str]:
     except OSError:
         return []
     return [
-        path for other in others
-        if other.startswith("process-") and other != name and _trains(path := os.path.join(folder, other))
-    ]  # fmt: skip
+        path
+        for other in others
+        if other.startswith("process-")
+        and other != name
+        and _trains(path := os.path.join(folder, other))
+    ]
 
 
 def _trains(path: str) -> bool:

@@ -36,7 +36,9 @@ class DirectCalls:
 
     def at_step(self, step: Step) -> None:
         self.recorder.after_step.remove(self.at_step)
-        self.look([one for reference in self.recorder.optimizers if (one := reference()) is not None])
+        self.look(
+            [one for reference in self.recorder.optimizers if (one := reference()) is not None]
+        )
 
     def another(self, optimizer: Any) -> None:
         """Look at a later stage's parameters; models of a known class are watched by their calls."""
@@ -47,23 +49,31 @@ class DirectCalls:
         if self.looks > MOST_LOOKS:
             return
         depth = self.recorder.enter(TRAINPACE)
-        with contextlib.suppress(Exception):  # parameters of an unknown kind stay the script's own code
+        with contextlib.suppress(
+            Exception
+        ):  # parameters of an unknown kind stay the script's own code
             self._look(optimizers, classes)
         self.recorder.leave(depth, "direct calls")
 
     def _look(self, optimizers: list[Any], classes: Collection[type]) -> None:
-        trained = [p for one in optimizers for group in one.param_groups for p in group["params"]] or self.by_hand()
+        trained = [
+            p for one in optimizers for group in one.param_groups for p in group["params"]
+        ] or self.by_hand()
         left = {id(p) for p in trained if p.requires_grad} - _parameters(self.calls.models_called())
         if not left:
             return
         found = holding(left)
         left -= _parameters(module for module in found if type(module) in classes)
-        kinds = {type(module) for module in found if left & _parameters([module])} - self.watched.keys()
+        kinds = {
+            type(module) for module in found if left & _parameters([module])
+        } - self.watched.keys()
         kinds = {kind for kind in kinds if not kind.__module__.startswith("torch.")}
         for kind in kinds:
             self._watch(kind)
         if kinds:
-            self.recorder.once(self.recorder.steps + WATCHED_FOR, lambda: self._leave_alone(kinds - self.used))
+            self.recorder.once(
+                self.recorder.steps + WATCHED_FOR, lambda: self._leave_alone(kinds - self.used)
+            )
 
     def _watch(self, kind: Any) -> None:
         plain, calls, is_compiling = kind.forward, self.calls, self.calls.is_compiling

@@ -43,8 +43,12 @@ class Earlier:
         aside = aside_of(place, self.folder)
         is_aside = os.path.lexists(aside)  # by another rank
         if not is_aside and not os.path.lexists(place):
-            with contextlib.suppress(OSError, ValueError):  # where a look that was killed left something, the newest
-                os.rename(max(glob.glob(glob.escape(place) + EARLIER + "*"), key=os.path.getmtime), place)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # where a look that was killed left something, the newest
+                os.rename(
+                    max(glob.glob(glob.escape(place) + EARLIER + "*"), key=os.path.getmtime), place
+                )
         if is_aside or os.path.lexists(place):
             self.recorder.trail.note({"earlier": place})
             self.recorder.trail.flush()  # so that it is put back also if this process is killed
@@ -67,7 +71,9 @@ class Earlier:
         """Whether an earlier run has left checkpoints in a folder whose older ones an engine removes."""
         place = os.path.abspath(os.fspath(folder))
         if place not in self.holding:
-            self.holding[place] = any(glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS)
+            self.holding[place] = any(
+                glob.glob(os.path.join(glob.escape(place), name)) for name in _CHECKPOINTS
+            )
         return self.holding[place]
 
     def _replaced(self, event: str, args: Any) -> None:

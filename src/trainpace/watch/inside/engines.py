@@ -14,18 +14,46 @@ from typing import Any
 
 from trainpace.watch.inside import among, left_out, loaders, streams
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.trail import BACKWARD, CHECKPOINT, COMMUNICATION, EVALUATION, LOGGING, OTHER
+from trainpace.watch.inside.trail import (
+    BACKWARD,
+    CHECKPOINT,
+    COMMUNICATION,
+    EVALUATION,
+    LOGGING,
+    OTHER,
+)
 
 REDUCTIONS = (
-    "all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter",
-    "all_gather_single", "all_gather_into_tensor", "_all_gather_base", "all_gather", "all_to_all_single",
-)  # fmt: skip
+    "all_reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "_all_gather_base",
+    "all_gather",
+    "all_to_all_single",
+)
 """torch 2.13 calls `reduce_scatter_tensor` and `all_gather_into_tensor` by their new names, which end in `_single`."""
 OTHER_COLLECTIVES = (
-    "broadcast", "barrier", "all_to_all", "gather", "scatter", "reduce", "send", "recv", "isend", "irecv",
-    "batch_isend_irecv", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "broadcast_object_list",
+    "broadcast",
+    "barrier",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "reduce",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "all_reduce_coalesced",
+    "all_gather_coalesced",
+    "all_gather_object",
+    "broadcast_object_list",
     "monitored_barrier",
-)  # fmt: skip
+)
 
 _ddp: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -92,8 +120,14 @@ def note_ddp(recorder: Recorder) -> None:
             data = model._get_ddp_logging_data()
         except Exception:
             continue
-        wanted = ("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time",
-                  "avg_backward_compute_comm_overlap_time", "bucket_sizes", "total_parameter_size_bytes")  # fmt: skip
+        wanted = (
+            "avg_forward_compute_time",
+            "avg_backward_compute_time",
+            "avg_backward_comm_time",
+            "avg_backward_compute_comm_overlap_time",
+            "bucket_sizes",
+            "total_parameter_size_bytes",
+        )
         if "avg_backward_comm_time" not in data:  # too early, or the ranks have parted
             continue
         recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
@@ -104,17 +138,29 @@ def _saved_beside(recorder: Recorder, name: str, file: str) -> Callable[[Any], A
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    _patch(getattr(module, "Trainer", None), "save_checkpoint", _saved_beside(recorder, "save_checkpoint", "filepath"))
+    _patch(
+        getattr(module, "Trainer", None),
+        "save_checkpoint",
+        _saved_beside(recorder, "save_checkpoint", "filepath"),
+    )
 
 
 def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
-    _patch(getattr(module, "_EvaluationLoop", None), "run", _charged(recorder, EVALUATION, "evaluation"))
+    _patch(
+        getattr(module, "_EvaluationLoop", None),
+        "run",
+        _charged(recorder, EVALUATION, "evaluation"),
+    )
 
 
 def _transformers(module: ModuleType, recorder: Recorder) -> None:
     trainer = getattr(module, "Trainer", None)
     _patch(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
-    _patch(trainer, "_save_checkpoint", _saving(recorder, "checkpoint", lambda self, *_, **__: self.args.output_dir))
+    _patch(
+        trainer,
+        "_save_checkpoint",
+        _saving(recorder, "checkpoint", lambda self, *_, **__: self.args.output_dir),
+    )
     _patch(trainer, "save_model", _saving(recorder, "save_model", _folder_of_save_model))
     _patch(trainer, "log", _charged(recorder, LOGGING, "log"))
 
@@ -157,10 +203,18 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     engine = getattr(module, "DeepSpeedEngine", None)
     if engine is None:
         return
-    _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
+    _patch(
+        engine,
+        "backward",
+        lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")),
+    )
     if recorder.losses is not None:
         _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
-    _patch(engine, "save_checkpoint", _saving(recorder, "checkpoint", lambda self, save_dir, *_, **__: save_dir))
+    _patch(
+        engine,
+        "save_checkpoint",
+        _saving(recorder, "checkpoint", lambda self, save_dir, *_, **__: save_dir),
+    )
 
     def ending(step: Callable[..., Any]) -> Callable[..., Any]:
         charged = recorder.wraps(step, OTHER, "engine.step")
@@ -206,7 +260,9 @@ def _writer(module: ModuleType, recorder: Recorder) -> None:
         _patch(writer, name, lambda f, charged=charged: left_out.muted(recorder, charged(f)))  # type: ignore[misc]
 
 
-def _functions(part: int, *names: str, of: str | None = None) -> Callable[[ModuleType, Recorder], None]:
+def _functions(
+    part: int, *names: str, of: str | None = None
+) -> Callable[[ModuleType, Recorder], None]:
     def install(module: ModuleType, recorder: Recorder) -> None:
         owner = getattr(module, of, None) if of else module
         for name in names:
@@ -216,7 +272,9 @@ def _functions(part: int, *names: str, of: str | None = None) -> Callable[[Modul
 
 
 HOOKS: dict[str, Callable[..., None]] = {
-    "torch.optim.lr_scheduler": lambda module, recorder: left_out.steps_beyond(module.OneCycleLR, recorder),
+    "torch.optim.lr_scheduler": lambda module, recorder: left_out.steps_beyond(
+        module.OneCycleLR, recorder
+    ),
     "torch.utils.data.dataloader": loaders.loader,
     "torch.utils.data._utils.fetch": loaders.fetchers,
     "torchdata.stateful_dataloader.stateful_dataloader": loaders.stateful_loader,

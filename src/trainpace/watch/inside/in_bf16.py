@@ -72,7 +72,9 @@ class InBf16:
 
 def _is_sharded() -> bool:
     """Whether FSDP may be in use, whose modules cannot be called again in the middle of a step."""
-    return process_group() is not None and any(name.startswith("torch.distributed.fsdp") for name in sys.modules)
+    return process_group() is not None and any(
+        name.startswith("torch.distributed.fsdp") for name in sys.modules
+    )
 
 
 def _in_fp32(tensor: Any) -> Any:

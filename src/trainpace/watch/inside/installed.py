@@ -15,6 +15,8 @@ def is_installed(file: str) -> bool:
     """Whether a file is of the standard library or of an installed package; the script's own folder holds none."""
     if file.startswith(_INSTALLED):
         return True
-    folder = top_of(os.path.dirname(os.path.abspath(file)))  # cProfile and the like compile a script by its name alone
+    folder = top_of(
+        os.path.dirname(os.path.abspath(file))
+    )  # cProfile and the like compile a script by its name alone
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     return folder != os.path.dirname(os.path.abspath(script)) and holds_packages(folder)

@@ -28,7 +28,11 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
         if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
             with contextlib.suppress(Exception):
                 _fill(function.__name__, args, kwargs)
-            return _SkippedCollective() if kwargs.get("async_op") or (args and args[-1] is True) else None
+            return (
+                _SkippedCollective()
+                if kwargs.get("async_op") or (args and args[-1] is True)
+                else None
+            )
         return function(*args, **kwargs)
 
     return maybe
@@ -39,7 +43,9 @@ def _fill(name: str, args: Any, kwargs: Any) -> None:
     both: Any = (*args, *kwargs.values(), None)
     output, given = both[0], both[1]
     if "gather" in name and hasattr(output, "view"):
-        output.view(-1, given.numel()).copy_(given.reshape(1, -1).expand(output.numel() // given.numel(), -1))
+        output.view(-1, given.numel()).copy_(
+            given.reshape(1, -1).expand(output.numel() // given.numel(), -1)
+        )
     elif "gather" in name:
         for part in output:
             part.copy_(given)
@@ -155,7 +161,9 @@ def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Call
                 with contextlib.suppress(Exception):
                     recorder.earlier.has_saved(call.arguments[file])
         else:
-            beside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + OF_TRIAL
+            beside = call.arguments[file] = (
+                os.path.abspath(os.fspath(call.arguments[file])) + OF_TRIAL
+            )
             if beside not in recorder.trials.checkpoints:
                 recorder.trials.checkpoints.add(beside)
                 recorder.trail.note({"trial_checkpoint": beside})

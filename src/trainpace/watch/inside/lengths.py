@@ -32,7 +32,9 @@ def note(recorder: Recorder) -> None:
         if 0 < value < 1e15 and (kind == "epochs" or float(value).is_integer()):
             words = f"{name} = {value:,.15g} in {place}"
             found[kind] = (
-                StatedLength(value, None, words) if kind == "epochs" else StatedLength(None, int(value), words)
+                StatedLength(value, None, words)
+                if kind == "epochs"
+                else StatedLength(None, int(value), words)
             )
     if found:
         recorder.trail.note({"stated": found.get("steps") or found["epochs"]})
@@ -56,7 +58,9 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any, str]]:
 def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any, str]]:
     """By types alone and past `__getattribute__`, so that no code of the script runs."""
     place, values = os.path.basename(frame.f_code.co_filename), list(variables.items())
-    yield from ((name, value, place) for name, value in values if issubclass(type(value), int | float))
+    yield from (
+        (name, value, place) for name, value in values if issubclass(type(value), int | float)
+    )
     for _, value in values:
         kind = type(value)
         if issubclass(kind, ModuleType | type) or str(kind.__module__).partition(".")[0] in _OWN:
@@ -68,7 +72,9 @@ def _of(variables: dict[str, Any], frame: FrameType) -> Iterator[tuple[str, Any,
         yield from _named(inner, place)
 
 
-def _named(inner: dict[Any, Any], place: str, deep: int = MOST_DEEP) -> Iterator[tuple[str, Any, str]]:
+def _named(
+    inner: dict[Any, Any], place: str, deep: int = MOST_DEEP
+) -> Iterator[tuple[str, Any, str]]:
     """What an object holds by names, and what an OmegaConf tree does, whose values are objects of its own."""
     for name, each in list(inner.items()):
         if not isinstance(name, str) or name == "_parent":

@@ -38,7 +38,9 @@ class Sampler:
         """Start at the second step, and write the counts to the trail periodically."""
         if self._looker is None:
             thread = (self._recorder.thread,)
-            self._looker = threading.Thread(target=self._run, args=thread, name="trainpace-sampler", daemon=True)
+            self._looker = threading.Thread(
+                target=self._run, args=thread, name="trainpace-sampler", daemon=True
+            )
             self._looker.start()
         elif step.number in (25, SPANS_FOR_STEPS - 1) or step.number % SPANS_AGAIN_EVERY == 0:
             self._recorder.trail.note({"samples": self.counts()})
@@ -52,7 +54,9 @@ class Sampler:
     def counts(self) -> list[tuple[str, str, str, int]]:
         """(part, file:line function, function called, count), the most frequent first."""
         counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
-        return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
+        return [
+            (PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)
+        ]
 
     def _run(self, thread: int) -> None:
         # each look takes the interpreter's lock from the script for a moment
@@ -90,7 +94,10 @@ class _Loop:
             at = at.f_back
         stack.reverse()
         common = stack if self._common is None else self._common
-        same = next((i for i, (a, b) in enumerate(zip(common, stack, strict=False)) if a is not b), len(stack))
+        same = next(
+            (i for i, (a, b) in enumerate(zip(common, stack, strict=False)) if a is not b),
+            len(stack),
+        )
         self._common = common[:same]
         self._parts.add(part)
         self._looks += 1
@@ -99,7 +106,9 @@ class _Loop:
             return None
         loop = self._common[-1]
         name = loop.co_filename
-        return loop if is_installed(name) and not (name.startswith(_OURS) or _TORCH in name) else None
+        return (
+            loop if is_installed(name) and not (name.startswith(_OURS) or _TORCH in name) else None
+        )
 
 
 def line_of(frame: FrameType, loop: CodeType | None = None) -> tuple[str, str]:

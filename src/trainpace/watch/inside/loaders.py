@@ -34,13 +34,19 @@ def loader(module: Any, recorder: Recorder) -> None:
         depth = recorder.enter(part) if follows_start else recorder.enters_batch(part)
         began_ns = now_ns() if first else 0
         try:
-            batch = plain_next(self) if recorder.trials is None else trials.batch(recorder, self, plain_next)
+            batch = (
+                plain_next(self)
+                if recorder.trials is None
+                else trials.batch(recorder, self, plain_next)
+            )
             recorder.fetched_samples += self._trainpace_size(batch)
             recorder.fetched_from = self._trainpace_loader
             return batch
         except StopIteration:
             if recorder.part == DATA and getattr(self, "_shutdown", False):
-                recorder.part = LOADER_START  # its workers end, which start again for the next epoch
+                recorder.part = (
+                    LOADER_START  # its workers end, which start again for the next epoch
+                )
             raise
         finally:
             recorder.leave(depth, "first batch" if first else "next batch")
@@ -60,7 +66,11 @@ def loader(module: Any, recorder: Recorder) -> None:
                     _note_loader(recorder, loader)
 
     iterator._trainpace_begun, iterator._trainpace_loader = False, 0
-    iterator._trainpace_given, iterator._trainpace_length, iterator._trainpace_settled_ns = 0, None, -1
+    iterator._trainpace_given, iterator._trainpace_length, iterator._trainpace_settled_ns = (
+        0,
+        None,
+        -1,
+    )
     iterator._trainpace_size = staticmethod(batches.size_of)
     iterator.__init__, iterator.__next__ = init, next_batch
     kind.__iter__ = _starting(recorder, kind.__iter__)
@@ -98,20 +108,31 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     dataset = _inside_subsets(loader)
-    recorder.trail.note({
-        "loader": id(loader), "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-        "samples_in_dataset": batches.length_of(loader.dataset), "batches": per_epoch,
-        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
-        "persistent_workers": bool(loader.persistent_workers), "one_by_one": _asks_one_by_one(loader),
-    })  # fmt: skip
+    recorder.trail.note(
+        {
+            "loader": id(loader),
+            "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+            "samples_in_dataset": batches.length_of(loader.dataset),
+            "batches": per_epoch,
+            "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
+            "workers": loader.num_workers,
+            "prefetch_factor": loader.prefetch_factor,
+            "pin_memory": bool(loader.pin_memory),
+            "persistent_workers": bool(loader.persistent_workers),
+            "one_by_one": _asks_one_by_one(loader),
+        }
+    )
 
 
 def _asks_one_by_one(loader: Any) -> bool:
     """Whether samples are asked for one by one, and joined as torch joins them."""
     data: Any = sys.modules["torch.utils.data"]
     is_map = not isinstance(loader.dataset, data.IterableDataset)
-    return is_map and loader.collate_fn is data.default_collate and not hasattr(_inside_subsets(loader), "__getitems__")
+    return (
+        is_map
+        and loader.collate_fn is data.default_collate
+        and not hasattr(_inside_subsets(loader), "__getitems__")
+    )
 
 
 def _inside_subsets(loader: Any) -> Any:
@@ -157,7 +178,12 @@ def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> C
         batch = fetch(self, indices)  # raises at a stream's end, which is no batch
         end, cpu = now_ns(), time.thread_time_ns() - cpu
         record = Fetch(
-            -1 if worker is None else worker.id, _fetched(self, indices, batch), start, end, cpu, collating[0]
+            -1 if worker is None else worker.id,
+            _fetched(self, indices, batch),
+            start,
+            end,
+            cpu,
+            collating[0],
         )
         if worker is not None:
             with contextlib.suppress(Exception):  # such as no file descriptor left
@@ -179,8 +205,14 @@ def _fetched(fetcher: Any, indices: Any, batch: Any) -> int:
 
 
 def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
-    trainer = multiprocessing.parent_process()  # which a fork server is not, though it be the parent
-    pid, host, parent = os.getpid(), socket.gethostname(), trainer.pid if trainer is not None else os.getppid()
+    trainer = (
+        multiprocessing.parent_process()
+    )  # which a fork server is not, though it be the parent
+    pid, host, parent = (
+        os.getpid(),
+        socket.gethostname(),
+        trainer.pid if trainer is not None else os.getppid(),
+    )
     header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
     trails[pid] = TrailWriter(unused(folder, f"worker-{parent}-{worker}-{pid}-{host}"), header)
     return trails[pid]

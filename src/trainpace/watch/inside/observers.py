@@ -51,7 +51,9 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
     every_ns, outside = 0, _OutsideModules()
 
     class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             start, computed = now_ns(), time.thread_time_ns()
             result = function(*args, **(kwargs or {}))
             ended = now_ns()
@@ -59,7 +61,9 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
             nonlocal every_ns
             name, part = str(function._overloadpacket), recorder.part
             is_models = part == OTHER and name not in _NO_FORWARD and flows(args)
-            outside.sees(start, ended, is_outside=part == OTHER, flows=is_models, reads=name == _READS)
+            outside.sees(
+                start, ended, is_outside=part == OTHER, flows=is_models, reads=name == _READS
+            )
             seen["values_read"] += name == _READS and part == FORWARD
             if part not in (FORWARD, BACKWARD) and not is_models:
                 return result
@@ -94,7 +98,9 @@ def count_one_step(recorder: Recorder, note: str = "counted") -> Any:
         seen["values_read"] += outside.reads
         recorder.trail.note({note: seen | {"outside_ns": float(outside.ns)}})
         if note == "counted" and every_ns:
-            shares = [(each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)]
+            shares = [
+                (each, line, ns / every_ns) for (each, line), ns in slow.most_common(KEPT_OPERATORS)
+            ]
             recorder.trail.note({"slow_operators": shares})
 
     return end
@@ -109,7 +115,9 @@ class _OutsideModules:
         """Their time, and the values that were read between two of them."""
         self._held_ns = self._held_reads = self._since_ns = 0
 
-    def sees(self, start_ns: int, ended_ns: int, *, is_outside: bool, flows: bool, reads: bool) -> None:
+    def sees(
+        self, start_ns: int, ended_ns: int, *, is_outside: bool, flows: bool, reads: bool
+    ) -> None:
         """Take an operator into account. `flows`: whether it is one of them. `reads`: whether it reads a value."""
         follows = start_ns - self._since_ns < LONGEST_GAP_NS
         self._held_ns += min(start_ns - self._since_ns, LONGEST_GAP_NS) if self._since_ns else 0
@@ -135,8 +143,9 @@ def flows(args: Any) -> bool:
     """Whether gradients flow through one of an operator's tensors: not so where a script changes parameters by hand."""
     return sys.modules["torch"].is_grad_enabled() and any(
         getattr(one, "requires_grad", False)
-        for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,))
-    )  # fmt: skip
+        for arg in args
+        for one in (arg if isinstance(arg, list | tuple) else (arg,))
+    )
 
 
 _FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
@@ -162,7 +171,11 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
         kernels: defaultdict[str, float] = defaultdict(float)
         for name, ms in work.kernels_ms.items():
             kernels[name[:LONGEST_NAME]] += ms
-        note = {"device_busy_ms": work.busy_ms, "device_copies_ms": work.copies_ms, "device_kernels_ms": kernels}
+        note = {
+            "device_busy_ms": work.busy_ms,
+            "device_copies_ms": work.copies_ms,
+            "device_kernels_ms": kernels,
+        }
         recorder.trail.note(note)
 
     return end
@@ -212,13 +225,19 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
     if optimizer is None or not any(v in optimizer.defaults for v in VARIANTS):
         return
     held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
-    if 4 * held > _room_bytes() or any(type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]):
+    if 4 * held > _room_bytes() or any(
+        type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
+    ):
         return
     stepping, took_ns = {}, 0
     for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
-        with contextlib.suppress(Exception):  # not every implementation exists for every device and type
+        with contextlib.suppress(
+            Exception
+        ):  # not every implementation exists for every device and type
             stepping[name] = _copy(
-                torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True}
+                torch,
+                optimizer,
+                {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True},
             )
             took_ns = max(took_ns, _time_ns(stepping[name].step))
     repeats = int(max(1, min(REPEATS, within_s * 1e9 / max(1, took_ns * len(stepping)))))
@@ -226,7 +245,13 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
     for _ in range(repeats):
         for name, copied in stepping.items():
             times[name].append(_time_ns(copied.step))
-    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[repeats // 2] / 1e6 for name, t in times.items()}})
+    recorder.trail.note(
+        {
+            "optimizer_variants_ms": {
+                name: sorted(t)[repeats // 2] / 1e6 for name, t in times.items()
+            }
+        }
+    )
 
 
 def _room_bytes() -> float:
@@ -257,7 +282,11 @@ def _copy(torch: Any, optimizer: Any, changed: dict[str, Any]) -> Any:
                 copied.grad = parameter.grad.detach().clone()
                 params.append(copied)
         settings = {k: v for k, v in group.items() if k in optimizer.defaults and k != "params"}
-        groups.append(settings | {k: v for k, v in changed.items() if k in optimizer.defaults} | {"params": params})
+        groups.append(
+            settings
+            | {k: v for k, v in changed.items() if k in optimizer.defaults}
+            | {"params": params}
+        )
     return type(optimizer)(groups)
 
 
@@ -303,7 +332,9 @@ class Losses:
         loss = args[0] if args else kwargs.get("loss", kwargs.get("tensors"))
         loss = loss[0] if isinstance(loss, list | tuple) and len(loss) == 1 else loss
         given = args[1] if len(args) > 1 and not engine else kwargs.get("grad_tensors")
-        if given is not None and any(g is not None for g in (given if isinstance(given, list | tuple) else (given,))):
+        if given is not None and any(
+            g is not None for g in (given if isinstance(given, list | tuple) else (given,))
+        ):
             self._whole = False  # a part of a larger gradient, whose loss is nowhere
             return
         value = getattr(loss, "_trainpace_unscaled", loss).detach().float() / parts

@@ -21,7 +21,9 @@ class Optimizers:
     """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen, or of one that has
     made many since, as where another stage of the training has begun."""
 
-    def __init__(self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None) -> None:
+    def __init__(
+        self, recorder: Recorder, another: Callable[[Any], None] = lambda optimizer: None
+    ) -> None:
         """`another`: called where another optimizer begins to end the steps."""
         self.recorder, self.another = recorder, another
         self.first: weakref.ref[Any] | None = None
@@ -40,12 +42,18 @@ class Optimizers:
             return None
         # what else is callable, such as a module, is an argument of an optimizer of its own kind
         given = [self._charged(one) for one in args[1:2]]
-        return (*args[:1], *given, *args[2:]), {k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()}
+        return (*args[:1], *given, *args[2:]), {
+            k: self._charged(v) if k == "closure" else v for k, v in kwargs.items()
+        }
 
     def _charged(self, closure: Any) -> Any:
         """A closure, charged to the script's own code but for the parts in it; anything else as it is."""
         of_functions = (types.FunctionType, types.MethodType, functools.partial)
-        return self.recorder.wraps(closure, OTHER, "closure") if isinstance(closure, of_functions) else closure
+        return (
+            self.recorder.wraps(closure, OTHER, "closure")
+            if isinstance(closure, of_functions)
+            else closure
+        )
 
     def begins(self, optimizer: Any) -> None:
         """Begin to charge a step of this optimizer."""
@@ -106,10 +114,16 @@ class Optimizers:
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    recorder.trail.note({
-        "optimizer": type(optimizer).__name__,
-        "optimizer_settings": {k: v for k, v in group.items() if isinstance(v, int | float | bool | None)},
-        "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
-        "optimizer_numbers": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
-    })  # fmt: skip
+    recorder.trail.note(
+        {
+            "optimizer": type(optimizer).__name__,
+            "optimizer_settings": {
+                k: v for k, v in group.items() if isinstance(v, int | float | bool | None)
+            },
+            "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
+            "optimizer_numbers": sum(
+                p.numel() for g in optimizer.param_groups for p in g["params"]
+            ),
+        }
+    )
     recorder.optimizer = weakref.ref(optimizer)

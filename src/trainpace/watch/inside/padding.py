@@ -24,9 +24,21 @@ class Padding:
         mask, recorder = inputs.get("attention_mask"), self.recorder
         if mask is None or recorder.steps > NOTED_AFTER[-1] or recorder.active_trial:
             return
-        given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None), None)
+        given = next(
+            (
+                inputs[name]
+                for name in ("input_ids", "inputs_embeds")
+                if inputs.get(name) is not None
+            ),
+            None,
+        )
         # else it says something else, as which positions see which, or what is added to their scores
-        if given is None or mask.ndim != 2 or mask.shape != given.shape[:2] or mask.is_floating_point():
+        if (
+            given is None
+            or mask.ndim != 2
+            or mask.shape != given.shape[:2]
+            or mask.is_floating_point()
+        ):
             return
         if accelerator.is_capturing(mask.device.type):
             return
@@ -34,8 +46,14 @@ class Padding:
         self.sums.append((lengths.sum(), lengths.max() * mask.shape[0], mask.numel()))
 
     def at_step(self, step: Step) -> None:
-        if step.number in NOTED_AFTER and self.sums and not accelerator.is_capturing(self.sums[0][0].device.type):
-            tokens, to_longest, positions = (sum(int(sums[i]) for sums in self.sums) for i in range(3))
+        if (
+            step.number in NOTED_AFTER
+            and self.sums
+            and not accelerator.is_capturing(self.sums[0][0].device.type)
+        ):
+            tokens, to_longest, positions = (
+                sum(int(sums[i]) for sums in self.sums) for i in range(3)
+            )
             self.recorder.trail.note({"tokens": [tokens, to_longest, positions]})
         if step.number >= NOTED_AFTER[-1]:
             self.recorder.after_kept_step.remove(self.at_step)

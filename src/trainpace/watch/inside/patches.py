@@ -31,7 +31,14 @@ from trainpace.watch.inside.trail import (
     Step,
 )
 
-LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss")
+LOSSES = (
+    "cross_entropy",
+    "mse_loss",
+    "nll_loss",
+    "binary_cross_entropy_with_logits",
+    "l1_loss",
+    "smooth_l1_loss",
+)
 
 
 def install(torch: Any, recorder: Recorder) -> None:
@@ -44,7 +51,9 @@ def install(torch: Any, recorder: Recorder) -> None:
     optimizers, hooks = Optimizers(recorder, direct.another), sys.modules["torch.optim.optimizer"]
     hooks.register_optimizer_step_pre_hook(optimizers.before)
     hooks.register_optimizer_step_post_hook(optimizers.after)
-    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
+    torch.optim.Optimizer.zero_grad = recorder.wraps(
+        torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad"
+    )
     torch.autograd.backward = _counted(recorder, torch.autograd.backward, updates)
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
@@ -113,7 +122,12 @@ class _Calls:
         @functools.wraps(original or self.plain)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             run = original or every.__call__
-            if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part in _NOT_THE_MODELS:
+            if (
+                is_compiling()
+                or self.inside
+                or get_ident() != recorder.thread
+                or recorder.part in _NOT_THE_MODELS
+            ):
                 return run(module, *args, **kwargs)
             self.inside, depth = True, -1
             if recorder.calls_as is not None:
@@ -180,7 +194,9 @@ class _Calls:
             recorder.begins_undecided(with_gradients=False)
         elif id(core(module)) in self.trained:
             recorder.begins_evaluation()
-        elif id(core(module)) in self.parts or (self._is_a_copy(core(module)) and not recorder.bears_backward):
+        elif id(core(module)) in self.parts or (
+            self._is_a_copy(core(module)) and not recorder.bears_backward
+        ):
             recorder.begins_undecided(with_gradients=False)
         return False
 
@@ -201,7 +217,12 @@ class _Calls:
 
             @functools.wraps(plain)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if self.is_compiling() or self.inside or not capture.follows or not self.torch.is_grad_enabled():
+                if (
+                    self.is_compiling()
+                    or self.inside
+                    or not capture.follows
+                    or not self.torch.is_grad_enabled()
+                ):
                     return plain(*args, **kwargs)
                 capture.attempt(capture.made_by, plain, args, kwargs)
                 output = plain(*args, **kwargs)
@@ -240,7 +261,8 @@ class _Calls:
 
 def _cores_of(model: Any) -> Iterator[type]:
     """The classes of the modules, one inside the other, that hold more than half of a model's parameters: an evaluation may call
-    one of them alone, as where a loss has the model inside. torch's own classes have too many others."""
+    one of them alone, as where a loss has the model inside. torch's own classes have too many others.
+    """
     held = sum(p.numel() for p in model.parameters())
     while True:
         sizes = [(sum(p.numel() for p in child.parameters()), child) for child in model.children()]
@@ -252,15 +274,26 @@ def _cores_of(model: Any) -> Iterator[type]:
 
 
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
-    recorder.trail.note({
-        "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "wrapped": type(module).__name__ if module is not model else "",
-        "parameters": sum(p.numel() for p in model.parameters() if type(p).__name__ != "UninitializedParameter"),
-    })  # fmt: skip
+    recorder.trail.note(
+        {
+            "model": f"{type(model).__module__}.{type(model).__qualname__}",
+            "wrapped": type(module).__name__ if module is not model else "",
+            "parameters": sum(
+                p.numel()
+                for p in model.parameters()
+                if type(p).__name__ != "UninitializedParameter"
+            ),
+        }
+    )
 
 
-def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
-    elsewhere, exchanging = recorder.wraps(backward, BACKWARD, "backward"), among.Gradients(recorder).within(backward)
+def _counted(
+    recorder: Recorder, backward: Callable[..., Any], updates: Updates
+) -> Callable[..., Any]:
+    elsewhere, exchanging = (
+        recorder.wraps(backward, BACKWARD, "backward"),
+        among.Gradients(recorder).within(backward),
+    )
 
     @functools.wraps(backward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -268,12 +301,18 @@ def _counted(recorder: Recorder, backward: Callable[..., Any], updates: Updates)
         if get_ident() != recorder.thread:
             return elsewhere(*args, **kwargs)
         if recorder.steps == CAPTURED_IN_STEP and not _in_autograd():
-            recorder.capture.attempt(recorder.capture.backward, args[0] if args else kwargs.get("tensors"))
+            recorder.capture.attempt(
+                recorder.capture.backward, args[0] if args else kwargs.get("tensors")
+            )
         if recorder.undecided or recorder.optimizer is None:
             _tells(recorder, updates, args, kwargs)
         depth = recorder.enter(BACKWARD)
         try:
-            return backward(*args, **kwargs) if recorder.exchanges is None else exchanging(*args, **kwargs)
+            return (
+                backward(*args, **kwargs)
+                if recorder.exchanges is None
+                else exchanging(*args, **kwargs)
+            )
         finally:
             recorder.leave(depth, "backward")
 
@@ -285,7 +324,9 @@ def _in_autograd() -> bool:
     return sys.modules["torch"]._C._current_autograd_node() is not None
 
 
-def _by_hand(recorder: Recorder, gradients: Callable[..., Any], updates: Updates) -> Callable[..., Any]:
+def _by_hand(
+    recorder: Recorder, gradients: Callable[..., Any], updates: Updates
+) -> Callable[..., Any]:
     charged = recorder.wraps(gradients, BACKWARD, "autograd.grad")
 
     @functools.wraps(gradients)
@@ -336,7 +377,9 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
     kind = accelerator.in_use()
     # without a device, what a dataset converts is a sample's own cost
-    within = (FORWARD, BACKWARD, OPTIMIZER) if kind != "cpu" else (FORWARD, BACKWARD, OPTIMIZER, DATA)
+    within = (
+        (FORWARD, BACKWARD, OPTIMIZER) if kind != "cpu" else (FORWARD, BACKWARD, OPTIMIZER, DATA)
+    )
     watch("to", HOST_TO_DEVICE)
     if kind != "cpu":
         recorder.trail.note({"accelerator": accelerator.device_name(kind) or kind})
@@ -346,12 +389,16 @@ def _copies(torch: Any, recorder: Recorder) -> None:
         for module in (torch.get_device_module(kind), torch.accelerator):
             module.synchronize = recorder.wraps(module.synchronize, SYNCHRONISATION, "synchronize")
         recorder.peak_allocated_gib = lambda: accelerator.peak_allocated_gib(kind)
-        recorder.allocator = lambda: (accelerator.reserved_gib(kind) or 0.0, accelerator.allocator_retries(kind))
+        recorder.allocator = lambda: (
+            accelerator.reserved_gib(kind) or 0.0,
+            accelerator.allocator_retries(kind),
+        )
 
 
 def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwargs: Any) -> bool:
     """Whether a copy to the device begins by waiting for its stream: from pageable memory always (CUDA C Programming Guide, "API
-    synchronization behavior"), from pinned memory unless non_blocking. Waiting before it changes nothing, and says what it is."""
+    synchronization behavior"), from pinned memory unless non_blocking. Waiting before it changes nothing, and says what it is.
+    """
     if kind == "cpu" or tensor.device.type != "cpu":
         return False
     if name == kind:
@@ -373,5 +420,7 @@ def _waits_first(torch: Any, kind: str, name: str, tensor: Any, args: Any, kwarg
 
 def _outputs(recorder: Recorder) -> None:
     for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
-        charged = recorder.wraps(getattr(owner, name), LOGGING, "logging" if name == "handle" else name)
+        charged = recorder.wraps(
+            getattr(owner, name), LOGGING, "logging" if name == "handle" else name
+        )
         setattr(owner, name, left_out.muted(recorder, charged))

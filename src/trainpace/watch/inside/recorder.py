@@ -9,7 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, Step, TrailWriter
+from trainpace.watch.inside.trail import (
+    CHECKPOINT,
+    EVALUATION,
+    FORWARD,
+    OTHER,
+    PARTS,
+    TRAINPACE,
+    Step,
+    TrailWriter,
+)
 
 now_ns = time.perf_counter_ns
 get_ident = threading.get_ident
@@ -37,11 +46,39 @@ class Recorder:
 
     # what every step touches: with as many attributes as this has, Python finds others more slowly
     __slots__ = (
-        "__dict__", "__weakref__", "_evaluation_start", "_flushed", "_mark", "_pending", "_spent", "_stack", "_step_start",
-        "after_kept_step", "after_step", "allocator", "bears_backward", "calls_as", "evaluating", "exchanges",
-        "fetched_from", "fetched_samples", "micro_steps", "optimizer", "part", "samples", "settled_ns", "spans_on",
-        "step_is_the_engines", "steps", "thread", "trail", "training_loaders", "trial", "trials", "undecided",
-    )  # fmt: skip
+        "__dict__",
+        "__weakref__",
+        "_evaluation_start",
+        "_flushed",
+        "_mark",
+        "_pending",
+        "_spent",
+        "_stack",
+        "_step_start",
+        "after_kept_step",
+        "after_step",
+        "allocator",
+        "bears_backward",
+        "calls_as",
+        "evaluating",
+        "exchanges",
+        "fetched_from",
+        "fetched_samples",
+        "micro_steps",
+        "optimizer",
+        "part",
+        "samples",
+        "settled_ns",
+        "spans_on",
+        "step_is_the_engines",
+        "steps",
+        "thread",
+        "trail",
+        "training_loaders",
+        "trial",
+        "trials",
+        "undecided",
+    )
 
     def __init__(self, trail: TrailWriter) -> None:
         self.trail = trail
@@ -152,7 +189,9 @@ class Recorder:
             self.evaluating = False
         self.part = before
 
-    def charged(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def charged(
+        self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         depth = self.enter(part)
         try:
             return function(*args, **kwargs)
@@ -217,7 +256,8 @@ class Recorder:
 
     def leaves_evaluation(self) -> None:
         """Gradients are switched on again. What follows, up to the next call and with the batch that is fetched for it, is part
-        of the evaluation where that call is, and of the training else, as what prepares an epoch."""
+        of the evaluation where that call is, and of the training else, as what prepares an epoch.
+        """
         if self.evaluating and not self.undecided and self.part not in KEEPS:
             self._charge()
             self._settle()
@@ -282,7 +322,9 @@ class Recorder:
             self._evaluation_start = self.settled_ns
         elif not self.evaluating and self._evaluation_start is not None:
             if self.spans_on:
-                self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self.settled_ns)
+                self.trail.span(
+                    EVALUATION, 0, "evaluation", 0, self._evaluation_start, self.settled_ns
+                )
             self._evaluation_start = None
         self.settled_ns = self._mark if until_ns is None else until_ns
         spent, pending = self._spent, self._pending
@@ -321,16 +363,24 @@ class Recorder:
         ):
             self._allocator_says, self._allocator_asked = self.allocator(), now
         step = (
-            self.trial, min(self.micro_steps, 65535), self.steps, self._step_start, now, min(self.samples, 2**31),
-            *self._allocator_says, tuple(self._spent),
-        )  # fmt: skip
+            self.trial,
+            min(self.micro_steps, 65535),
+            self.steps,
+            self._step_start,
+            now,
+            min(self.samples, 2**31),
+            *self._allocator_says,
+            tuple(self._spent),
+        )
         self.trail.step(step)
         self._spent = [0] * len(PARTS)
         self._step_start = now
         self.steps += 1
         self.micro_steps = self.samples = 0
         kept = self.spans_on
-        self.spans_on = self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
+        self.spans_on = (
+            self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
+        )
         part, self.part = self.part, TRAINPACE
         if kept:
             self._calls(self.after_kept_step, Step._make(step))

@@ -23,7 +23,9 @@ def warm_up_steps(asked: int, budget_s: float, step_s: float) -> int:
     return max(LEAST_WARM_UP, min(asked, affordable))
 
 
-def fitted(steps: float, blocks_a_round: int, settling: int, block: int, rounds: int) -> tuple[int, int]:
+def fitted(
+    steps: float, blocks_a_round: int, settling: int, block: int, rounds: int
+) -> tuple[int, int]:
     """(steps of a block, rounds) at most as asked for that `steps` suffice for. Blocks get shorter before rounds get fewer."""
     for fewer in range(rounds, 0, -1):
         each = math.floor(steps / (fewer * blocks_a_round)) - settling

@@ -17,7 +17,16 @@ from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import among, cores, engines, left_out, lengths, patches, stopping, trials
+from trainpace.watch.inside import (
+    among,
+    cores,
+    engines,
+    left_out,
+    lengths,
+    patches,
+    stopping,
+    trials,
+)
 from trainpace.watch.inside.lines import Sampler
 from trainpace.watch.inside.observers import Losses
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
@@ -29,15 +38,23 @@ RAY_WORKER = "default_worker.py"
 
 def _header() -> dict[str, Any]:
     return {
-        "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
-        "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
-        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"), "task": _number(TASK),
+        "role": "process",
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "host": socket.gethostname(),
+        "argv": sys.argv,
+        "clock_to_wall_ns": time.time_ns() - now_ns(),
+        "rank": _number("RANK", "SLURM_PROCID"),
+        "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
+        "task": _number(TASK),
         "cpus": cores.usable(),
-    }  # fmt: skip
+    }
 
 
 def _number(*names: str) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+    return next(
+        (int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None
+    )
 
 
 def begin() -> None:
@@ -99,8 +116,14 @@ def on_torch(torch: ModuleType) -> None:
 def _at_threads_end(action: Callable[[], None]) -> None:
     """Call `action` in this thread when its work is done, while whoever joins it still waits."""
     thread = threading.current_thread()
-    forget = getattr(thread, "_delete", None)  # the last that a thread does, on every Python that there is
-    if thread is threading.main_thread() or isinstance(thread, threading._DummyThread) or forget is None:
+    forget = getattr(
+        thread, "_delete", None
+    )  # the last that a thread does, on every Python that there is
+    if (
+        thread is threading.main_thread()
+        or isinstance(thread, threading._DummyThread)
+        or forget is None
+    ):
         return
 
     def end() -> None:
@@ -128,8 +151,13 @@ def _end_of_thread(recorder: Recorder, sampler: Sampler) -> None:
 def _note_rank(recorder: Recorder) -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
-                             "backend": str(distributed.get_backend())})  # fmt: skip
+        recorder.trail.note(
+            {
+                "rank": distributed.get_rank(),
+                "world_size": distributed.get_world_size(),
+                "backend": str(distributed.get_backend()),
+            }
+        )
 
 
 def _begin_counting_cores(recorder: Recorder) -> None:
@@ -140,7 +168,9 @@ def _forked(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
     """Record nothing in a forked process, such as a loader's worker, unless it makes the training's first step."""
     recorder.trail.close()
     recorder.thread = -1
-    recorder.begins_again = None if recorder.steps else partial(_begin_again, torch, recorder, sampler)
+    recorder.begins_again = (
+        None if recorder.steps else partial(_begin_again, torch, recorder, sampler)
+    )
 
 
 def _begin_again(torch: ModuleType, recorder: Recorder, sampler: Sampler) -> None:
@@ -173,10 +203,16 @@ def _note_what_is_known(recorder: Recorder, sampler: Sampler) -> None:
     engines.note_ddp(recorder)
     if recorder.losses is not None:
         recorder.trail.note({"losses": recorder.losses.per_step()})
-    if recorder.peak_allocated_gib is not None and (peak := recorder.peak_allocated_gib()) is not None:
+    if (
+        recorder.peak_allocated_gib is not None
+        and (peak := recorder.peak_allocated_gib()) is not None
+    ):
         recorder.trail.note({"peak_allocated_gib": peak})
     recorder.note_written()
-    if recorder.scheduled is not None and (share := cores.delayed_share(recorder.scheduled)) is not None:
+    if (
+        recorder.scheduled is not None
+        and (share := cores.delayed_share(recorder.scheduled)) is not None
+    ):
         recorder.trail.note({"delayed_share": share})
     if recorder.trials is not None:
         recorder.trail.note({"ended_in": TRIALS[recorder.active_trial]})
@@ -194,7 +230,9 @@ _waiting: dict[str, Callback] = {}
 def when_imported(name: str, callback: Callback) -> None:
     """Call ``callback(module)`` after the module's own code has run. An exception in it becomes a warning."""
     module = sys.modules.get(name)
-    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if module is not None and not getattr(
+        getattr(module, "__spec__", None), "_initializing", False
+    ):
         _call(name, callback, module)
         return
     _waiting[name] = callback
@@ -210,7 +248,9 @@ def _call(name: str, callback: Callback, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _waiting:
             return None
         for finder in sys.meta_path:
@@ -241,11 +281,25 @@ class _Finder(importlib.abc.MetaPathFinder):
 # Python's audit hooks (PEP 578) see every file that Python itself opens, in every Python process of the command. They do
 # not see what compiled libraries or other programs write.
 
-CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
-          "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "MPLCONFIGDIR")  # fmt: skip
+CACHES = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_DATASETS_CACHE",
+    "HF_HUB_CACHE",
+    "TORCH_HOME",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "CUDA_CACHE_PATH",
+    "NUMBA_CACHE_DIR",
+    "MPLCONFIGDIR",
+)
 """Environment variables that name caches, whose content can be made again."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_SAYS = "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
+_SAYS = (
+    "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
+)
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -253,7 +307,13 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
     folder is its own."""
     home = os.path.expanduser("~")
     own = environment.get("TMPDIR", "/dev")
-    mine = [*folders, own, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
+    mine = [
+        *folders,
+        own,
+        "/dev",
+        "/proc",
+        *(os.path.join(home, name) for name in (".cache", ".triton", ".nv")),
+    ]
     mine += [environment[name] for name in CACHES if environment.get(name)]
     inside = tuple(os.path.realpath(folder) for folder in mine)
 
@@ -292,12 +352,30 @@ def _written_database(database: Any) -> str | None:
 
 
 _EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "open": ((0, None),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.rename": ((0, 2), (1, 3)),
-    "os.truncate": ((0, None),), "os.link": ((1, 3),), "os.symlink": ((1, 2),), "shutil.rmtree": ((0, None),),
-    "os.chmod": ((0, 2),), "os.chown": ((0, 3),), "os.utime": ((0, 3),), "os.setxattr": ((0, None),),
+    "open": ((0, None),),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.truncate": ((0, None),),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "shutil.rmtree": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),),
     "os.removexattr": ((0, None),),
-}  # fmt: skip
+}
 """Positions of the path arguments of each audit event, with the argument that holds the folder's handle
 (sys.addaudithook's table of events)."""
-_FOLLOW = ("open", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
+_FOLLOW = (
+    "open",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "os.setxattr",
+    "os.removexattr",
+)
 """Events that change the target of a link; the others change the link itself."""

@@ -36,7 +36,9 @@ class Stopping:
             self.began_ns = step.end_ns
         if is_distributed():
             if self.last_step is None and step.number >= SETTLED_STEPS:
-                self.last_step = int(agreed("last-step", self._planned(step), self.limit_ns / 1e9 + 600))
+                self.last_step = int(
+                    agreed("last-step", self._planned(step), self.limit_ns / 1e9 + 600)
+                )
             over = self.last_step is not None and step.number >= self.last_step
         else:
             over = step.number + 1 >= LEAST_STEPS and now_ns() - self.began_ns >= self.limit_ns
@@ -47,7 +49,9 @@ class Stopping:
         """The number of the step with which the time is over, at the pace of those after the first."""
         assert self.began_ns is not None
         each_ns = max(1, (step.end_ns - self.began_ns) // step.number)
-        return max(LEAST_STEPS, step.number + (self.limit_ns - (step.end_ns - self.began_ns)) // each_ns)
+        return max(
+            LEAST_STEPS, step.number + (self.limit_ns - (step.end_ns - self.began_ns)) // each_ns
+        )
 
     def _end(self) -> None:
         recorder: Any = self.recorder

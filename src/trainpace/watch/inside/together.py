@@ -10,7 +10,11 @@ from typing import Any
 def process_group() -> Any:
     """torch.distributed once it is initialised, None before or without it."""
     distributed: Any = sys.modules.get("torch.distributed")
-    return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
+    return (
+        distributed
+        if distributed and distributed.is_available() and distributed.is_initialized()
+        else None
+    )
 
 
 def is_distributed() -> bool:

@@ -23,15 +23,47 @@ if TYPE_CHECKING:
 VERSION = 2
 
 PARTS = (
-    "other", "data", "loader_start", "host_to_device", "forward", "backward", "optimizer", "communication",
-    "synchronisation", "logging", "checkpoint", "evaluation", "trainpace",
-)  # fmt: skip
-(OTHER, DATA, LOADER_START, HOST_TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION,
- SYNCHRONISATION, LOGGING, CHECKPOINT, EVALUATION, TRAINPACE) = range(len(PARTS))  # fmt: skip
+    "other",
+    "data",
+    "loader_start",
+    "host_to_device",
+    "forward",
+    "backward",
+    "optimizer",
+    "communication",
+    "synchronisation",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "trainpace",
+)
+(
+    OTHER,
+    DATA,
+    LOADER_START,
+    HOST_TO_DEVICE,
+    FORWARD,
+    BACKWARD,
+    OPTIMIZER,
+    COMMUNICATION,
+    SYNCHRONISATION,
+    LOGGING,
+    CHECKPOINT,
+    EVALUATION,
+    TRAINPACE,
+) = range(len(PARTS))
 
 TRIALS = (
-    "plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted", "fewer_threads", "bf16",
-)  # fmt: skip
+    "plain",
+    "settling",
+    "cached_batch",
+    "batch_on_device",
+    "no_sync",
+    "few_samples",
+    "muted",
+    "fewer_threads",
+    "bf16",
+)
 """Trials that a step may run under; settling steps follow a change and are not counted."""
 REPLACING = ("cached_batch", "batch_on_device", "few_samples")
 """Trials with a remembered batch in place of the loader's."""
@@ -116,14 +148,18 @@ class TrailWriter:
         if self._file >= 0:
             self._waiting.append(_STEP.pack(b"S", *step[:8], *step[8]))
 
-    def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
+    def span(
+        self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int
+    ) -> None:
         """Append a span; each name is written once and then referred to by number."""
         number = self._names.get(name) or 0
         if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
             self.note({"name": name, "number": number})
             self._names[name] = number
-        self._append(_SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns))
+        self._append(
+            _SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns)
+        )
 
     def fetch(self, fetch: Fetch) -> None:
         self._append(_FETCH.pack(b"F", *fetch))
@@ -138,13 +174,20 @@ class TrailWriter:
 
     def flush(self) -> None:
         """Write everything. A full disk ends the trail, not the script."""
-        if self._file < 0 or not self._waiting or not self._writing.acquire(timeout=LONGEST_WRITE_S):
+        if (
+            self._file < 0
+            or not self._waiting
+            or not self._writing.acquire(timeout=LONGEST_WRITE_S)
+        ):
             return
         try:
             data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
             if os.write(self._file, data) != len(data):
                 self.close()
-        except (OSError, IndexError):  # a full disk; or another thread's close, in the middle of this
+        except (
+            OSError,
+            IndexError,
+        ):  # a full disk; or another thread's close, in the middle of this
             self.close()
         finally:
             self._writing.release()
@@ -159,7 +202,8 @@ class TrailWriter:
 
 def unused(folder: str, name: str) -> str:
     """A new file of this name in the folder, or of the name with a number behind it: containers on two nodes may have one host
-    name, and their processes one number. Where none can be made, the path, for the error to be told."""
+    name, and their processes one number. Where none can be made, the path, for the error to be told.
+    """
     path = os.path.join(folder, f"{name}.trail")
     for number in range(2, 100):
         try:
@@ -192,7 +236,9 @@ def read_header(line: bytes) -> dict[str, Any]:
     return header
 
 
-def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
+def records_from(
+    data: bytes | mmap.mmap, at: int
+) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
     """The records from byte `at` on; one cut off at the end is left out."""
     while at < len(data):
         kind = data[at : at + 1]

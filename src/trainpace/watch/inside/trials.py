@@ -19,12 +19,28 @@ from typing import Any, NamedTuple
 from trainpace.watch.inside import crowding, page_faults, rounds, trail
 from trainpace.watch.inside.batches import copy_of, length_of, size_of
 from trainpace.watch.inside.in_bf16 import PAIRS, InBf16
-from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
+from trainpace.watch.inside.observers import (
+    count_one_step,
+    note_optimizers,
+    note_rate,
+    profile_one_step,
+)
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.together import agreed, is_distributed
-from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, FEW, LOADER_START, LOGGING, TRAINPACE, TRIALS, Step
+from trainpace.watch.inside.trail import (
+    CHECKPOINT,
+    EVALUATION,
+    FEW,
+    LOADER_START,
+    LOGGING,
+    TRAINPACE,
+    TRIALS,
+    Step,
+)
 
-PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = range(len(TRIALS))
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED, FEWER_THREADS, BF16 = (
+    range(len(TRIALS))
+)
 REPLACING = tuple(map(TRIALS.index, trail.REPLACING))
 SETTLE_STEPS = 2
 COUNTED_STEPS = 4
@@ -62,7 +78,9 @@ class Trials:
         self.limit_s: float = settings["limit_s"]
         self.budget_s: float | None = settings.get("budget_s")
         """From the first step on; the deadline stands from the start where there is none."""
-        self.deadline_ns: float = math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
+        self.deadline_ns: float = (
+            math.inf if self.budget_s is not None else now_ns() + int(self.limit_s * 1e9)
+        )
         self.without: list[str] = settings.get("without", [])
         self.only_steps: bool = settings.get("only_steps", False)
         self.remembered: dict[int, _RememberedBatch] = {}
@@ -91,7 +109,9 @@ class Trials:
                 self.counting()
             self.counting = None
         took_ns = step.end_ns - step.start_ns
-        if not is_distributed() and now_ns() + took_ns // 2 > self.deadline_ns:  # nearer than one more step would end
+        if (
+            not is_distributed() and now_ns() + took_ns // 2 > self.deadline_ns
+        ):  # nearer than one more step would end
             end(self.recorder)
         self.paces(step)
         if self.programme is None:
@@ -102,7 +122,11 @@ class Trials:
             if 0 < steps_left <= COUNTED_STEPS and can_count and not self.only_steps:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
-            elif steps_left == COUNTED_STEPS + 1 and not self.only_steps and self.elsewhere() is not None:
+            elif (
+                steps_left == COUNTED_STEPS + 1
+                and not self.only_steps
+                and self.elsewhere() is not None
+            ):
                 with contextlib.suppress(Exception):
                     self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
@@ -112,23 +136,34 @@ class Trials:
                 self.step_ns = min(self.step_ns or took_ns, took_ns)
             if step.number + 1 >= self.warm_up:
                 a_round, last, self.rounds = agreed("plan", self.planned(step.number), self.limit_s)
-                self.round, self.last = [tuple(block) for block in a_round], [tuple(block) for block in last]
+                self.round, self.last = (
+                    [tuple(block) for block in a_round],
+                    [tuple(block) for block in last],
+                )
                 self.programme, self.rounds_made = self.round * self.rounds, self.rounds
                 if not self.only_steps:
                     self.note_page_faults(step.number - 1)
                     self.look_around()
                 names = [TRIALS[counted_as] for _, counted_as, _ in self.programme + self.last]
-                about = {"programme": names, "warm_up_steps": self.warm_up, "fewer_threads": self.fewer_threads}
+                about = {
+                    "programme": names,
+                    "warm_up_steps": self.warm_up,
+                    "fewer_threads": self.fewer_threads,
+                }
                 self.recorder.trail.note(about)
                 self.advance()
             return
         self.left -= 1
-        settles_on_few = self.recorder.trial == SETTLING and self.recorder.active_trial == FEW_SAMPLES
+        settles_on_few = (
+            self.recorder.trial == SETTLING and self.recorder.active_trial == FEW_SAMPLES
+        )
         if settles_on_few and self.left == 1 and not self.only_steps:  # a step that is not timed
             with contextlib.suppress(Exception):
                 self.counting = count_one_step(self.recorder, "counted_few")
         if self.recorder.trial != SETTLING:
-            self.block_ns.append(step.end_ns - step.start_ns - sum(step.parts_ns[part] for part in INTERRUPTING))
+            self.block_ns.append(
+                step.end_ns - step.start_ns - sum(step.parts_ns[part] for part in INTERRUPTING)
+            )
         if self.left <= 0:
             if self.block_ns:
                 self.means_ms[self.recorder.trial].append(statistics.fmean(self.block_ns) / 1e6)
@@ -146,12 +181,18 @@ class Trials:
             fewer = rounds.warm_up_steps(self.warm_up, self.budget_s, step_s)
             self.warm_up = agreed("warm-up", fewer, self.limit_s)
 
-    def planned(self, steps: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]], int]:
+    def planned(
+        self, steps: int
+    ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]], int]:
         """The blocks of a round, those after the last round, and how many rounds there are. A block: (trial, the trial as which
         steps are counted, steps). Settling steps come before each, and before one with data as many more as the loader had
         prefetched."""
-        most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
-        self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
+        most = max(
+            self._steps_fed.values(), default=0
+        )  # an evaluation's dataset is not read for every step
+        self.remembered = {
+            key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most
+        }
         self.device = self.elsewhere()
         if "fewer_threads" not in self.without:
             fewer = 0 if self.device is not None else crowding.fewer_threads(self.recorder)
@@ -162,7 +203,11 @@ class Trials:
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds += [FEWER_THREADS] if self.fewer_threads else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
-        affordable = (self.deadline_ns - now_ns()) / max(1, self.step_ns) if self.budget_s is not None else math.inf
+        affordable = (
+            (self.deadline_ns - now_ns()) / max(1, self.step_ns)
+            if self.budget_s is not None
+            else math.inf
+        )
         if self.settling_of([PLAIN, *kinds]) * rounds.LEAST_ROUNDS > MOST_SETTLING * affordable:
             # a loader's workers have prepared more than there is time to train on: its wait is seen, and not proved
             kinds, self.stock = [kind for kind in kinds if kind not in REPLACING], 0
@@ -170,22 +215,36 @@ class Trials:
         # last, since a script may not bear them
         bf16 = "bf16" not in self.without and self.device is None and self.in_bf16.may_gain()
         changed = [BF16, PLAIN] * PAIRS if bf16 else []
-        last = [FEW_SAMPLES, CACHED_BATCH] * 2 if few and all(map(_may_be_few, self.remembered.values())) else []
+        last = (
+            [FEW_SAMPLES, CACHED_BATCH] * 2
+            if few and all(map(_may_be_few, self.remembered.values()))
+            else []
+        )
         if self.budget_s is not None:
-            affordable -= min(len(changed) * (SETTLE_STEPS + rounds.LEAST_BLOCK), affordable * MOST_FOR_BF16)
+            affordable -= min(
+                len(changed) * (SETTLE_STEPS + rounds.LEAST_BLOCK), affordable * MOST_FOR_BF16
+            )
             self.block, self.rounds = rounds.fitted(
                 affordable, 1 + len(kinds), SETTLE_STEPS + self.stock, self.block, self.rounds
             )
-        return self.blocks_of([PLAIN, *kinds]), self.blocks_of(last) + self.blocks_of(changed), self.rounds
+        return (
+            self.blocks_of([PLAIN, *kinds]),
+            self.blocks_of(last) + self.blocks_of(changed),
+            self.rounds,
+        )
 
     def settling_of(self, kinds: Sequence[int]) -> int:
-        return sum(steps for _, counted_as, steps in self.blocks_of(kinds) if counted_as == SETTLING)
+        return sum(
+            steps for _, counted_as, steps in self.blocks_of(kinds) if counted_as == SETTLING
+        )
 
     def blocks_of(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
         blocks: list[tuple[int, int, int]] = []
         stocked = any(kind in REPLACING for kind in kinds)
         for i, kind in enumerate(kinds):
-            settling = SETTLE_STEPS + (self.stock if kind not in REPLACING and (stocked or not i) else 0)
+            settling = SETTLE_STEPS + (
+                self.stock if kind not in REPLACING and (stocked or not i) else 0
+            )
             blocks += [(kind, SETTLING, settling), (kind, kind, self.block)]
         return blocks
 
@@ -195,7 +254,9 @@ class Trials:
             return False
         steps = sum(count for *_, count in self.round + self.last)
         tried = {kind for kind, counted_as, _ in self.round if counted_as not in (SETTLING, PLAIN)}
-        open_ = [kind for kind in tried if not rounds.settled(self.means_ms[PLAIN], self.means_ms[kind])]
+        open_ = [
+            kind for kind in tried if not rounds.settled(self.means_ms[PLAIN], self.means_ms[kind])
+        ]
         return bool(open_) and now_ns() + steps * self.step_ns < self.deadline_ns
 
     def note_page_faults(self, steps: int) -> None:
@@ -205,7 +266,10 @@ class Trials:
 
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
-        thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
+        thread, self.recorder.thread = (
+            self.recorder.thread,
+            -1,
+        )  # these steps are none of the script's
         with contextlib.suppress(Exception):
             note_rate(self.recorder)
         with contextlib.suppress(Exception):
@@ -224,12 +288,16 @@ class Trials:
 
     def advance(self) -> None:
         if not self.programme:
-            if self.budget_s is not None and agreed(f"more-{self.rounds_made}", self.has_another_round(), self.limit_s):
+            if self.budget_s is not None and agreed(
+                f"more-{self.rounds_made}", self.has_another_round(), self.limit_s
+            ):
                 self.programme, self.rounds_made = list(self.round), self.rounds_made + 1
             else:
                 self.programme, self.last, self.budget_s = self.last, [], None
         self.changes += 1
-        if not self.programme or agreed(f"end-{self.changes}", now_ns() > self.deadline_ns, self.limit_s):
+        if not self.programme or agreed(
+            f"end-{self.changes}", now_ns() > self.deadline_ns, self.limit_s
+        ):
             end(self.recorder)
             return
         before = self.recorder.active_trial
@@ -249,12 +317,18 @@ class Trials:
         if key not in self.remembered or size >= self.remembered[key].size:
             self.remembered[key] = _RememberedBatch(iterator._dataset, copy_of(batch, -1, -1), size)
         if iterator._num_workers:
-            self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
+            self.stock = max(
+                self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0))
+            )
 
     def gives(self, iterator: Any) -> bool:
         """Whether this iterator is to give a remembered batch. Raises StopIteration after as many as it has of its own, so that
-        an evaluation in such a block ends. Its own are not used up by that: a short script has steps for all interventions."""
-        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.remembered:
+        an evaluation in such a block ends. Its own are not used up by that: a short script has steps for all interventions.
+        """
+        if (
+            self.recorder.active_trial not in REPLACING
+            or id(iterator._dataset) not in self.remembered
+        ):
             return False
         if iterator._trainpace_length is None:
             length = length_of(iterator)
@@ -268,7 +342,10 @@ class Trials:
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
     with contextlib.suppress(Exception):
-        return remembered.size >= 4 * FEW and size_of(copy_of(remembered.batch, remembered.size, FEW)) == FEW
+        return (
+            remembered.size >= 4 * FEW
+            and size_of(copy_of(remembered.batch, remembered.size, FEW)) == FEW
+        )
     return False
 
 
@@ -316,6 +393,8 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
         return copy_of(remembered, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
     fetched = fetch(iterator)
     if trials.programme is None:
-        with contextlib.suppress(Exception):  # a batch of the user's own kind may not bear being copied
+        with contextlib.suppress(
+            Exception
+        ):  # a batch of the user's own kind may not bear being copied
             trials.keep(fetched, iterator)
     return fetched

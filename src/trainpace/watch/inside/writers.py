@@ -41,7 +41,12 @@ class Writers:
         if watch < 0:
             return False
         self._watches[place] = watch
-        self._accounts[watch] = {"place": place, "inode": os.stat(place).st_ino, "opened": 0, "closed": 0}
+        self._accounts[watch] = {
+            "place": place,
+            "inode": os.stat(place).st_ino,
+            "opened": 0,
+            "closed": 0,
+        }
         return True
 
     def opened(self, place: str) -> None:
@@ -53,7 +58,9 @@ class Writers:
         """For every file, openings that are not closed by now included as `open`."""
         self._read()
         here = _open_for_writing() if self._accounts else []
-        return [{**account, "open": here.count(account["inode"])} for account in self._accounts.values()]
+        return [
+            {**account, "open": here.count(account["inode"])} for account in self._accounts.values()
+        ]
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -77,6 +84,8 @@ def _open_for_writing() -> list[int]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             about = os.fstat(int(name))
-            if stat.S_ISREG(about.st_mode) and fcntl.fcntl(int(name), fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR):
+            if stat.S_ISREG(about.st_mode) and fcntl.fcntl(int(name), fcntl.F_GETFL) & (
+                os.O_WRONLY | os.O_RDWR
+            ):
                 found.append(about.st_ino)
     return found
