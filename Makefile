@@ -19,7 +19,7 @@ help:
 	@echo "make fuzz        hostile files of every type, for MINUTES=30"
 	@echo "make audit       pinned packages beside the database of known vulnerabilities, and a bill of materials"
 	@echo "make mutants     small faults planted in the arithmetic, and how many of them its tests notice (SAMPLE=150 of each module; an hour)"
-	@echo "make coverage    branches of src that the tests reach, commands in child processes included (TESTS=tests/schedule for a part)"
+	@echo "make coverage    branches of src that the tests reach, commands in child processes included (TESTS=tests/job for a part)"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       commands as whole processes, interleaved, and tracing times, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
@@ -130,7 +130,7 @@ test-lowest: .lowest/installed
 
 # Other Pythons than that of .venv, as far as tests run without torch: no CPU build of it for them is at hand.
 PYTHONS ?= 3.12 3.13
-PYTHONS_TESTS := tests/forecast tests/hardware tests/job tests/plan tests/schedule tests/supply/test_command_without_torch.py tests/test_architecture.py \
+PYTHONS_TESTS := tests/forecast tests/core tests/job tests/plan tests/job tests/supply/test_command_without_torch.py tests/test_architecture.py \
   tests/test_documents.py tests/test_intake.py tests/test_lazy.py tests/test_records.py tests/test_trend.py tests/test_units.py
 .pythons/%/installed: requirements-pythons.lock pyproject.toml tools/environment.sh
 	PYTHON=$(call interpreter,$*) tools/environment.sh .pythons/$* requirements-pythons.lock

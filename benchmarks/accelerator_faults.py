@@ -3,7 +3,7 @@
     python benchmarks/accelerator_faults.py [FIRST]
 
 Every fault of planted/accelerator_faults.toml, or those from the FIRST on, is planted in a copy of the package, and
-`tests/accelerator` and `tests/doctor` run against it: the fast tests, then the slow ones that its `likely` names, then all. First
+`tests/measure` and `tests/diagnose` run against it: the fast tests, then the slow ones that its `likely` names, then all. First
 comes a copy without any, since a test that fails by itself catches nothing.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results" / "accelerator_faults.md"
 FAULTS = Path(__file__).parent / "planted" / "accelerator_faults.toml"
-TESTS = ("tests/accelerator", "tests/doctor")
+TESTS = ("tests/measure", "tests/diagnose")
 
 
 class Fault(NamedTuple):
@@ -101,7 +101,7 @@ def main() -> None:
     lines = [
         "# Faults planted in the code for accelerators",
         "",
-        f"`make bench-accelerator`, {datetime.date.today()}: `tests/accelerator` and `tests/doctor`, which pass without them,"
+        f"`make bench-accelerator`, {datetime.date.today()}: `tests/measure` and `tests/diagnose`, which pass without them,"
         f" catch {caught} of {len(rows)}.",
         "",
         "| fault | in | caught by |",

@@ -30,6 +30,8 @@ from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model, read_pairs
 from msgspec.structs import replace
 
+from trainpace.core.records import to_jsonable, write_whole
+from trainpace.forecast import Case
 from trainpace.forecast.intervals import (
     COVERAGE,
     Spread,
@@ -39,8 +41,6 @@ from trainpace.forecast.intervals import (
     widened,
 )
 from trainpace.forecast.posterior import Observed
-from trainpace.records import to_jsonable, write_whole
-from trainpace.validation import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"

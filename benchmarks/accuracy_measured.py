@@ -14,9 +14,10 @@ from fitting.folds import HeldOut
 from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model
 
-from trainpace.forecast.intervals import Z_95, Relatedness, Spreads, card_deviation, deviation
+from trainpace.core.statistics import Z_95
+from trainpace.forecast import Case
+from trainpace.forecast.intervals import Relatedness, Spreads, card_deviation, deviation
 from trainpace.forecast.posterior import Observed, Posterior, Run
-from trainpace.validation import Case
 
 MOST_OF_A_COLLECTION = 60
 """Runs of one collection that are forecast, so that no collection decides a line."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.hardware import Device
-from trainpace.validation import Case
+from trainpace.core.cluster import Device
+from trainpace.forecast import Case
 
 GENERATIONS = (
     "Blackwell",

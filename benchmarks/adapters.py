@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 from memory import Case, case_of
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Forecast
+from trainpace.core.records import load
 from trainpace.forecast import Forecaster, Target
-from trainpace.outcome import Forecast
-from trainpace.records import load
-from trainpace.trace import trace_many
-from trainpace.workload import Workload
+from trainpace.workload import Workload, trace_many
 
 RESULT = Path(__file__).parent / "results" / "adapters.md"
 FILES = ("fms_acceleration", "qwen_readme_profiles", "peft_method_comparison")

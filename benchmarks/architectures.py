@@ -27,14 +27,14 @@ from architecture_list import LONG, TOKENS, Architecture, architectures
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainpace.errors import TrainpaceError
-from trainpace.tasks.specs import build_task
-from trainpace.tasks.task import Task
-from trainpace.trace.cuda_mapping import python_functions_see_through, unpacked_sequences
-from trainpace.trace.finite import taken_for_finite
-from trainpace.trace.stand_ins import answered
-from trainpace.trace.trace import meta_batch, trace
+from trainpace.core.errors import TrainpaceError
 from trainpace.workload import Form, Variant, Workload, at_batch
+from trainpace.workload.cuda_mapping import python_functions_see_through, unpacked_sequences
+from trainpace.workload.finite import taken_for_finite
+from trainpace.workload.specs import build_task
+from trainpace.workload.stand_ins import answered
+from trainpace.workload.task import Task
+from trainpace.workload.trace import meta_batch, trace
 
 RESULT = Path(__file__).parent / "results" / "architectures.md"
 SAMPLES = 2

@@ -7,14 +7,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from trainpace.execution import Execution
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast
 from trainpace.forecast import CalibratedKernels, Forecaster, Measured, Target, observe
-from trainpace.hardware import Cluster
-from trainpace.machine import calibrate
-from trainpace.measure import Conditions, measure
-from trainpace.outcome import Forecast
-from trainpace.trace import load_workload
-from trainpace.workload import Variant
+from trainpace.measure import Conditions, calibrate, measure
+from trainpace.workload import Variant, load_workload
 
 CALIBRATION_S = 60.0
 PROBE_S = 1.5

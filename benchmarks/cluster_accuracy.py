@@ -21,7 +21,7 @@ from fitting.cluster_folds import NOTHING, HeldOutRun, forecasts, held_out_const
 from fitting.prepare import CONFIGURATIONS
 from fitting.runs import Pair, read_pairs
 
-from trainpace.validation import Case
+from trainpace.forecast import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/cluster_accuracy.md"

@@ -26,10 +26,9 @@ from msgspec.structs import replace  # noqa: E402
 from netns import Host, hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
+from trainpace.core.cluster import Cluster, Device, HostLinks  # noqa: E402
 from trainpace.forecast.collectives import collective_ms  # noqa: E402
-from trainpace.hardware import Cluster, Device  # noqa: E402
-from trainpace.hardware.cluster import HostLinks  # noqa: E402
-from trainpace.machine.host_links import COLLECTIVES, TimedCollective, fit_host_links  # noqa: E402
+from trainpace.measure.host_links import COLLECTIVES, TimedCollective, fit_host_links  # noqa: E402
 
 CALIBRATED_MBIT, CALIBRATED_HOSTS = 300.0, 2
 CALIBRATED_BYTES = (
@@ -49,7 +48,7 @@ CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [
     (4, mbit) for mbit in (100.0, 300.0, 1000.0)
 ]
 SECONDS_OF_A_TIMING = 15.0
-RANK = ("-m", "trainpace.machine.host_links")
+RANK = ("-m", "trainpace.measure.host_links")
 
 
 class Row(NamedTuple):
@@ -108,8 +107,12 @@ def forecast(links: HostLinks, number: int, mbit: float, timed: list[TimedCollec
     rows = []
     for t in timed:
         ms = collective_ms(
-            t.collective, t.payload_bytes, number, 1, cluster_of(links, number, mbit)
-        )  # type: ignore[arg-type]
+            t.collective,  # type: ignore[arg-type]
+            t.payload_bytes,
+            number,
+            1,
+            cluster_of(links, number, mbit),
+        )
         assert not isinstance(ms, str), ms
         rows.append(Row(number, mbit, t, float(ms)))
     return rows

@@ -19,17 +19,17 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, Precision
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution, Precision
 from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
+from trainpace.job import Schedule
 from trainpace.plan import NO_WAIT, Freedom, Setting
 from trainpace.plan.evaluate import part_of
 from trainpace.plan.knobs import config_line
 from trainpace.plan.search import executions_on, search
-from trainpace.schedule import Schedule
-from trainpace.trace import load_workload
-from trainpace.workload import Variant, Workload
+from trainpace.workload import Variant, Workload, load_workload
 
 ROUNDS = 5
 RESULT = Path(__file__).parent / "results" / "cluster_search.md"

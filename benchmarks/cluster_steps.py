@@ -32,15 +32,14 @@ from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, c
 from netns import hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
-from trainpace.execution import Execution  # noqa: E402
+from trainpace.core.cluster import HostLinks  # noqa: E402
+from trainpace.core.execution import Execution  # noqa: E402
+from trainpace.core.outcome import Forecast  # noqa: E402
 from trainpace.forecast import CalibratedKernels, Forecaster, Target  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
-from trainpace.hardware.cluster import HostLinks  # noqa: E402
-from trainpace.machine import MachineProfile, calibrate  # noqa: E402
-from trainpace.machine.host_links import COLLECTIVES, fit_host_links  # noqa: E402
-from trainpace.outcome import Forecast  # noqa: E402
-from trainpace.trace import load_workload  # noqa: E402
-from trainpace.workload import Variant, Workload  # noqa: E402
+from trainpace.measure import MachineProfile, calibrate  # noqa: E402
+from trainpace.measure.host_links import COLLECTIVES, fit_host_links  # noqa: E402
+from trainpace.workload import Variant, Workload, load_workload  # noqa: E402
 
 MODELS = ("convolutional", "transformer")
 SHAPES = ((2, 100.0), (2, 1000.0), (4, 100.0), (4, 1000.0))

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainpace.machine.detection import detect
+from trainpace.measure.detection import detect
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

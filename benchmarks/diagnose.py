@@ -27,10 +27,9 @@ RESULT = HERE / "results" / "diagnose.md"
 sys.path.insert(0, str(HERE / "planted"))
 
 from cases import CASES, Case  # noqa: E402
-from truth import Truth, read_truth, truth_of  # noqa: E402
-
 from launch import environment as engines  # noqa: E402
 from launch import in_turns, run  # noqa: E402
+from truth import Truth, read_truth, truth_of  # noqa: E402
 
 TRIALS: dict[str, object] = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
 PAIRS = 12

@@ -26,9 +26,8 @@ RESULT = HERE / "results" / "diagnose_gpu.md"
 sys.path.insert(0, str(HERE / "planted"))
 
 from cases import GPU_CASES, Case  # noqa: E402
-from truth import read_truth  # noqa: E402
-
 from launch import in_turns, run  # noqa: E402
+from truth import read_truth  # noqa: E402
 
 WATCHED = ("gpu_compute", "gpu_launch", "gpu_lightning")
 TRUTH_STEPS = ("--steps", "60")

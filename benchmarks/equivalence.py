@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trainpace.report.verify import WAY_IN_WORDS
-from trainpace.verify import Equivalence, Question
-from trainpace.verify.equivalence import Change, verify
+from trainpace.run import Equivalence, Question
+from trainpace.run.equivalence import Change, verify
 
 RESULT = Path(__file__).parent / "results" / "equivalence.md"
 GPT2 = {

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from fitting.prepare import prepared
 
-from trainpace.forecast.intervals import COVERAGE, EXPERTS_SD, Z_95
-from trainpace.validation import Row, Run, evaluate, read_runs
+from trainpace.core.statistics import Z_95
+from trainpace.forecast import MeasuredRun, Row, evaluate, read_runs
+from trainpace.forecast.intervals import COVERAGE, EXPERTS_SD
 
 FILES = ("measured_runs.parquet", "runs2.parquet")
-DEEPSEEK_V3 = Run(
+DEEPSEEK_V3 = MeasuredRun(
     index=0,
     file="DeepSeek-V3 report",
     model="DeepSeekV3",
@@ -44,7 +45,7 @@ DEEPSEEK_V3 = Run(
 a trillion tokens. Its kernels are fused by hand, which `compile` stands for; what it computes again is not counted."""
 
 
-def expert_runs(data: Path) -> list[Run]:
+def expert_runs(data: Path) -> list[MeasuredRun]:
     """The timed runs that divide their experts."""
     runs = [run for name in FILES for run in read_runs(data / name)]
     divided = [
@@ -55,7 +56,7 @@ def expert_runs(data: Path) -> list[Run]:
     return [DEEPSEEK_V3, *divided]
 
 
-def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
+def table(runs: Sequence[MeasuredRun], rows: Sequence[Row]) -> Iterator[str]:
     """Lines of Markdown: errors by model, then every run."""
     pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.error_pct is not None]
     yield "| model | n | mean error | median | bias |"
@@ -88,23 +89,23 @@ def table(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[str]:
         yield f"- {reasons.count(reason)} runs without a forecast: {reason}"
 
 
-def family_of(run: Run) -> str:
+def family_of(run: MeasuredRun) -> str:
     return run.model.partition(" (")[0]
 
 
-def maker_of(run: Run) -> str:
+def maker_of(run: MeasuredRun) -> str:
     """What is left out together: all models of a maker."""
     found = re.match("DeepSeek|[A-Za-z]+", run.model)
     return found[0] if found else run.model
 
 
-def release_of(run: Run) -> str:
+def release_of(run: MeasuredRun) -> str:
     """The container that a vendor's table is of."""
     found = re.search(r"\d\d\.\d\d", run.framework_version) or re.search(r"\d\d\.\d\d", run.model)
     return f"container {found[0]}" if found else "others"
 
 
-def spread(pairs: Sequence[tuple[Run, Row]]) -> Iterator[str]:
+def spread(pairs: Sequence[tuple[MeasuredRun, Row]]) -> Iterator[str]:
     """What a forecast of experts' layers may be off beyond the spread of its parts, fitted without each family of models."""
     errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run, row in pairs:

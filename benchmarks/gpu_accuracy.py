@@ -16,7 +16,7 @@ from typing import Any
 from fitting.gpu_steps import CONFIGURATIONS
 
 import trainpace
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "fitting" / "data"

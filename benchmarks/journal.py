@@ -23,10 +23,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, StepTime
 from trainpace.journal import Entry, Journal, Query, new_id, now_utc
 from trainpace.journal.entry import content_id, utc_text
-from trainpace.outcome import Interval, StepTime
 
 RESULT = Path(__file__).parent / "results" / "journal.md"
 WRITERS = 8

@@ -20,13 +20,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainpace.core.cluster import Cluster
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.hardware import Cluster
 from trainpace.journal import Circumstances, Journal, Knowledge, record_sweep
-from trainpace.machine import MachineProfile, calibrate
-from trainpace.measure import Conditions, SweepPlan, measure
-from trainpace.trace import load_workload
-from trainpace.workload import Variant
+from trainpace.measure import Conditions, MachineProfile, SweepPlan, calibrate, measure
+from trainpace.workload import Variant, load_workload
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "journal_repeats.md"

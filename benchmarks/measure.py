@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainpace.core.outcome import FailedProbe
+from trainpace.core.statistics import noise_of, repeat_interval
 from trainpace.journal import Entry, Journal
-from trainpace.machine.detection import detect, warnings_of
 from trainpace.measure import Conditions, measure, probe
 from trainpace.measure.adaptive import next_batch
 from trainpace.measure.analysis import analyse
+from trainpace.measure.detection import detect, warnings_of
 from trainpace.measure.sweep import Outcome, SweepPlan, medians_of, next_probe
-from trainpace.medians import noise_of, repeat_interval
-from trainpace.outcome import FailedProbe
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "measure.md"

@@ -28,17 +28,16 @@ import pyarrow.parquet as pq
 from fitting.prepare import prepared_case
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, Form
-from trainpace.forecast import Forecaster, Target, needed_gib, room_gib
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution, Form
+from trainpace.core.records import load
+from trainpace.core.software import Software
+from trainpace.core.units import BYTES_PER_GIB
+from trainpace.forecast import Forecaster, Target, needed_gib, read_runs, room_gib
 from trainpace.forecast.memory import COMPILED_NEED_SD, NEED_SD, fit_probability
-from trainpace.hardware import Cluster, find_device
-from trainpace.records import load
-from trainpace.software import Software
-from trainpace.trace import trace_many
-from trainpace.units import BYTES_PER_GIB
-from trainpace.validation import read_runs
-from trainpace.workload import Adaptation, Variant, Workload, form_of
+from trainpace.workload import Adaptation, Variant, Workload, form_of, trace_many
 
 OLD_PACKAGES = ".fms"
 RESULT = Path(__file__).parent / "results" / "memory.md"

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trainpace.core.outcome import NoiseScale
+from trainpace.job import noise_scale
 from trainpace.measure.noise_scale import NoiseNorms
 from trainpace.measure.sweep import Conditions, measure_noise_scale
-from trainpace.schedule import NoiseScale, noise_scale
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "noise_scale.md"

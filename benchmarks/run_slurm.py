@@ -36,23 +36,16 @@ from cluster_steps import CLOSE, calibrated, crowded  # noqa: E402
 from netns import INTERFACE  # noqa: E402
 from slurm_cluster import Cluster, cluster  # noqa: E402
 
-from trainpace.execution import Execution, ZeroStage  # noqa: E402
-from trainpace.hardware.cluster import HostLinks  # noqa: E402
-from trainpace.ladder.climbing import make_shards  # noqa: E402
-from trainpace.ladder.forecasts import LadderForecasts, StepForecast  # noqa: E402
-from trainpace.ladder.rungs import Setup  # noqa: E402
-from trainpace.launch.job import Ended  # noqa: E402
-from trainpace.launch.slurm import Slurm  # noqa: E402
-from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402
-from trainpace.launch.trial import (  # noqa: E402
-    EngineName,
-    LoaderSettings,
-    TrialResult,
-    job_of,
-    outcome,
-    run_trial,
-)
-from trainpace.machine import MachineProfile  # noqa: E402
+from trainpace.core.cluster import HostLinks  # noqa: E402
+from trainpace.core.execution import Execution, ZeroStage  # noqa: E402
+from trainpace.measure import MachineProfile  # noqa: E402
+from trainpace.run.climbing import make_shards  # noqa: E402
+from trainpace.run.job import Ended  # noqa: E402
+from trainpace.run.ladder_forecasts import LadderForecasts, StepForecast  # noqa: E402
+from trainpace.run.rungs import Setup  # noqa: E402
+from trainpace.run.slurm import Slurm  # noqa: E402
+from trainpace.run.slurm_script import SlurmOptions  # noqa: E402
+from trainpace.run.trial import EngineName, LoaderSettings, TrialResult, job_of, outcome, run_trial  # noqa: E402
 
 NODES = (2, 4)
 MBIT_PER_S = 500.0

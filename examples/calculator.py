@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import trainpace
+from trainpace.core.records import write_whole
+from trainpace.forecast import case_of, read_runs
 from trainpace.journal import import_file
 from trainpace.offers import SNAPSHOT_KNOWN_ON
-from trainpace.records import write_whole
 from trainpace.report.forecast import forecast_page
 from trainpace.report.match import cheapest_and_fastest, server
 from trainpace.report.measurement import sweep_page, sweep_verdict
@@ -26,7 +27,6 @@ from trainpace.report.terminal import (
     print_table,
     words,
 )
-from trainpace.validation import case_of, read_runs
 from trainpace.verbs.request import BATCHES
 
 HERE = Path(__file__).parent

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.records import save, write_whole
+from trainpace.core.units import format_number
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.hardware import Cluster, find_device
-from trainpace.machine import calibrate
-from trainpace.measure import Conditions, measure
-from trainpace.records import save, write_whole
+from trainpace.measure import Conditions, calibrate, measure
 from trainpace.report.measurement import HEAD, cells_of_pairs, side_by_side_page
 from trainpace.report.terminal import print_lines, print_table
-from trainpace.trace import load_workload
-from trainpace.units import format_number
-from trainpace.workload import Variant
+from trainpace.workload import Variant, load_workload
 
 TASKS = Path(__file__).with_name("photo_tasks.py")
 GPUS = ("T4", "RTX 3090", "A100", "H100")

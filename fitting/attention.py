@@ -25,6 +25,8 @@ import pyarrow.dataset
 from scipy.optimize import least_squares
 
 from fitting.public_cards import NAMES
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.records import to_jsonable
 from trainpace.forecast.attention import (
     PARAMETERS,
     SMOOTHNESS,
@@ -37,8 +39,6 @@ from trainpace.forecast.attention import (
 from trainpace.forecast.attention import AttentionFigures as Figures
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.rates import consumer_boost
-from trainpace.hardware import find_device
-from trainpace.records import to_jsonable
 
 OUTPUT = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/attention.json"
 LENT = Path(__file__).parent / "data"

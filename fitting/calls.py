@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainpace.execution import Precision
-from trainpace.trace.cuda_mapping import CudaMapping
-from trainpace.trace.operators import Row, rows_of
+from trainpace.core.execution import Precision
+from trainpace.workload.cuda_mapping import CudaMapping
+from trainpace.workload.operators import Row, rows_of
 
 DTYPES = {
     "float": torch.float32,

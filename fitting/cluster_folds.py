@@ -17,12 +17,12 @@ from fitting.cards import start_of_steps
 from fitting.kernels import read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import from_json, to_jsonable
+from trainpace.forecast import family_of, forecast_case, stated_peak_gib
 from trainpace.forecast.cards import measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.target import FittedKernels
-from trainpace.records import from_json, to_jsonable
-from trainpace.validation import family_of, forecast_case, stated_peak_gib
 
 COLLECTIONS = ("mosaic_llm_foundry", "torchtitan", "litgpt_flashattn_misc", "lambda_aggregated")
 NOTHING = "none of it is fitted on"

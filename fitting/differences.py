@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.evidence import PublicRun, packaged_traces, public_runs
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.forecast import PublicRun, packaged_traces, public_runs
 from trainpace.plan.knobs import KNOBS
 
 BESIDE = {"micro-batch", "accumulation", "GPUs"}

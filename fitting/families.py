@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trainpace.kinds import KINDS
-from trainpace.trace.operators import Row
-from trainpace.workload import CONV, CONVOLUTION_KINDS
+from trainpace.workload import CONV, CONVOLUTION_KINDS, KINDS
+from trainpace.workload.operators import Row
 
 PASSES = ("", "_dgrad", "_wgrad")
 

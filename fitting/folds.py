@@ -18,13 +18,13 @@ from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import FIXED_BY_KERNELS, Problem
 from fitting.products import CARDS, FORMATS, fit_width, read_products, sample
 from fitting.runs import Pair, RunTable, read_pairs, usable
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import write_whole
+from trainpace.forecast import case_table, family_of
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.product_model import ProductModel, Width, WidthModel, fitted_products
 from trainpace.forecast.target import FittedKernels
-from trainpace.records import write_whole
-from trainpace.validation import case_table, family_of
 
 FAMILY_FOLDS = 5
 SECOND_DEVICE = "profet_aws"

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import write_whole
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import write_whole
 
 MEGATRON_VOCABULARY = 51200
 """GPT-2's 50257 padded to a multiple of 128 x 8, as the Megatron papers count it."""

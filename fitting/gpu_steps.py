@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainpace.accelerator import place_batch, set_up_device
-from trainpace.execution import Precision
-from trainpace.tasks import build_task, make_optimizer
+from trainpace.core.execution import Precision
+from trainpace.measure import place_batch, set_up_device
+from trainpace.workload import build_task, make_optimizer
 
 WARM_UP = 3
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

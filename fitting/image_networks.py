@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.validation import Run
+from trainpace.forecast import MeasuredRun
 
 IMAGE_NETWORKS = {
     "efficientnet-b0": "timm:efficientnet_b0",
@@ -14,14 +14,14 @@ IMAGE_NETWORKS = {
 efficientnet-quant-*, trained through fake quantisation."""
 
 
-def image_network(run: Run) -> str:
+def image_network(run: MeasuredRun) -> str:
     """The spec of a run of these tables; empty for another run, another network, and for rows that cannot be right."""
     if run.file != "nvidia_deeplearningexamples" or _is_impossible(run):
         return ""
     return IMAGE_NETWORKS.get(run.model_variant_or_config.removeprefix("Model=") or run.model, "")
 
 
-def _is_impossible(run: Run) -> bool:
+def _is_impossible(run: MeasuredRun) -> bool:
     """On one V100 of 32 GB EfficientNet-B4 has 36 and 89 images a second, on eight 641 and 1565: 18 times as many."""
     b4 = run.model_variant_or_config == "Model=efficientnet-b4"
     return b4 and run.gpu == "V100 32GB" and run.num_gpus == 1

@@ -9,10 +9,10 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
+from trainpace.core.statistics import Z_95
 from trainpace.forecast.intervals import (
     COVERAGE,
     PARTS,
-    Z_95,
     PartSpread,
     Relatedness,
     Spreads,

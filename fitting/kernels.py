@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.parquet
 
 from fitting.kernel_rows import KernelRows
+from trainpace.core.catalogue_reader import find_device
 from trainpace.forecast.cards import NO_CARDS
-from trainpace.hardware import find_device
 from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 
 FUNCTIONS = {

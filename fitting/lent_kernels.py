@@ -11,9 +11,9 @@ import torch
 
 from fitting.calls import Measured, rows_of_profiled, rows_of_work
 from fitting.gpu_kernels import _FORWARD_ONLY, _ROWS, DTYPES
-from trainpace.execution import Precision
-from trainpace.trace.operators import Row, rows_of
+from trainpace.core.execution import Precision
 from trainpace.workload import OtherSizes
+from trainpace.workload.operators import Row, rows_of
 
 CARDS = {"h100": "H100 SXM", "h200": "H200 SXM"}
 ELSEWHERE = (

@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 from scipy.optimize import least_squares
 
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
 from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.links import CONSTANTS, Generation, LinkConstants
-from trainpace.hardware import Cluster, find_device
 
 NODES = {  # card of the tables: (device, devices of its node)
     "A100-SXM-40GB": ("A100 SXM 40GB", 8),

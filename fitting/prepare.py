@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from fitting.gpt_sizes import GptSize, named_model, write_configuration
 from fitting.image_networks import image_network
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.hardware import find_device
-from trainpace.records import to_jsonable
-from trainpace.validation import Case, Run, case_of, measured_ms, read_parallelism, read_runs
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.records import to_jsonable
+from trainpace.forecast import Case, MeasuredRun, case_of, measured_ms, read_parallelism, read_runs
 
 FILES = ("measured_runs.parquet", "timm_inference.parquet", "runs2.parquet")
 CONFIGURATIONS = "configurations"
@@ -45,19 +45,19 @@ def main() -> None:
             for run in read_runs(options.data / name)
         ]
         rows = [
-            {key: run[key] for key in Run.__struct_fields__ if key != "index"}
+            {key: run[key] for key in MeasuredRun.__struct_fields__ if key != "index"}
             for run in map(to_jsonable, runs)
         ]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), options.output / name)
         print(f"{len(rows)} runs in {options.output / name}")
 
 
-def prepared_case(run: Run, data: Path, configurations: Path) -> Case:
+def prepared_case(run: MeasuredRun, data: Path, configurations: Path) -> Case:
     """The case of a run as its collection states it. Raises `TrainpaceError` for one that cannot be forecast."""
     return case_of(prepared(run, data, configurations), data)
 
 
-def prepared(run: Run, data: Path, configurations: Path) -> Run:
+def prepared(run: MeasuredRun, data: Path, configurations: Path) -> MeasuredRun:
     """`run` with the columns that its collection implies; unchanged where its sizes make no sense, which its forecast says.
 
     `data` is where ``transformers:FILE.json`` lies, `configurations` where those of models known by their sizes are written.
@@ -98,7 +98,7 @@ def prepared(run: Run, data: Path, configurations: Path) -> Run:
     )
 
 
-def _spec(run: Run) -> str:
+def _spec(run: MeasuredRun) -> str:
     """The spec that a run states, or that its collection's name for the model stands for; none for torchao's 8- and 4-bit
     optimizers, whose kernels no trace holds."""
     if run.file == "torchao_tables" and not run.optimizer.startswith("PyTorch"):
@@ -106,7 +106,7 @@ def _spec(run: Run) -> str:
     return run.model_spec or image_network(run)
 
 
-def _software(run: Run) -> dict[str, Any]:
+def _software(run: MeasuredRun) -> dict[str, Any]:
     """The columns that follow from a run's framework, and from what its collection says of it.
 
     NVIDIA's examples: their BERT writes its attention out under any torch (BERT/modeling.py), reduces one flat gradient after the
@@ -153,7 +153,7 @@ def _software(run: Run) -> dict[str, Any]:
     return columns | _software_of_collection(run)
 
 
-def _software_of_collection(run: Run) -> dict[str, Any]:
+def _software_of_collection(run: MeasuredRun) -> dict[str, Any]:
     """The columns that follow from what a collection's own scripts and pages say of its software.
 
     languini: attention in products, mask and softmax (projects/gpt/lib.py, use_flash=False), torch.compile, hence torch 2.0 or
@@ -193,7 +193,7 @@ NGC_TORCH = {"20.12": "1.8.0a0", "21.03": "1.9.0a0"}
 GPUS_OF_A_DGX_A100 = 8
 
 
-def _nodes(run: Run) -> dict[str, Any]:
+def _nodes(run: MeasuredRun) -> dict[str, Any]:
     """The nodes of NVIDIA's image networks on 16 to 64 GPUs, whose table has them in one: they are DGX A100 ("8x A100 80GB").
 
     Their DDP also exchanges the gradients of every micro-batch (image_classification/training.py has no no_sync), which no
@@ -251,7 +251,7 @@ HOSTS = {
 """The CPU of a collection's machines by a word in the name of the card, or in the notes; the first that is found counts."""
 
 
-def host_of(run: Run) -> str:
+def host_of(run: MeasuredRun) -> str:
     """The CPU of the machine that a run was measured on, where its collection's source tells; else nothing."""
     words = f"{run.gpu} {run.gpu_canonical} {run.notes}"
     return next(
@@ -264,12 +264,12 @@ def host_of(run: Run) -> str:
     )
 
 
-def _is_nemo(run: Run) -> bool:
+def _is_nemo(run: MeasuredRun) -> bool:
     """Megatron-Core as NVIDIA's recipes run it, in NeMo or Megatron-Bridge; NeMo's AutoModel is torch's own FSDP."""
     return bool(re.search(r"NeMo(?! AutoModel)|Megatron-Bridge", run.framework))
 
 
-def _is_megatron(run: Run) -> bool:
+def _is_megatron(run: MeasuredRun) -> bool:
     """Megatron-LM and Megatron-DeepSpeed of 2020 to 2022; NeMo's is another generation."""
     year = re.match(r"(\d{4})\b", run.framework_version)
     return (
@@ -277,14 +277,14 @@ def _is_megatron(run: Run) -> bool:
     )
 
 
-def _is_before_bf16_optimizer(run: Run) -> bool:
+def _is_before_bf16_optimizer(run: MeasuredRun) -> bool:
     """BLOOM's trials kept 16-bit gradients, as in fp16, until DeepSpeed's BF16 optimizer was used from 28 February 2022 on
     (chronicles-prequel.md, "Rebalancing layers")."""
     day = re.search(r"\brow date 02-(\d+)", run.notes)
     return run.file == "bigscience_bloom" and day is not None and int(day[1]) < 28
 
 
-def _torch_of_megatron(run: Run) -> str:
+def _torch_of_megatron(run: MeasuredRun) -> str:
     """A torch version for papers that state a year; on cards from before Ampere theirs launched as slowly as it did then."""
     try:
         capability = find_device(run.gpu_canonical or run.gpu).compute_capability
@@ -293,13 +293,15 @@ def _torch_of_megatron(run: Run) -> str:
     return "torch 1.9" if re.match(r"[1-7]\.", capability) else "torch 1.12"
 
 
-def _global_batch(run: Run) -> float | None:
+def _global_batch(run: MeasuredRun) -> float | None:
     """The batch of the configuration ("GBS=512"), which goes before the table's column."""
     own = re.search(r"\bGBS=(\d+)", run.model_variant_or_config)
     return float(own[1]) if own else run.global_batch
 
 
-def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list[str]) -> None:
+def _batches(
+    run: MeasuredRun, stated: Execution, columns: dict[str, Any], assumed: list[str]
+) -> None:
     """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
     NeuSight's rows on 4 GPUs state the global batch."""
     batch, pp = run.batch_per_gpu, stated.pp
@@ -322,12 +324,12 @@ def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list
         assumed.append(f"{pieces} micro-batches")
 
 
-def _is_neusight(run: Run) -> bool:
+def _is_neusight(run: MeasuredRun) -> bool:
     return run.file.startswith("neusight")
 
 
 def _parallelism(
-    run: Run, stated: Execution, size: GptSize | None, assumed: list[str]
+    run: MeasuredRun, stated: Execution, size: GptSize | None, assumed: list[str]
 ) -> list[str]:
     """The words of the column `parallelism`.
 
@@ -371,7 +373,7 @@ def _parallelism(
 FULL_ITERATION_RELEASE = (26, 6)
 
 
-def _overlaps_experts(run: Run) -> bool:
+def _overlaps_experts(run: MeasuredRun) -> bool:
     """Whether a recipe of Megatron-Bridge sends tokens under the computation of another micro-batch (moe_a2a_overlap=True).
 
     Its scripts/performance/configs (deepseek_workload_base_configs.py, gpt_oss_workload_base_configs.py): those of DeepSeek-V3
@@ -388,7 +390,7 @@ def _overlaps_experts(run: Run) -> bool:
     return newer and run.model in ("DeepSeekV3", "GPT OSS 120B")
 
 
-def _counts_recomputation(run: Run, size: GptSize) -> bool:
+def _counts_recomputation(run: MeasuredRun, size: GptSize) -> bool:
     """Does a run that says nothing of recomputation state a rate that counts four passes in its time?"""
     if "ac=" in run.parallelism or not (
         run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus
@@ -398,7 +400,7 @@ def _counts_recomputation(run: Run, size: GptSize) -> bool:
     return abs(size.step_flops(int(_global_batch(run) or 0), int(run.seq_len)) / counted - 1) < 0.03
 
 
-def _step_of_rate(run: Run, size: GptSize, data: Path) -> float | None:
+def _step_of_rate(run: MeasuredRun, size: GptSize, data: Path) -> float | None:
     """The step that a rate of FLOPs makes, by the formula that its source counted them with (`GptSize.step_flops`)."""
     try:
         execution = case_of(run, data).execution

@@ -11,8 +11,7 @@ from fitting.families import FAMILIES, PASSES, UNDECIDED
 from fitting.kernel_rows import KernelRows
 from fitting.runs import RunTable
 from trainpace.forecast.constants import KernelConstants
-from trainpace.kinds import KINDS
-from trainpace.workload import PHASES
+from trainpace.workload import KINDS, PHASES
 
 FILE_WEIGHTS = {
     "timm_train_rtx3090": 300,

@@ -19,6 +19,9 @@ from msgspec.structs import replace
 from scipy.optimize import least_squares
 
 from fitting.public_cards import NAMES
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Device
+from trainpace.core.records import to_jsonable
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.product_model import (
     PARAMETERS,
@@ -35,8 +38,6 @@ from trainpace.forecast.product_model import (
     product_figures,
 )
 from trainpace.forecast.rates import consumer_boost
-from trainpace.hardware import Device, find_device
-from trainpace.records import to_jsonable
 
 MODEL = Path(__file__).parents[1] / "src/trainpace/forecast/kernel_models/products.json"
 OWN = Path(__file__).parent / "data"

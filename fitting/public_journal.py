@@ -28,40 +28,38 @@ from msgspec.structs import replace
 
 from fitting.prepare import CONFIGURATIONS, FILES, prepared
 from fitting.runs import is_same_model, is_usable, usable
-from trainpace.errors import TrainpaceError
-from trainpace.evidence import (
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import MFU_LIMIT, Forecast
+from trainpace.core.records import load, to_jsonable, write_whole
+from trainpace.forecast import (
     FOLDER,
     RUNS_FILE,
     TRACES_FILE,
     CardFigures,
+    Case,
     Conditions,
+    MeasuredRun,
     PackagedTraces,
     PublicJournal,
     PublicRun,
-    conditions_of,
-    fingerprint_of_constants,
-    model_kind,
-    signature_of,
-)
-from trainpace.evidence.nearness import figures_of
-from trainpace.evidence.scoring import forecast_of, with_forecast
-from trainpace.execution import Execution
-from trainpace.hardware import Device, find_device
-from trainpace.outcome import MFU_LIMIT, Forecast
-from trainpace.records import load, to_jsonable, write_whole
-from trainpace.trace import trace_many
-from trainpace.validation import (
-    Case,
-    Run,
     case_of,
+    conditions_of,
     execution_of,
+    fingerprint_of_constants,
     measured_ms,
     mode_of,
+    model_kind,
     read_runs,
     read_table,
+    signature_of,
     trace_file,
 )
-from trainpace.workload import Workload
+from trainpace.forecast.nearness import figures_of
+from trainpace.forecast.scoring import forecast_of, with_forecast
+from trainpace.workload import Workload, trace_many
 
 SOURCES = Path(__file__).parent / "data/public_sources.toml"
 ATTRIBUTION = FOLDER / "SOURCES.md"
@@ -99,7 +97,7 @@ class Chosen(NamedTuple):
     """A row that may be shared; its run's index counts all rows of FILES, as the fit does."""
 
     raw: Mapping[str, Any]
-    run: Run
+    run: MeasuredRun
     source: Source
 
 
@@ -158,7 +156,7 @@ def _is_packaged_pass(spec: str) -> bool:
     return bool(USUAL.fullmatch(spec)) or zlib.crc32(spec.encode()) % ONE_OF == 0
 
 
-def _case(run: Run, data: Path) -> Case | str:
+def _case(run: MeasuredRun, data: Path) -> Case | str:
     try:
         case = case_of(run, data)
         return case if is_same_model(case) else ANOTHER_MODEL
@@ -275,7 +273,7 @@ def package(
     return journal, kept
 
 
-def _device(run: Run) -> Device | None:
+def _device(run: MeasuredRun) -> Device | None:
     try:
         return find_device(run.gpu_canonical or run.gpu)
     except TrainpaceError:

@@ -15,8 +15,8 @@ import torch
 from fitting.calls import Measured, rows_of_work
 from fitting.lent_kernels import DTYPES, convolution, fused_rms_norm
 from fitting.public_cards import NAMES
-from trainpace.execution import Precision
-from trainpace.trace.operators import Row
+from trainpace.core.execution import Precision
+from trainpace.workload.operators import Row
 
 CARDS = {
     name: NAMES[name]

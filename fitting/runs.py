@@ -12,9 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Precision
-from trainpace.forecast import Implementation
+from trainpace.core.cluster import Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Precision
+from trainpace.core.records import load
+from trainpace.forecast import PAGEABLE_COPY_GB_PER_S, Case, Implementation, read_runs, trace_file
 from trainpace.forecast.cards import NO_CARDS, CardConstants
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.fusion import Fused, fused
@@ -23,9 +25,6 @@ from trainpace.forecast.product_model import ProductModel, ProductTimes
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import Target, fitted_host_us, together_ms, with_inductor
-from trainpace.hardware import Device
-from trainpace.records import load
-from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import GEMM, MATRIX_KINDS, PHASES, Operators, Workload
 
 COLUMNS = (

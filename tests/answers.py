@@ -12,21 +12,19 @@ from ladder_world import World, ladder, result, rung
 from made_traces import ALL_REDUCE, Work, events_of, trace_of, write
 from made_trails import simple_run, write_worker
 from nouns import measurement, workload
-from trainpace.diagnose import diagnose
-from trainpace.evidence import nearest
-from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
-from trainpace.ladder.climbing import climb
-from trainpace.launch.trial import FailedTrial
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, StepTime
+from trainpace.diagnose import diagnose, read_profiled
+from trainpace.forecast import Forecaster, Target, nearest
+from trainpace.job import Schedule
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.outcome import Interval, StepTime
 from trainpace.plan import DataPath, Setting, layouts_of, plan_changes
 from trainpace.plan.evaluate import forecast_of
-from trainpace.profilers import read_profiled
 from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.forecast import forecast_page
 from trainpace.report.ladder import ladder_json, ladder_page, table_of
@@ -35,11 +33,12 @@ from trainpace.report.measurement import side_by_side_page, sweep_page
 from trainpace.report.plan import plan_page
 from trainpace.report.profiled import profiled_page
 from trainpace.report.watch import timeline_page
-from trainpace.schedule import Schedule
-from trainpace.trace import load_workload
+from trainpace.run.climbing import climb
+from trainpace.run.trial import FailedTrial
 from trainpace.verbs.forecast import Sweep
 from trainpace.verbs.match import Matches
 from trainpace.watch import timeline_of
+from trainpace.workload import load_workload
 
 HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.title=\'broken\'">'
 

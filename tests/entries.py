@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 
 from nouns import measurement
-from trainpace.execution import PRECISIONS, Execution
+from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.outcome import Interval, StepTime
 from trainpace.journal import Entry, Sweep, new_id, now_utc
-from trainpace.outcome import Interval, StepTime
 
 
 def entry(model="resnet50", step_time_ms=10.0, batch=8, **fields):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from trainpace.tasks.task import Task
+from trainpace.workload.task import Task
 
 TOKENS, WIDTH, INNER, EXPERTS, CHOSEN, LAYERS, WORDS = 16, 32, 48, 8, 2, 4, 97
 

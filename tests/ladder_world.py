@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 
-from trainpace.execution import Execution
-from trainpace.ladder.climbing import ClimbActions
-from trainpace.ladder.forecasts import StepForecast
-from trainpace.ladder.results import LadderResult
-from trainpace.ladder.rungs import Ladder, Rung, Setup
-from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.outcome import Forecast, Interval
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast, Interval
+from trainpace.run.climbing import ClimbActions
+from trainpace.run.ladder_forecasts import StepForecast
+from trainpace.run.ladder_results import LadderResult
+from trainpace.run.rungs import Ladder, Rung, Setup
+from trainpace.run.trial import FailedTrial, TrialResult
 
 LOSSES = tuple(0.7 * math.exp(-i / 30) for i in range(40))
 
@@ -18,7 +18,7 @@ def forecast_of_ms(
     ms: float | None, low: float | None = None, high: float | None = None, **execution
 ) -> Forecast:
     """A forecast of a step that is all forward."""
-    from trainpace.outcome import StepTime
+    from trainpace.core.outcome import StepTime
 
     step = None if ms is None else StepTime(forward_ms=ms)
     interval = (

@@ -3,7 +3,10 @@
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device, Figure
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, Measurement, StepTime
 from trainpace.forecast import (
     CalibratedKernels,
     FittedKernels,
@@ -15,13 +18,10 @@ from trainpace.forecast import (
 )
 from trainpace.forecast.memory import MemoryModel
 from trainpace.forecast.timings import MachineRoofline, OperatorTimings, fit_classes
-from trainpace.hardware import Cluster, Device, Figure, find_device
-from trainpace.job import JobConditions, Question, answer
-from trainpace.machine import MachineProfile
-from trainpace.machine.detection import detect
-from trainpace.outcome import Interval, Measurement, StepTime
+from trainpace.job import JobConditions, Question, Schedule, answer
+from trainpace.measure import MachineProfile
+from trainpace.measure.detection import detect
 from trainpace.plan import Change, Plan
-from trainpace.schedule import Schedule
 from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload, form_of
 
 FORM = MachineRoofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)

@@ -1,6 +1,6 @@
 """A small made public journal, for tests that need to know what is in it."""
 
-from trainpace.evidence import PublicRun
+from trainpace.forecast import PublicRun
 
 
 def public(model="resnet50", device="T4", ms=100.0, forecast_ms=110.0, **fields):

@@ -9,18 +9,18 @@ from entries import entry
 from ladder_world import World, forecast_of_ms, ladder, result, rung
 from nouns import measurement, workload
 from public_made import RUNS
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe, Interval, Jump, Memory
+from trainpace.core.trend import trend_of
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
-from trainpace.evidence import Score, ScoreLine
-from trainpace.execution import Execution
-from trainpace.hardware import Cluster, find_device
-from trainpace.job import ONLY_STEPS, Question, answer
+from trainpace.forecast import Row, Score, ScoreLine, by, summarise
+from trainpace.job import ONLY_STEPS, Question, Schedule, answer
 from trainpace.journal import Lesson, Lessons, Odd, compare, scores
-from trainpace.ladder.climbing import climb
-from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job, nearest, rank
-from trainpace.outcome import FailedProbe, Interval, Jump, Memory
 from trainpace.plan import Setting, plan_changes
 from trainpace.report import (
     diagnosis,
@@ -40,14 +40,13 @@ from trainpace.report import (
 from trainpace.report.journal import print_validation
 from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
-from trainpace.schedule import Schedule
-from trainpace.trend import trend_of
-from trainpace.validation import Row, by, summarise
+from trainpace.run import Question as VerifyQuestion
+from trainpace.run.climbing import climb
+from trainpace.run.equivalence import Equivalence, Facts, Tried, WayResult
+from trainpace.run.trial import FailedTrial
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.match import Matches, MatchRequest
 from trainpace.verbs.suite import SuiteRequest
-from trainpace.verify import Question as VerifyQuestion
-from trainpace.verify.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)

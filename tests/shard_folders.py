@@ -1,6 +1,6 @@
 """Precomputed folders without worker processes, and dataset files for those with."""
 
-from trainpace.records import save
+from trainpace.core.records import save
 from trainpace.shards.files import (
     MANIFEST,
     PLAN,

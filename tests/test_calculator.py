@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.outcome import Jump
-from trainpace.validation import case_of, read_runs
+from trainpace.core.outcome import Jump
+from trainpace.forecast import case_of, read_runs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 spec = spec_from_file_location("calculator", EXAMPLES / "calculator.py")

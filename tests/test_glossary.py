@@ -13,7 +13,8 @@ import click
 import pytest
 
 from trainpace.cli.program import _cli
-from trainpace.hardware import catalogue, host_catalogue
+from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.hosts import host_catalogue
 from trainpace.offers import snapshot
 from trainpace.verbs import SUMMARIES
 

@@ -192,7 +192,7 @@ def relatedness() -> str:
 
 def cards() -> str:
     """The cards of the catalogue."""
-    from trainpace.hardware import catalogue
+    from trainpace.core.catalogue_reader import catalogue
 
     gpus = [d for d in catalogue() if d.kind == "gpu"]
     by_architecture: dict[str, list[str]] = {}
@@ -221,14 +221,14 @@ def below(name: str, number: str) -> str:
 
 def public_sources(number: str) -> str:
     """A table (from 1) of the packaged SOURCES.md: what is packaged, what is left out."""
-    from trainpace.evidence import FOLDER
+    from trainpace.forecast import FOLDER
 
     return _TABLE.findall((FOLDER / "SOURCES.md").read_text())[int(number) - 1].rstrip("\n")
 
 
 def public_accuracy(groups: str) -> str:
     """The errors of the packaged forecasts, by card or by model_kind."""
-    from trainpace.evidence import ScoreLine, public_runs, score_of
+    from trainpace.forecast import ScoreLine, public_runs, score_of
 
     score = score_of(public_runs())
     lines = [

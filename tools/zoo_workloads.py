@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 from typing import get_args
 
-from trainpace.records import to_json
-from trainpace.tasks import zoo
-from trainpace.trace import workloads
-from trainpace.trace.trace import trace
-from trainpace.workload import Form
+from trainpace.core.records import to_json
+from trainpace.workload import Form, workloads, zoo
+from trainpace.workload.trace import trace
 
 
 def main() -> None:

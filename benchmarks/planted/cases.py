@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.machine.host_links import join
-from trainpace.records import write_whole
-from trainpace.tasks import build_task, make_optimizer
+from trainpace.core.records import write_whole
+from trainpace.measure.host_links import join
+from trainpace.workload import build_task, make_optimizer
 
 WARM_UP = 3
 

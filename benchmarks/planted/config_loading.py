@@ -11,11 +11,11 @@ from typing import Any
 
 import config_slurm
 from config_plans import SETS, Round, execution, texts_of
+from launch import environment
 from msgspec.structs import replace
 
-from launch import environment
 from trainpace.configs import Changes, combine, parse_config, rewrite
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 
 LIBRARIES = {
     "Hugging Face TrainingArguments": "transformers 5.23 `HfArgumentParser`, `TrainingArguments`",

@@ -20,7 +20,7 @@ from trainpace.configs import (
 )
 from trainpace.configs.changes import UNWRITTEN
 from trainpace.configs.files import write_changes
-from trainpace.execution import PRECISIONS, Execution
+from trainpace.core.execution import PRECISIONS, Execution
 from trainpace.plan import PARALLELISM, Limit
 from trainpace.verbs.limits import limits_of
 

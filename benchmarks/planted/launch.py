@@ -16,7 +16,7 @@ from pathlib import Path
 import netns
 from cases import Case
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 
 ROOT = Path(__file__).parents[2]
 GRACE_S = 3.0

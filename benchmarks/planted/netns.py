@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 
 INTERFACE = "eth0"
 BURST = "16kb"

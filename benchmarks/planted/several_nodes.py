@@ -18,8 +18,8 @@ from netns import INTERFACE
 from slurm_cluster import Cluster
 from truth import WARM_UP_STEPS, read_truth
 
+from trainpace.core.records import Record, from_json
 from trainpace.diagnose import Diagnosis
-from trainpace.records import Record, from_json
 from trainpace.watch import Recording, Step, read_processes, read_recording, records_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "several_nodes.py"

@@ -22,7 +22,7 @@ from pathlib import Path
 import netns
 from cpu_share import share
 
-from trainpace.process import guard
+from trainpace.core import guard
 
 PORTS_EACH, CLUSTERS_EACH = 16, 20
 _first_ports = itertools.count(1_100 + os.getpid() % 59 * CLUSTERS_EACH * PORTS_EACH, PORTS_EACH)

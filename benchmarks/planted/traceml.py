@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, Case
-
 from launch import ROOT, environment, free_port, together
-from trainpace.records import Record
+
+from trainpace.core.records import Record
 
 PEERS = ROOT / ".peers-watch"
 WRAPPER = Path(__file__).parent / "under_traceml.py"

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from cases import CASES, Case
-
 from launch import run
-from trainpace.records import Record
+
+from trainpace.core.records import Record
 
 WARM_UP_STEPS = 10
 

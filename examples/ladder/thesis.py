@@ -6,8 +6,8 @@ speed-up of a rung and the days follow from these. It states no spread, memory, 
     python examples/ladder/thesis.py
 """
 
-from trainpace.ladder import LadderRow
 from trainpace.report.ladder import LadderTable, markdown
+from trainpace.run import LadderRow
 
 EPOCH_MS = 10.7 * 3600 * 1e3
 EPOCHS = 32 * 50

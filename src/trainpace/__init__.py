@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.api import calibrate as calibrate
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from trainpace.api import validate as validate
     from trainpace.api import verify as verify
     from trainpace.api import watch as watch
-    from trainpace.errors import TrainpaceError as TrainpaceError
+    from trainpace.core.errors import TrainpaceError as TrainpaceError
 
 __version__ = "0.1.0"
 
-_ROOMS = frozenset(
-    "diagnose doctor forecast journal loader measure offers plan schedule trace verify watch".split()
-)
+_ROOMS = frozenset("diagnose forecast journal measure offers plan run watch".split())
 _export, _exported_names = exports(__name__, __file__)
 
 

@@ -18,11 +18,11 @@ import trainpace
 from nouns import measurement
 from trainpace import api
 from trainpace.cli.program import VERBS, _cli
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Jump
+from trainpace.core.records import to_json
 from trainpace.measure import analyse
-from trainpace.outcome import Jump
-from trainpace.records import to_json
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.request import fields_of, request_of
@@ -134,8 +134,8 @@ def test_a_room_with_a_verbs_name_is_both():
 
 
 def test_a_room_can_be_patched(monkeypatch):
-    monkeypatch.setattr("trainpace.schedule.total_steps", lambda *_: 7)
-    assert trainpace.schedule.total_steps() == 7
+    monkeypatch.setattr("trainpace.job.total_steps", lambda *_: 7)
+    assert trainpace.job.total_steps() == 7
     monkeypatch.undo()
     assert (
         trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).time.total_s == 10
@@ -148,7 +148,7 @@ def test_importing_trainpace_imports_nothing_else():
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("trainpace")} == {
         "trainpace",
-        "trainpace.lazy",
+        "trainpace.core.lazy",
     }
     assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}
 

@@ -10,10 +10,11 @@ from accuracy_chart import draw
 from accuracy_pairs import order_of_executions
 from accuracy_tables import SIZES, Judged, by_card, by_collection, by_software, errors_of
 
-from trainpace.execution import Execution
-from trainpace.hardware import Cluster, find_device
-from trainpace.software import parse_software
-from trainpace.validation import Case, Run
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.software import parse_software
+from trainpace.forecast import Case, MeasuredRun
 from trainpace.workload import PLAIN
 
 
@@ -32,7 +33,7 @@ def judged(
     execution = Execution(micro_batch=batch, nproc_per_node=gpus // nodes, nnodes=nodes, **said)
     cluster = Cluster(device=find_device(card), devices_per_node=gpus // nodes, nodes=nodes)
     case = Case(
-        Run(index=0, file="made"),
+        MeasuredRun(index=0, file="made"),
         spec,
         "fp32",
         PLAIN,

@@ -4,7 +4,7 @@ import pytest
 from architecture_list import DIFFUSERS, OTHERS, REFUSED, TRANSFORMERS, architectures
 from architectures import WITHIN, difference
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 LIBRARIES = dict.fromkeys(TRANSFORMERS, "transformers") | dict.fromkeys(DIFFUSERS, "diffusers")
 LIBRARIES |= {name: "timm" for name, (_, tiny) in OTHERS.items() if tiny.startswith("timm")}

@@ -19,7 +19,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator_faults, "ROOT", tmp_path)
     monkeypatch.setattr(accelerator_faults, "FAULTS", tmp_path / "faults.toml")
     monkeypatch.setattr(accelerator_faults, "RESULT", tmp_path / "result.md")
-    monkeypatch.setattr(accelerator_faults, "TESTS", ("tests/accelerator",))
+    monkeypatch.setattr(accelerator_faults, "TESTS", ("tests/measure",))
     monkeypatch.setattr("sys.argv", ["accelerator_faults.py"])
 
     def tested(*lines):

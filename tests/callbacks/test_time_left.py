@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.callbacks.time_left import Other, multiples_in, pace_of, time_left
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 STEPS = 1000
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import machine_profile, measurement
-from trainpace.execution import Execution
-from trainpace.records import save, to_jsonable
+from trainpace.core.execution import Execution
+from trainpace.core.records import save, to_jsonable
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "examples" / "configs"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nouns import workload
+from trainpace.core.records import save
 from trainpace.journal import Journal
-from trainpace.records import save
 
 TASK = """
 import pathlib, shutil, sys, torch

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import TOKENS, stacked, workload
-from trainpace.records import save
+from trainpace.core.records import save
 
 
 @pytest.fixture(scope="module")

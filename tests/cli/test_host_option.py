@@ -7,8 +7,8 @@ import pytest
 import trainpace
 from nouns import workload
 from trainpace.cli.program import main
-from trainpace.errors import TrainpaceError
-from trainpace.records import save
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import save
 
 
 @pytest.fixture

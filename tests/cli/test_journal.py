@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from entries import entry, sweep, whole_entry
 from nouns import measurement
+from trainpace.core.outcome import Interval
+from trainpace.core.records import from_json, to_jsonable
 from trainpace.journal import Entry, Journal
-from trainpace.outcome import Interval
-from trainpace.records import from_json, to_jsonable
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from nouns import workload
 from trainpace.cli import main
-from trainpace.records import save
+from trainpace.core.records import save
 
 
 def commands(group=None, name=()):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nouns import stacked, workload
-from trainpace.records import save
+from trainpace.core.records import save
 
 JOB = ("--samples", "100000", "--epochs", "2", "--global-batch", "64")
 

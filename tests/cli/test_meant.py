@@ -6,7 +6,7 @@ import pytest
 
 from trainpace.cli.meant import meant
 from trainpace.cli.program import main
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.verbs import SUMMARIES
 
 CONFIGURATIONS = {

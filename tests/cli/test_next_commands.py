@@ -14,10 +14,10 @@ from nouns import workload
 from scenes import GOLDEN, OTHERS
 from trainpace.cli import main
 from trainpace.cli.program import _cli
-from trainpace.hardware import find_device
-from trainpace.records import save
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.records import save
 from trainpace.report import one_screen
-from trainpace.trace import packaged_names
+from trainpace.workload import packaged_names
 
 RUN_HERE = {"forecast", "plan", "match", "schedule", "journal", "gpus"}
 """Others train, or ask the network; they are parsed."""

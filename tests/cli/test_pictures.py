@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from answers import HOSTILE
 from nouns import workload
-from trainpace.records import save
+from trainpace.core.records import save
 
 JOB = ("--samples", "100k", "--epochs", "3")
 FORECAST = ("forecast", "w.json", "--gpu", "T4", "--batch", "1:20", "--no-journal")

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
+from trainpace.core.records import load, save
 from trainpace.plan import Plan
-from trainpace.records import load, save
 from trainpace.watch import read_recording
 from watch.scripts import script
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.configs import Changes, combine, parse_config, rewrite
-from trainpace.errors import Contradiction
-from trainpace.execution import Execution
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import Execution
+from trainpace.core.records import save
 from trainpace.plan import Change, Choice, Outlook, Plan
-from trainpace.records import save
 from trainpace.verbs.plan import PlanRequest
 from trainpace.verbs.request import Misuse
 from trainpace.verbs.settings import rewritten, save_all

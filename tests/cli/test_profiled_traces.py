@@ -9,7 +9,7 @@ import made_traces as made
 import trainpace
 from trainpace.cli import main
 from trainpace.cli.meant import meant, place_last
-from trainpace.profilers import ProfiledTraining
+from trainpace.diagnose import ProfiledTraining
 from trainpace.report.screen import LINES
 from trainpace.verbs import SUMMARIES
 

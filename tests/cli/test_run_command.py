@@ -114,7 +114,7 @@ def test_a_folder_that_takes_no_lock_is_one_sentence(folder):
 def test_a_dry_run_shows_what_would_be_started(folder):
     done = trainpace(folder, "ladder.toml", "--dry-run", "--no-forecast")
     assert done.returncode == 0, done.stderr
-    assert "trainpace.launch.trial_worker" in done.stdout
+    assert "trainpace.run.trial_worker" in done.stdout
     assert "not possible" in done.stdout
     assert not (folder / "ladder-run" / "ladder.json").exists()
 

@@ -9,15 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import result
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.execution import Execution
-from trainpace.hardware import find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.journal import Journal
-from trainpace.ladder.forecasts import StepForecast
-from trainpace.ladder.results import Attempt, measured_of
-from trainpace.ladder.rungs import Ladder, LauncherChoice, Rung, Setup
-from trainpace.launch.job import Job
-from trainpace.launch.slurm_script import SlurmOptions
+from trainpace.run.job import Job
+from trainpace.run.ladder_forecasts import StepForecast
+from trainpace.run.ladder_results import Attempt, measured_of
+from trainpace.run.rungs import Ladder, LauncherChoice, Rung, Setup
+from trainpace.run.slurm_script import SlurmOptions
 from trainpace.verbs.run import RunRequest, _keeper
 
 TASK = """

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from nouns import workload
 from trainpace.cli import main
-from trainpace.records import save
+from trainpace.core.records import save
 from trainpace.report.screen import LINES
 
 FLEET = "--gpu H100 --num-gpus 8 --nodes 2 --network 50"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from entries import whole_entry
-from trainpace.evidence import public_runs
+from trainpace.core.outcome import Interval, StepTime
+from trainpace.forecast import public_runs
 from trainpace.journal import Journal
-from trainpace.outcome import Interval, StepTime
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_misuse_is_one_sentence(run, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/evidence/test_scoring.py scores the same, without the command
+@pytest.mark.long  # tests/forecast/test_scoring.py scores the same, without the command
 def test_this_versions_accuracy_is_computed_anew(run):
     done = run("score", "--public", "--json")
     score = json.loads(done.stdout)

@@ -11,7 +11,7 @@ import yaml
 
 from configs.test_readers import ACCELERATE, DS, HF, LIGHTNING
 from trainpace.configs import parse_command, parse_config
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 FULL_HF = {
     **HF,

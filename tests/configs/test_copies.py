@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from trainpace.configs import copied_command, copied_text, names_file, split_command
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 COPIES = {"args.json": "/t/args.json", "conf/ds.json": "/t/ds.json"}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.configs.syntax import set_key
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 
 def edited(text, path, value, syntax="yaml"):

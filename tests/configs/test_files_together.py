@@ -12,8 +12,8 @@ from configs.test_readers import EXAMPLES
 from trainpace.configs import Changes, rewrite, settings_of
 from trainpace.configs.files import write_changes
 from trainpace.configs.settings import AUTOCAST_OF
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 from config_plans import FILES, MAY_BE_SILENT, SETS, execution, texts_of, together, varied

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.test_readers import EXAMPLES
 from trainpace.configs import combine, parse_command, parse_config
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 counts = st.integers(1, 4096)
 common = {"micro_batch": counts, "accumulation": counts}

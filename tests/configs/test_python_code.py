@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.configs import Changes, parse_config, rewrite
-from trainpace.errors import UnreadableInput
-from trainpace.execution import Execution
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.execution import Execution
 
 TRAINING = """import os
 from transformers import Trainer, TrainingArguments

@@ -9,7 +9,7 @@ from configs.read_examples import CASES
 from trainpace.configs import parse_command, parse_config, read_configs
 from trainpace.configs.files import syntax_of
 from trainpace.configs.huggingface import NAMES
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 
 HF = {
     "output_dir": "out",

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 import trainpace
 from nouns import stacked
 from trainpace.configs import parse_config
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.records import save
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.records import save
 
 BASE = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "bf16": True}
 

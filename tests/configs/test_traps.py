@@ -10,7 +10,7 @@ from configs.test_readers import DS, HF, LIGHTNING, ds, hf, notes, settings
 from trainpace.configs import parse_command, parse_config
 from trainpace.configs.accelerate import NAMES as ACCELERATE_NAMES
 from trainpace.configs.deepspeed import REMOVED, TOP_LEVEL, ZERO
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n"
 

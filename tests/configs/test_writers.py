@@ -22,9 +22,9 @@ from trainpace.configs import (
     settings_of,
 )
 from trainpace.configs.files import BY_HAND, WRITERS, write_changes
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.execution import Execution
-from trainpace.intake import read_text
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.intake import read_text
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from diagnose.recordings import block, fetch, loader, rank, recording
+from trainpace.core.errors import TrainpaceError
 from trainpace.diagnose import diagnose, split
 from trainpace.diagnose.dropout_advice import CODE
-from trainpace.errors import TrainpaceError
 from trainpace.watch import PARTS, Line, StatedLength
 
 

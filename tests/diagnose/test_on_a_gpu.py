@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from diagnose.recordings import block, rank, recording
+from trainpace.core.records import from_json
 from trainpace.diagnose import diagnose
-from trainpace.records import from_json
 from trainpace.watch import Rank
 
 RECORDED = {

@@ -5,7 +5,7 @@ import json
 import pytest
 from fitting.gpt_sizes import GptSize, gpt_size, named_model, write_configuration
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 BIGSCIENCE = "NHIDDEN=14400, 20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=96 vocab=250k"
 

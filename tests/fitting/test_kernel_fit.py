@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from trainpace.forecast.cards import CardConstants
 from trainpace.forecast.constants import KernelConstants
-from trainpace.trace.operators import Row
 from trainpace.workload import CONV
+from trainpace.workload.operators import Row
 
 
 def record(*arguments):

@@ -7,9 +7,9 @@ import pytest
 from fitting.prepare import CONFIGURATIONS, FILES, prepared, prepared_case
 
 from fitting import prepare
-from trainpace.errors import TrainpaceError
-from trainpace.hardware import find_host
-from trainpace.validation import Run, case_of, read_runs
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.hosts import find_host
+from trainpace.forecast import MeasuredRun, case_of, read_runs
 
 HERE = Path(".")
 
@@ -23,11 +23,11 @@ def case(tmp_path=HERE, **stated):
         "batch_per_gpu": 32.0,
         "step_time_ms": 100.0,
     }
-    return prepared_case(Run(**values | stated), HERE, tmp_path)
+    return prepared_case(MeasuredRun(**values | stated), HERE, tmp_path)
 
 
 def test_a_plain_run_stays_as_it_is():
-    run = Run(
+    run = MeasuredRun(
         index=0,
         model_spec="resnet50",
         precision="fp32",
@@ -63,7 +63,7 @@ def megatron(tmp_path, **stated):
         "notes": "FLOPs counted INCLUDE the activation recomputation",
         "interconnect": "NVSwitch + 8x HDR 200Gb/s InfiniBand per node",
     }
-    return prepared_case(Run(**values | stated), HERE, tmp_path)
+    return prepared_case(MeasuredRun(**values | stated), HERE, tmp_path)
 
 
 def test_megatron_bridge_is_not_the_megatron_of_2021(tmp_path):
@@ -162,7 +162,7 @@ def test_without_its_columns_a_model_of_sizes_is_unknown(tmp_path):
     assert case_of(megatron(tmp_path).run, HERE).spec.startswith("transformers:")
     with pytest.raises(TrainpaceError, match="no model definition"):
         case_of(
-            Run(
+            MeasuredRun(
                 index=0, model="GPT 76B", model_variant_or_config="layers=60 hidden=10240 heads=80"
             ),
             HERE,
@@ -334,7 +334,7 @@ def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
     ],
 )
 def test_the_hosts_of_collections_that_tell(file, gpu, notes, host):
-    run = Run(index=0, file=file, gpu=gpu, notes=notes)
+    run = MeasuredRun(index=0, file=file, gpu=gpu, notes=notes)
     assert prepare.host_of(run) == host
 
 
@@ -345,7 +345,7 @@ def test_every_host_of_a_collection_is_in_the_catalogue():
 
 
 def test_a_host_that_a_run_states_goes_before_its_collections():
-    run = Run(
+    run = MeasuredRun(
         index=0,
         file="profet_aws",
         gpu="T4",

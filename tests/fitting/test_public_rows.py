@@ -15,7 +15,7 @@ from fitting.public_journal import (
     read_sources,
 )
 
-from trainpace.validation import Run
+from trainpace.forecast import MeasuredRun
 
 
 def entry_of(file, source="", place=""):
@@ -94,7 +94,7 @@ def test_the_day_of_a_reading_goes_before_the_year_of_its_source():
     source = Source(file="bigscience_bloom", date="2022-02")
     read = Chosen(
         {"notes": "section 'x'; row date 02-17; one iteration"},
-        Run(index=0, file="bigscience_bloom"),
+        MeasuredRun(index=0, file="bigscience_bloom"),
         source,
     )
     assert _date(read, source) == "2022-02-17"

@@ -6,14 +6,14 @@ from fitting.runs import RunTable
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.execution import Execution
-from trainpace.forecast import fitted_constants
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.software import Software
+from trainpace.forecast import Case, MeasuredRun, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.software_rewrites import as_run
-from trainpace.hardware import Cluster, find_device
-from trainpace.software import Software
-from trainpace.validation import Case, Run
 from trainpace.workload import PLAIN
 
 
@@ -21,7 +21,13 @@ def pair(device, batch, precision="fp32", compiled=False):
     execution = Execution(micro_batch=batch, precision=precision, compile=compiled)
     form = "fp32" if precision == "fp32" else "amp"
     case = Case(
-        Run(index=0), "model", form, PLAIN, execution, Cluster(device=find_device(device)), 5.0
+        MeasuredRun(index=0),
+        "model",
+        form,
+        PLAIN,
+        execution,
+        Cluster(device=find_device(device)),
+        5.0,
     )
     return case, with_activation(workload()) if compiled else workload()
 

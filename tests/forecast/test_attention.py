@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import operators
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import catalogue, find_device
+from trainpace.core.execution import Execution
+from trainpace.core.software import Software
 from trainpace.forecast import (
     FittedKernels,
     default_implementation,
@@ -24,8 +26,6 @@ from trainpace.forecast.attention import (
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import matrix_peak, sustained_rates
 from trainpace.forecast.target import kernel_key
-from trainpace.hardware import catalogue, find_device
-from trainpace.software import Software
 from trainpace.workload import ATTENTION, AttentionSizes
 
 CARDS = ("V100", "A100 SXM 80GB", "L40S", "H100 SXM", "B200", "MI300X")

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError, UnknownName
 from trainpace.forecast.collectives import COLLECTIVES, collective_ms
 from trainpace.forecast.links import CONSTANTS
-from trainpace.hardware import Cluster, find_device
 
 A100 = Cluster(
     device=find_device("A100 SXM 80GB"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=25

@@ -6,20 +6,21 @@ from msgspec.structs import replace
 
 from expert_models import CHOSEN, EXPERTS, INNER, TOKENS, WIDTH, language_task
 from nouns import stacked
-from trainpace.errors import Contradiction
-from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import Execution
+from trainpace.core.software import Software
+from trainpace.core.statistics import Z_95
+from trainpace.core.units import BYTES_PER_GIB
+from trainpace.forecast import Forecaster, Target, read_parallelism
 from trainpace.forecast.exchanges import CONTENTION
-from trainpace.forecast.intervals import EXPERTS_SD, Z_95
+from trainpace.forecast.intervals import EXPERTS_SD
 from trainpace.forecast.ranks import rank_operators
 from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import host_sensitivity, kernel_key
-from trainpace.hardware import Cluster, find_device
-from trainpace.software import Software
-from trainpace.trace.trace import trace_task
-from trainpace.units import BYTES_PER_GIB
-from trainpace.validation import read_parallelism
 from trainpace.workload import GEMM, GROUPED, Variant, at_batch
+from trainpace.workload.trace import trace_task
 
 EP8 = Execution(nproc_per_node=8, micro_batch=256, precision="bf16", optimizer="adamw", ep=8)
 

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, operators, workload
-from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution
+from trainpace.core.catalogue_reader import catalogue, find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.outcome import STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.forecast import fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
-from trainpace.hardware import Cluster, catalogue, find_device
-from trainpace.outcome import STEP_PARTS, Forecast, Interval, StepTime
-from trainpace.schedule import Schedule
+from trainpace.job import Schedule
 
 devices = st.sampled_from([d.name for d in catalogue()])
 in_fp32 = st.sampled_from([d.name for d in catalogue() if d.architecture != "Gaudi"])

@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import cpu, machine_model, stacked, workload
-from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, Grid, Target
 from trainpace.forecast.assembly import ACCUMULATE_SHARE, COPY_START_US
 from trainpace.forecast.tables import Bounded
-from trainpace.hardware import Cluster, find_device
 
 FOUR = Cluster(device=find_device("A100"), devices_per_node=4)
 RUN = Execution(nproc_per_node=4, precision="bf16", zero_stage=1)

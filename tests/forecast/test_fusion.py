@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainpace.core.catalogue_reader import find_device
 from trainpace.forecast.constants import fitted_constants
 from trainpace.forecast.fusion import fused
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.hardware import find_device
-from trainpace.kinds import FUNCTIONS
-from trainpace.workload import MOST_SIZES, Operators
+from trainpace.workload import FUNCTIONS, MOST_SIZES, Operators
 
 WIDTH = 512
 """Elements of a sample's tensors; products are WIDTH x WIDTH."""

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import LAYERS, forecast, stacked, step_memory
-from trainpace.errors import Contradiction
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import Execution
+from trainpace.core.software import TODAY
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.exchanges import Exchanges
 from trainpace.forecast.grid import stages_of
@@ -16,8 +19,6 @@ from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.ranks import RankTable, StageCosts
 from trainpace.forecast.shapes import CLASHES, clashes, divisors
 from trainpace.forecast.target import FITTED, kernel_key
-from trainpace.hardware import Cluster, find_device
-from trainpace.software import TODAY
 
 WORKLOAD = stacked()
 powers = st.sampled_from([1, 2, 4, 8])

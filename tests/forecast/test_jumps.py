@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import (
     FittedKernels,
     Forecaster,
@@ -21,10 +23,8 @@ from trainpace.forecast import (
 from trainpace.forecast.jumps import find_jumps, next_good
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.target import kernel_key
-from trainpace.hardware import Cluster, find_device
-from trainpace.trace import load_workload
-from trainpace.trace.trace import trace
-from trainpace.workload import PLAIN, form_of
+from trainpace.workload import PLAIN, form_of, load_workload
+from trainpace.workload.trace import trace
 
 BATCHES = list(range(1, 71))
 

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, operators, workload
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import catalogue, find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.tiles import TileModel, tile_model, tiled
-from trainpace.hardware import Cluster, catalogue, find_device
-from trainpace.trace.trace import trace
 from trainpace.workload import OTHER, Operators
+from trainpace.workload.trace import trace
 
 sizes = st.integers(1, 4096)
 TILES = TileModel(*(np.array(x) for x in (0.9, 10.0, 32.0, 0.7)))

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import memory_model, stacked, step_memory, workload
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.memory import CONTEXT_GIB, fits
-from trainpace.units import BYTES_PER_GIB
 
 FORM = workload().forms["fp32"]
 

@@ -5,7 +5,9 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import stacked, step_memory
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.memory import (
     COMPILED_NEED_SD,
@@ -14,7 +16,6 @@ from trainpace.forecast.memory import (
     needed_gib,
     room_gib,
 )
-from trainpace.hardware import Cluster, find_device
 
 FORM = stacked().forms["half"]
 

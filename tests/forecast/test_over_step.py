@@ -5,12 +5,12 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, workload
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.records import from_json, to_json
 from trainpace.forecast.explanations import memory_over_step
-from trainpace.hardware import Cluster, find_device
-from trainpace.records import from_json, to_json
-from trainpace.trace import load_workload
-from trainpace.workload import Workload
+from trainpace.workload import Workload, load_workload
 
 T4 = find_device("T4")
 

@@ -5,12 +5,12 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import TOKENS, stacked
-from trainpace.documents import Documents
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.forecast import Forecaster, Target, packed
-from trainpace.hardware import Cluster, find_device
-from trainpace.workload import ATTENTION, ATTENTION_KINDS, Workload
+from trainpace.workload import ATTENTION, ATTENTION_KINDS, Documents, Workload
 
 
 def half_only() -> Workload:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from trainpace.core.catalogue_reader import find_device
 from trainpace.forecast.pooling import Pooled, generation_of
-from trainpace.hardware import find_device
 
 POOLED = Pooled(
     names=("share",),

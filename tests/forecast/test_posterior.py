@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import measurement, workload
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.forecast import (
     Forecaster,
     Grid,
@@ -22,7 +24,6 @@ from trainpace.forecast import (
 )
 from trainpace.forecast.intervals import PARTS, Relatedness, fitted_spreads
 from trainpace.forecast.posterior import MEASURING_SD, Observed, Run, covariance
-from trainpace.hardware import Cluster, find_device
 
 V100, A100 = (
     Forecaster(workload(), Target(Cluster(device=find_device(name)))) for name in ("V100", "A100")

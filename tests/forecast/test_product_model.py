@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.execution import Precision
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.execution import Precision
 from trainpace.forecast.constants import fitted_constants
 from trainpace.forecast.product_model import (
     Network,
@@ -16,7 +17,6 @@ from trainpace.forecast.product_model import (
     product_times,
 )
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.hardware import find_device
 
 sizes = st.integers(1, 200).map(lambda x: 64.0 * x)
 

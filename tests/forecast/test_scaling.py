@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, step_memory
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import forecast_row
 from trainpace.forecast.memory import needed_gib, room_gib
-from trainpace.hardware import Cluster, find_device
-from trainpace.outcome import forecast_row
 from trainpace.report.forecast import print_forecasts
 
 WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small

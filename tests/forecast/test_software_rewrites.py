@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from nouns import stacked
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.software import TODAY, Rewrites, Software, parse_software
 from trainpace.forecast import Forecaster, Target
 from trainpace.forecast.fusion import fused as fused_by_inductor
 from trainpace.forecast.software_rewrites import as_run
-from trainpace.hardware import Cluster, find_device
-from trainpace.software import TODAY, Rewrites, Software, parse_software
-from trainpace.trace.trace import trace
 from trainpace.workload import Variant
+from trainpace.workload.trace import trace
 
 A100 = Cluster(device=find_device("A100"))
 GPT2 = {

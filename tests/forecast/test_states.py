@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from nouns import stacked, step_memory
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import widths
-from trainpace.units import BYTES_PER_GIB
 
 WORKLOAD = stacked()
 D = 8

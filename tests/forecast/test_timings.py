@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import FORM, cpu, forecast, machine_model, operators, timed_products, workload
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.records import from_json, to_json
 from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import (
     UNTIMED_SD,
@@ -19,8 +21,6 @@ from trainpace.forecast.timings import (
     machine_times,
     step_factor,
 )
-from trainpace.hardware import Cluster
-from trainpace.records import from_json, to_json
 
 
 def test_a_slowdown_that_is_everywhere_is_found_where_nothing_was_timed():

@@ -22,11 +22,11 @@ from made_traces import COMPUTING, EXCHANGING, events_of, trace_of, write_nsight
 from made_trails import simple_run
 from nouns import every_noun, machine_profile, measurement, stacked
 from shard_folders import write_folder
+from trainpace.core.records import to_json
 from trainpace.journal import Journal, export
-from trainpace.ladder import read_ladder
 from trainpace.measure import suite
 from trainpace.plan import Plan
-from trainpace.records import to_json
+from trainpace.run import read_ladder
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.packing import documents_of
 from trainpace.watch import PARTS
@@ -102,7 +102,7 @@ class FileType(NamedTuple):
 
 def reading(read: Callable[[Path], object]) -> Callable[[Path], None]:
     """A reader that is tried without its command; the command's way to say what is wrong is the same for all."""
-    from trainpace.errors import TrainpaceError
+    from trainpace.core.errors import TrainpaceError
     from trainpace.report import tell
 
     def run(file: Path) -> None:

@@ -5,22 +5,26 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.execution import Execution
-from trainpace.job import ONLY_STEPS, JobConditions, Question, answer, training_of
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import JOB_PARTS
+from trainpace.job import (
+    ONLY_STEPS,
+    JobConditions,
+    Question,
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    answer,
+    learning_rate_advice,
+    training_of,
+)
 from trainpace.job.ask import (
     data_parallel_for_deadline,
     epochs_for_deadline,
     micro_batch_for_deadline,
     samples_for_deadline,
     step_time_for_deadline,
-)
-from trainpace.outcome import JOB_PARTS
-from trainpace.schedule import (
-    Schedule,
-    SpeedUp,
-    accumulation_for_global_batch,
-    learning_rate_advice,
 )
 
 schedules = st.builds(

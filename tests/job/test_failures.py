@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from failing_runs import mean_simulated_s
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.job import ONLY_STEPS, training_of
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.job import ONLY_STEPS, Schedule, training_of
 from trainpace.job.failures import (
     Interruption,
     best_interval_s,
@@ -19,7 +19,6 @@ from trainpace.job.failures import (
     failure_rate,
     segment_s,
 )
-from trainpace.schedule import Schedule
 
 CASES = [
     # (work, segments, checkpoint, ((mean time between, restart), ...)): from rare failures to more lost than done

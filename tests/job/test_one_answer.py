@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.hardware import Cluster, find_device
-from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
-from trainpace.ladder.forecasts import StepForecast
-from trainpace.ladder.results import Attempt, job_time
-from trainpace.ladder.rungs import Ladder, Setup
+from trainpace.job import JobConditions, Question, Schedule, answer, state_bytes, training_of
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Judge, Setting
 from trainpace.plan.evaluate import evaluate, job_seconds
-from trainpace.schedule import Schedule
+from trainpace.run.ladder_forecasts import StepForecast
+from trainpace.run.ladder_results import Attempt, job_time
+from trainpace.run.rungs import Ladder, Setup
 
 MODEL = workload()
 IN_STEPS = st.fixed_dictionaries(

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.hardware import find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import JOB_PARTS, Interval, StepTime
 from trainpace.job import JobConditions, Training, power_w
 from trainpace.job.conditions import CORE_SPREAD
 from trainpace.job.training import job_ranges, slowest_of
-from trainpace.outcome import JOB_PARTS, Interval, StepTime
 
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 import entries as strategies
 from entries import entry, sweep, whole_entry
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.forecast import read_runs
 from trainpace.journal import Given, Journal, export, import_file
 from trainpace.journal.importing import read_own
-from trainpace.validation import read_runs
 
 ENDINGS = ["json", "parquet", "csv"]
 

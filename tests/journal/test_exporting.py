@@ -11,7 +11,7 @@ import pytest
 
 from entries import entry, whole_entry
 from nouns import measurement
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 from trainpace.journal import Given, Journal
 from trainpace.journal.trackers import (
     numbers_of,

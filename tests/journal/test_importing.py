@@ -6,11 +6,11 @@ import sqlite3
 import pytest
 
 from nouns import measurement
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe
+from trainpace.core.records import to_jsonable
 from trainpace.journal import Given, Journal, format_of, import_file
-from trainpace.outcome import FailedProbe
-from trainpace.records import to_jsonable
 
 RUNS = """file,model_spec,model,framework,gpu_canonical,gpu,num_gpus,precision,memory_format,compile,batch_per_gpu,optimizer,mode,step_time_ms,samples_per_sec,peak_mem_gib,notes,img_size
 a,timm:resnet50,ResNet-50,pytorch,T4,Tesla T4,1,amp_fp16,nhwc,compile,32,sgd momentum,train,200.5,,7.5,,224

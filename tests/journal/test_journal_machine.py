@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from entries import entry, sweep
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.records import from_json, to_json
 from trainpace.journal import Journal, Query, export, import_file, share, store
 from trainpace.journal.shared import SharedRuns
-from trainpace.records import from_json, to_json
 
 CHUNK = 3
 """In place of a thousand, so that a few runs are written in several statements of one transaction."""

@@ -9,15 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import TOKENS, stacked, workload
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.records import save
 from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.hardware import Cluster, find_device
+from trainpace.job import Schedule
 from trainpace.journal import Journal, Knowledge, may_know
 from trainpace.journal.entry import Entry, new_id, now_utc
 from trainpace.plan import Setting, forecast_of
 from trainpace.plan.evaluate import evaluate
-from trainpace.records import save
-from trainpace.schedule import Schedule
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.forecast import run as forecast
 from trainpace.verbs.request import Silent

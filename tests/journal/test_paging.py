@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from entries import entry
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.journal import MOST_COUNTED, ORDERS, Journal, Query, names_of, page
 
 MODELS = ("timm:resnet50", "timm:ResNet18", "vgg16", "it's 100%_model")

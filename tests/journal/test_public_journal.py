@@ -4,8 +4,8 @@ import pytest
 
 from entries import whole_entry
 from public_made import RUNS, public
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.evidence import public_runs
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.forecast import public_runs
 from trainpace.journal import (
     PublicQuery,
     Query,

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from entries import whole_entry
-from trainpace.errors import UnreadableInput
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, StepTime
 from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
 from trainpace.journal import (
     Given,
     Journal,
@@ -20,9 +22,7 @@ from trainpace.journal import (
     text_of,
 )
 from trainpace.journal.receiving import MOST_REASONS
-from trainpace.outcome import Interval, StepTime
-from trainpace.trace import load_workload
-from trainpace.workload import Variant
+from trainpace.workload import Variant, load_workload
 
 FORECAST_MS = 79.65
 """About what this version forecasts for resnet50 in fp32 on a T4 at batch 8; the tests ask for no more than its order."""

@@ -7,10 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, measurement, workload
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe, Interval
 from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
 from trainpace.journal import (
     Circumstances,
     Knowledge,
@@ -22,7 +24,6 @@ from trainpace.journal import (
 )
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
-from trainpace.outcome import FailedProbe, Interval
 
 DEVICE = "T4"
 HERE = Circumstances(

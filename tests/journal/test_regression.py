@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.errors import Contradiction
+from trainpace.core.errors import Contradiction
+from trainpace.core.outcome import Interval
 from trainpace.journal import Pace, guard
-from trainpace.outcome import Interval
 from trainpace.watch import PARTS, Step, steady_ms
 
 

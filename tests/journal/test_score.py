@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from entries import entry, whole_entry
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, StepTime
 from trainpace.journal import LATELY, compare, scores
 from trainpace.journal.comparison import ratio_of
 from trainpace.journal.knowledge import newest_repeats, of_workload, other_models
-from trainpace.outcome import Interval, StepTime
 
 
 def at(second):

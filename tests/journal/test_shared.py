@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 import entries as strategies
 from entries import entry, whole_entry
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.outcome import Interval, StepTime
 from trainpace.journal import Entry, export, share, text_of
 from trainpace.journal.shared import MODEL, OPTIMIZER_NAMES, VERSION, public_name, schema
-from trainpace.outcome import Interval, StepTime
 
 ROOT = Path(__file__).parents[2]
 SECRETS = (

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 import entries as strategies
 from entries import entry, sweep, whole_entry
 from nouns import measurement
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe
 from trainpace.journal import Entry, Journal, Query, entry_of, may_know, new_id, probe_of
-from trainpace.outcome import FailedProbe
 
 SPAWN = multiprocessing.get_context("spawn")
 

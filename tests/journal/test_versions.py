@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from entries import entry
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 from trainpace.journal import VERSION, Journal
 from trainpace.journal.database import engine_of, url_of, writing
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Jump
+from trainpace.core.records import from_json, to_json
 from trainpace.measure.analysis import best_batches
 from trainpace.measure.changes import (
     StepCurve,
@@ -17,8 +19,6 @@ from trainpace.measure.changes import (
     _relative_noise,
     find_changes,
 )
-from trainpace.outcome import Jump
-from trainpace.records import from_json, to_json
 
 BATCHES = np.arange(1, 71)
 

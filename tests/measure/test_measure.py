@@ -2,9 +2,8 @@
 
 import pytest
 
-from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError
-from trainpace.machine import calibrate
-from trainpace.measure import Conditions, measure, probe
+from trainpace.core.errors import OutOfMemory, TimedOut, TrainpaceError
+from trainpace.measure import Conditions, calibrate, measure, probe
 
 TASK = """
 import time, torch

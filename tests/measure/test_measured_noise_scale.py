@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.job import noise_scale
 from trainpace.measure.noise_scale import NoiseNorms, squared_norm
 from trainpace.measure.sweep import Conditions, measure_noise_scale
-from trainpace.schedule import noise_scale
 
 
 def analytic(covariance, off, deviation):

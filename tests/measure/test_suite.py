@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.measure.suites import CLASSIC, RANDOM_BATCHES, SuiteItem, suite
-from trainpace.tasks import zoo
-from trainpace.tasks.generator import architecture
+from trainpace.workload import zoo
+from trainpace.workload.generator import architecture
 
 
 def test_classic_is_the_zoo():

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import measurement
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe
 from trainpace.measure.analysis import analyse
 from trainpace.measure.sweep import SweepPlan, next_for_largest, next_probe, run_sweep
-from trainpace.outcome import FailedProbe
 from trainpace.report.measurement import print_sweep, sweep_verdict
 
 

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
-from trainpace.errors import TrainpaceError
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
 from trainpace.forecast.shapes import divisors
-from trainpace.hardware import Cluster, find_device
-from trainpace.job import JobConditions
+from trainpace.job import JobConditions, Schedule
 from trainpace.offers import Offer
 from trainpace.offers.match import NEARLY, Job, nearest, rank
-from trainpace.schedule import Schedule
 
 QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
 MIXED = ("amp_bf16", "amp_fp16")

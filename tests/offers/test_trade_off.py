@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.hardware import find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.outcome import Interval
+from trainpace.job import Schedule
 from trainpace.offers import Job, Offer, picks, rank
 from trainpace.offers.trade_off import knee
-from trainpace.outcome import Interval
-from trainpace.schedule import Schedule
 
 
 @pytest.fixture(scope="module")

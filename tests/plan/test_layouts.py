@@ -4,11 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import workload
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import needed_gib
-from trainpace.hardware import Cluster, find_device
+from trainpace.job import Schedule
 from trainpace.plan import Setting, forecast_of, layouts_of
-from trainpace.schedule import Schedule
 
 CHOSEN = Execution(micro_batch=4, accumulation=3, nproc_per_node=2, optimizer="sgd_momentum")
 

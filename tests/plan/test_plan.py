@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from expert_models import language_task
 from nouns import forecast, workload
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.forecast import Grid
 from trainpace.forecast.memory import needed_gib
-from trainpace.hardware import Cluster, find_device
+from trainpace.job import Schedule, total_steps
 from trainpace.plan import NOISE, Choice, DataPath, Freedom, Judge, Setting, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
@@ -22,10 +24,8 @@ from trainpace.plan.plan import ladder
 from trainpace.plan.resolution import RESOLUTION, told_apart
 from trainpace.plan.search import executions_on, is_legal, search
 from trainpace.plan.simplicity import points
-from trainpace.schedule import Schedule, total_steps
-from trainpace.trace import load_workload
-from trainpace.trace.trace import trace_task
-from trainpace.workload import Variant
+from trainpace.workload import Variant, load_workload
+from trainpace.workload.trace import trace_task
 
 MODEL = workload()
 WAITING = (

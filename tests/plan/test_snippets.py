@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nouns import workload
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 from trainpace.plan import Choice, DataPath
 from trainpace.plan.knobs import KNOBS, differing
 from trainpace.plan.snippets import snippet

@@ -10,21 +10,21 @@ from msgspec.structs import replace
 from answers import asked, jumps, measured, traced
 from diagnose.recordings import block, fetch, loader, rank, recording
 from nouns import stacked, workload
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import STEP_PARTS, Interval, StepTime
+from trainpace.core.records import from_json, to_json, to_jsonable
 from trainpace.diagnose import diagnose
-from trainpace.errors import TrainpaceError
-from trainpace.evidence import Nearness, nearest
-from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
-from trainpace.ladder import LadderRow
+from trainpace.forecast import Forecaster, Nearness, Target, nearest
+from trainpace.job import Schedule
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers
-from trainpace.outcome import STEP_PARTS, Interval, StepTime
 from trainpace.plan import NO_WAIT, Change, DataPath, Plan, Setting, layouts_of, plan_changes
 from trainpace.plan.changes import Choice, Outlook
-from trainpace.records import from_json, to_json, to_jsonable
 from trainpace.report.charts import SHADES, Axis, Cell, Chart, HeatMap, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.forecast import forecast_pictures
@@ -41,7 +41,7 @@ from trainpace.report.step_charts import (
     step_gantt,
 )
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
-from trainpace.schedule import Schedule
+from trainpace.run import LadderRow
 
 AXIS = Axis(label="x")
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.cli.program import main
-from trainpace.evidence import nearest, public_runs
-from trainpace.execution import Execution
-from trainpace.hardware import find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.execution import Execution
+from trainpace.forecast import nearest, public_runs
 from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence, rate, what
-from trainpace.trace import load_workload
+from trainpace.workload import load_workload
 
 
 @pytest.fixture(scope="module")

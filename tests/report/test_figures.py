@@ -6,7 +6,7 @@ import pytest
 
 from answers import asked, jumps, measured
 from nouns import workload
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.measure.analysis import analyse
 from trainpace.report.figures import chart_figure, check_suffix, save_figures
 from trainpace.report.forecast import forecast_pictures

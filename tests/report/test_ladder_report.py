@@ -9,12 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import World, ladder, result, rung
-from trainpace.job import JobConditions
-from trainpace.ladder import NO_FORECAST, StepForecast
-from trainpace.ladder.climbing import climb, preview
-from trainpace.ladder.judging import Gain
-from trainpace.ladder.results import EndToEnd
-from trainpace.launch.trial import FailedTrial
+from trainpace.job import JobConditions, Schedule
 from trainpace.report.ladder import (
     ahead_json,
     head_and_rows,
@@ -26,7 +21,11 @@ from trainpace.report.ladder import (
     speedups,
     table_of,
 )
-from trainpace.schedule import Schedule
+from trainpace.run import NO_FORECAST, StepForecast
+from trainpace.run.climbing import climb, preview
+from trainpace.run.judging import Gain
+from trainpace.run.ladder_results import EndToEnd
+from trainpace.run.trial import FailedTrial
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ import trainpace
 from answers import HOSTILE
 from entries import entry
 from nouns import every_noun, machine_profile, measurement
-from trainpace.hardware import catalogue
-from trainpace.outcome import Interval
-from trainpace.records import Record
+from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record
 from trainpace.report import html_of
 from trainpace.verbs.request import Rows
 
@@ -215,6 +215,6 @@ def test_records_alone_know_of_no_notebook():
     import subprocess
     import sys
 
-    code = "from trainpace.records import Record; assert not hasattr(Record, '_repr_html_'); import trainpace.api; assert hasattr(Record, '_repr_html_')"
+    code = "from trainpace.core.records import Record; assert not hasattr(Record, '_repr_html_'); import trainpace.api; assert hasattr(Record, '_repr_html_')"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert issubclass(Answer, msgspec.Struct)

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from public_made import RUNS, public
-from trainpace.evidence import Score, ScoreLine
+from trainpace.forecast import Row, Score, ScoreLine, summarise
 from trainpace.report import (
     accuracy_chart,
     print_public_run,
@@ -15,7 +15,6 @@ from trainpace.report import (
     public_facts,
 )
 from trainpace.report.public import MOST_POINTS
-from trainpace.validation import Row, summarise
 
 
 def said(show, *arguments, width=120):

@@ -10,11 +10,10 @@ import answers
 from answers import asked, measured
 from diagnose.recordings import fetch, loader, rank, recording
 from nouns import every_noun, machine_profile, measurement
-from trainpace.diagnose import diagnose
-from trainpace.doctor import Check, Examination
+from trainpace.core.records import Record
+from trainpace.diagnose import Check, Examination, diagnose
 from trainpace.measure import analyse
 from trainpace.offers import Offer, Ranking, snapshot
-from trainpace.records import Record
 from trainpace.report import html_of, shared_page
 from trainpace.report.leaving import leaving
 from trainpace.verbs.forecast import Forecasts

@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from trainpace.outcome import Jump
+from trainpace.core.outcome import Jump
+from trainpace.core.trend import trend_of
 from trainpace.report.sweep_words import (
     MOST_JUMPS,
     jumps_in_words,
@@ -10,7 +11,6 @@ from trainpace.report.sweep_words import (
     shape_in_words,
     trend_in_words,
 )
-from trainpace.trend import trend_of
 
 JUMP = Jump(
     before=16,

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.shards.user_dataset import load_dataset
 
 MADE = """

@@ -44,7 +44,7 @@ def project(tmp_path):
 
 
 def taken(project):
-    from trainpace.records import from_json
+    from trainpace.core.records import from_json
     from trainpace.shards.files import Fingerprint
 
     done = subprocess.run(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shard_folders import NUMBERS
-from trainpace.process import worker as workers
+from trainpace.core import worker as workers
 from trainpace.shards import Settings, ShardDataset, precompute
 from trainpace.shards.precompute_worker import SampleCosts, decide
 

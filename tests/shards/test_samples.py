@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from shard_folders import write_folder
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.shards import ShardDataset
 from trainpace.shards import files as shards
 from trainpace.shards.samples import UnsupportedSample, differing_columns, encode, spread

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shard_folders import write_folder
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.shards import ShardDataset, ShardStream
 from trainpace.shards import dataset as shard_dataset
 

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from trainpace.errors import Contradiction
-from trainpace.records import load
+from trainpace.core.errors import Contradiction
+from trainpace.core.records import load
 from trainpace.shards import (
     Settings,
     ShardDataset,
@@ -75,7 +75,7 @@ class Files:
 
 
 class PoolHere:
-    """The work of `trainpace.process.Pool`, in this process, one request after another."""
+    """The work of `trainpace.core.Pool`, in this process, one request after another."""
 
     interrupted_after = None
 

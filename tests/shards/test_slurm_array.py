@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shard_folders import NOTHING
 from trainpace.configs.sbatch import read_sbatch
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.shards.files import ShardPlan, array_script, part_of, shard_sizes
 from trainpace.shards.samples import encode
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from diagnose.recordings import rank, recording
 from nouns import workload
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Interval
+from trainpace.core.records import save
 from trainpace.diagnose import Diagnosis
-from trainpace.errors import TrainpaceError
-from trainpace.outcome import Interval
-from trainpace.records import save
 from trainpace.report import print_looked
 from trainpace.verbs.look import (
     Length,

@@ -4,11 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from nouns import stacked
-from trainpace.documents import Documents
-from trainpace.execution import Execution
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
 from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, find_device
 from trainpace.verbs.packing import compared, padded_batch
+from trainpace.workload import Documents
 
 
 def test_packing_saves_time_a_token_of_documents():

@@ -8,9 +8,9 @@ import pytest
 import trainpace
 from nouns import workload
 from trainpace.cli.program import main
-from trainpace.errors import TrainpaceError
-from trainpace.loader import LoaderCost
-from trainpace.records import save
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import save
+from trainpace.measure import LoaderCost
 from trainpace.verbs.recorded import caveats, loader_of, recording_of
 from trainpace.watch.inside.trail import FORWARD, Fetch
 from watch.test_recording import LOADER, MS, write

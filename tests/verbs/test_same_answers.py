@@ -4,10 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 import trainpace
-from trainpace.execution import Execution
-from trainpace.hardware import find_device
-from trainpace.trace import load_workload
-from trainpace.workload import Workload
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.execution import Execution
+from trainpace.workload import Workload, load_workload
 
 SAMPLES, EPOCHS = 50_000, 3
 CARDS = ("RTX 3090", "A100 SXM 40GB", "V100 SXM2 16GB")

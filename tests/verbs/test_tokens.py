@@ -6,8 +6,8 @@ from msgspec.structs import replace
 import trainpace
 from nouns import TOKENS, stacked, workload
 from trainpace.cli.program import main
-from trainpace.errors import TrainpaceError
-from trainpace.records import save
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import save
 from trainpace.verbs.training import USUAL_BATCH, USUAL_GLOBAL_BATCH
 
 EPOCH = 1_000 * TOKENS + 7

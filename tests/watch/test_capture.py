@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from made_trails import read_trail
-from trainpace.errors import TrainpaceError
-from trainpace.records import load
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import load
 from trainpace.watch import read_recording, watch
 from trainpace.watch.inside.capture import BETWEEN, Capture, _number_format, at_most
 from trainpace.watch.inside.recorder import Recorder

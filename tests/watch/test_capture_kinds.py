@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import load
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import load
 from trainpace.watch import read_recording, untraced_in_words, watch
 from trainpace.watch.inside.capture import Capture, Untraceable, in_words
 from trainpace.workload import Workload

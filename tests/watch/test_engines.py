@@ -28,7 +28,6 @@ from trainpace.watch.inside.trials import NO_SYNC, PLAIN
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
 from cases import CASES  # noqa: E402
-
 from launch import environment as engines  # noqa: E402
 from launch import run  # noqa: E402
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.watch import meeting, restoring
 from trainpace.watch.command import _wait, watch
 from trainpace.watch.inside.copies import keep_first

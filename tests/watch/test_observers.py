@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from made_trails import read_trail
-from trainpace import accelerator
+from trainpace import measure as accelerator
 from trainpace.watch.inside import observers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import BACKWARD, FORWARD, OTHER, TrailWriter

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 from trainpace.watch import half_width_ms, read_recording
 from trainpace.watch.inside.trail import (
     CHECKPOINT,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from trainpace.records import load
+from trainpace.core.records import load
 from trainpace.report.watch import step_in_words
 from trainpace.watch import read_recording, watch
 from trainpace.workload import Workload

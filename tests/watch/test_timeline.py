@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_trails import read_trail, simple_run, write_process, write_worker
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.watch import Bar, charged, coarsened, environment, timeline_of
 from trainpace.watch.inside import recorder as recorder_module
 from trainpace.watch.inside.recorder import Recorder

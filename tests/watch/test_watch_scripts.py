@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import load
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import load
 from trainpace.watch import environment, read_recording, watch
 from trainpace.workload import Workload
 from watch.scripts import losses, script, watched

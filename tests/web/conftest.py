@@ -5,10 +5,10 @@ import pytest
 from entries import entry, sweep, whole_entry
 from nouns import stacked
 from served import served
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, StepTime
+from trainpace.core.records import save
 from trainpace.journal import Journal
-from trainpace.outcome import Interval, StepTime
-from trainpace.records import save
 
 HOSTILE_NAME = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 

@@ -10,9 +10,9 @@ import pytest
 
 from entries import entry, whole_entry
 from nouns import stacked
-from trainpace.errors import UnknownName
+from trainpace.core.errors import UnknownName
+from trainpace.core.records import save
 from trainpace.journal import Journal, JournalUnusable
-from trainpace.records import save
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
@@ -69,7 +69,8 @@ def client(journal, tmp_path):
 
 def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced")
+        "trainpace.workload.workloads.started_isolated",
+        lambda *_: pytest.fail("a model was traced"),
     )
     models = Models(tmp_path / "no such folder")
     assert all(models.get(name) is models.get(name) for name in BUILT_IN)

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from trainpace.evidence import public_runs
+from trainpace.forecast import public_runs
 from web_pages import until, watched
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.execution import PRECISIONS
+from trainpace.core.execution import PRECISIONS
 from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.journal_pages import (
     CompareQuestion,

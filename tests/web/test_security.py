@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.web.connections import MOST_CONNECTIONS
 from trainpace.web.security import Policy, host_name, refusal
 from trainpace.web.server import is_loopback, listening, policy_of

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nouns import forecast, stacked, workload
-from trainpace.execution import PRECISIONS, Execution
-from trainpace.hardware import Cluster, catalogue, find_device
+from trainpace.core.catalogue_reader import catalogue, find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.outcome import STEP_PARTS
+from trainpace.job import Schedule
 from trainpace.offers import Job, rank, snapshot
-from trainpace.outcome import STEP_PARTS
-from trainpace.schedule import Schedule
 from trainpace.verbs.whatif import Price, WhatIfRequest, forecaster_of, price_of, run, sizes_around
 from trainpace.web.whatif import BUILT_IN, page_of
 
@@ -165,6 +166,6 @@ def test_sizes_hold_the_chosen_one_and_go_beyond_it(batch):
 
 
 def test_the_built_in_names_are_the_zoos():
-    from trainpace.tasks.zoo import MODELS
+    from trainpace.workload.zoo import MODELS
 
     assert set(BUILT_IN) == {name for name in MODELS if not name.endswith("_keras")}

@@ -18,25 +18,22 @@ from msgspec.structs import replace
 
 from trainpace import verbs
 from trainpace.api.notebook import Listed, show_records, shown
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.report import TerminalProgress
 from trainpace.verbs.request import Request, request_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.diagnose import Diagnosis
-    from trainpace.doctor import Examination
-    from trainpace.hardware import Device
+    from trainpace.core.cluster import Device
+    from trainpace.diagnose import Diagnosis, Examination, ProfiledTraining
     from trainpace.job import Answer
     from trainpace.journal import Journal
-    from trainpace.ladder import LadderResult
-    from trainpace.machine import MachineProfile
+    from trainpace.measure import MachineProfile
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
-    from trainpace.profilers import ProfiledTraining
+    from trainpace.run import Equivalence, LadderResult
     from trainpace.shards import Estimate, Precomputed
-    from trainpace.tasks import Task
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.loader import MeasuredLoader
     from trainpace.verbs.look import Looked
@@ -44,9 +41,8 @@ if TYPE_CHECKING:
     from trainpace.verbs.precompute import Verified
     from trainpace.verbs.traced import TracedRequest
     from trainpace.verbs.validate import ValidatedRuns
-    from trainpace.verify import Equivalence
     from trainpace.watch import Recording
-    from trainpace.workload import Form, Workload
+    from trainpace.workload import Form, Task, Workload
 
     Model = str | os.PathLike[str] | Workload | nn.Module
 
@@ -255,7 +251,7 @@ def _request_about(
             raise TrainpaceError(
                 f"the {name} of a live model is its example's.", f"Leave {name} out."
             )
-    from trainpace.trace import trace_task
+    from trainpace.workload import trace_task
 
     task = _task(model, *of_task.values(), request.variant.mode)
     return replace(request, model=trace_task(task, forms or request.forms, request.variant))
@@ -264,7 +260,7 @@ def _request_about(
 def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:
     from torch.utils._pytree import tree_leaves, tree_map
 
-    from trainpace.tasks import Task
+    from trainpace.workload import Task
 
     import torch  # isort: skip
 

@@ -6,16 +6,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from trainpace.diagnose import Diagnosis
-from trainpace.doctor import Examination
-from trainpace.hardware import Device
+from trainpace.core.cluster import Device
+from trainpace.diagnose import Diagnosis, Examination, ProfiledTraining
 from trainpace.job import Answer
 from trainpace.journal import Journal
-from trainpace.ladder import LadderResult
-from trainpace.machine import MachineProfile
+from trainpace.measure import MachineProfile
 from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
-from trainpace.profilers import ProfiledTraining
+from trainpace.run import Equivalence, LadderResult
 from trainpace.shards import Estimate, Precomputed
 from trainpace.verbs.forecast import Forecasts
 from trainpace.verbs.loader import MeasuredLoader
@@ -23,7 +21,6 @@ from trainpace.verbs.look import Looked
 from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.precompute import Verified
 from trainpace.verbs.validate import ValidatedRuns
-from trainpace.verify import Equivalence
 from trainpace.watch import Recording
 from trainpace.workload import Form, Workload
 

@@ -15,8 +15,8 @@ import sys
 import threading
 from typing import IO, Any, Generic, TypeVar
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record
 from trainpace.report import html_of
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from trainpace.callbacks.reporter import Reporter, harmless, in_training
 from trainpace.callbacks.time_left import TimeLeft as Left
 from trainpace.callbacks.time_left import multiples_in
 from trainpace.configs import Reading, execution_of, put_training_arguments
-from trainpace.execution import Checkpointing, Execution
+from trainpace.core.execution import Checkpointing, Execution
 
 _READ = (
     "per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile"

@@ -21,7 +21,7 @@ from trainpace.callbacks.reporter import Reporter, Work, harmless, in_training
 from trainpace.callbacks.time_left import FitState, Remaining, remaining_counts
 from trainpace.callbacks.time_left import TimeLeft as Left
 from trainpace.configs import LIGHTNING_PRECISIONS
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 
 
 class TimeLeft(Reporter, Callback):

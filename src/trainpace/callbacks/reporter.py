@@ -13,10 +13,10 @@ from importlib.metadata import version
 from typing import Any, Literal, get_args
 
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left
-from trainpace.execution import Execution
-from trainpace.medians import median_interval, warmup_steps
-from trainpace.outcome import Interval
-from trainpace.units import format_duration
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval
+from trainpace.core.statistics import median_interval, warmup_steps
+from trainpace.core.units import format_duration
 
 FIRST_S = 5.0
 FIRST_STEPS = 5
@@ -237,7 +237,7 @@ class Reporter:
     ) -> None:
         """Store the training's latest steps in the journal; `device` is "cpu" or "cuda". Imports torch."""
         from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc
-        from trainpace.machine import device_in, environment
+        from trainpace.measure import device_in, environment
 
         warm = warmup_steps(step_s)
         step_ms = tuple(1e3 * s for s in step_s)

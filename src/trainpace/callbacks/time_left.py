@@ -16,11 +16,10 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainpace.errors import TrainpaceError
-from trainpace.forecast import student_t_95
-from trainpace.medians import DRIFT, consecutive_blocks, warmup_steps
-from trainpace.outcome import Interval
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record
+from trainpace.core.statistics import DRIFT, consecutive_blocks, student_t_95, warmup_steps
 
 COVERAGE = 0.9
 LEAST_BLOCK = 8

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_type_hints
 import click
 
 from trainpace import report
-from trainpace.errors import TrainpaceError
-from trainpace.records import write_whole
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import write_whole
 from trainpace.report import tell
 from trainpace.verbs.defaults import Taken, defaults_for
 from trainpace.verbs.request import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from click.shell_completion import CompletionItem
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 if TYPE_CHECKING:
     import click
@@ -49,7 +49,7 @@ def verbs_and_scripts(verbs: Mapping[str, str], incomplete: str) -> list[Complet
 def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionItem]:
     """For the value of an option or argument: known names, or a file or folder."""
     if name == "gpu":
-        from trainpace.hardware import catalogue
+        from trainpace.core.catalogue_reader import catalogue
 
         # a name with blanks would be two words; with hyphens it is read as well
         names = [device.name.replace(" ", "-") for device in catalogue() if device.kind == "gpu"]
@@ -57,11 +57,11 @@ def values(name: str, metavar: str | None, incomplete: str) -> list[CompletionIt
     if name == "model":
         return [*_like(_models(), incomplete), _place("file", incomplete)]
     if name == "precision":
-        from trainpace.execution import PRECISIONS
+        from trainpace.core.execution import PRECISIONS
 
         return _like([*PRECISIONS], incomplete)
     if name == "optimizer":
-        from trainpace.optimizers import OPTIMIZERS
+        from trainpace.core.optimizers import OPTIMIZERS
 
         return _like([*OPTIMIZERS], incomplete)
     kind = next((kind for word, kind in PLACES.items() if (metavar or "").startswith(word)), None)
@@ -77,6 +77,6 @@ def _like(names: list[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _models() -> list[Any]:
-    from trainpace.trace import packaged_names
+    from trainpace.workload import packaged_names
 
     return packaged_names()

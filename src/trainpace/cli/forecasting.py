@@ -18,7 +18,7 @@ from trainpace.cli.command import (
     save_shared,
     typed_words,
 )
-from trainpace.records import save, to_jsonable
+from trainpace.core.records import save, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
 

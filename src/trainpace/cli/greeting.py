@@ -29,7 +29,7 @@ def greet() -> None:
 
 def _machine() -> list[str]:
     """This machine in a line or two, without torch, whose import would take a second."""
-    from trainpace.machine import detect
+    from trainpace.measure import detect
 
     found = detect()
     cores = found.cpu.logical_cores

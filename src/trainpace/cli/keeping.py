@@ -7,9 +7,9 @@ import click
 
 from trainpace import report, verbs
 from trainpace.cli.command import View, command_of, echo_json, typed_words
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, to_jsonable
 from trainpace.journal import Entry, Scores
-from trainpace.records import Record, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs import journal as verb
 from trainpace.verbs.request import Request

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from trainpace.errors import TrainpaceError, nearest_names
+from trainpace.core.errors import TrainpaceError, nearest_names
 
 LAUNCHERS = (
     "python",
@@ -71,7 +71,7 @@ def _kind_of(file: str) -> str:
     """`transformers:` or `diffusers:` of a model's configuration, nothing of a saved workload, else `settings`."""
     if not file.endswith(".json"):
         return "settings"
-    from trainpace.intake import read_json
+    from trainpace.core.intake import read_json
 
     content = read_json(file)
     if not isinstance(content, dict):
@@ -84,12 +84,12 @@ def _kind_of(file: str) -> str:
 
 
 def _is_trace(place: str) -> bool:
-    from trainpace.profilers import is_trace
+    from trainpace.diagnose import is_trace
 
     return is_trace(place)
 
 
 def _built_in() -> list[str]:
-    from trainpace.trace import packaged_names
+    from trainpace.workload import packaged_names
 
     return packaged_names()

@@ -21,8 +21,8 @@ from trainpace.cli.command import (
     save_shared,
     typed_words,
 )
-from trainpace.errors import TrainpaceError, ending_with
-from trainpace.records import save, to_jsonable, write_whole
+from trainpace.core.errors import TrainpaceError, ending_with
+from trainpace.core.records import save, to_jsonable, write_whole
 from trainpace.report import tell
 from trainpace.verbs.places import JournalPlace
 from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, Misuse, Unit, within

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainpace.errors import TrainpaceError, os_reason
+from trainpace.core.errors import TrainpaceError, os_reason
 from trainpace.report import never_fail_to_encode, open_closed_streams, tell
 from trainpace.verbs import SUMMARIES as VERBS
 

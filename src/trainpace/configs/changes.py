@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from trainpace.configs.launch import Launch, find_launch, flag_text, is_open, with_setting
 from trainpace.configs.settings import Value
 from trainpace.configs.syntax import Syntax, parse, set_key
-from trainpace.errors import UnreadableInput
-from trainpace.execution import EXECUTION_FIELDS, Execution
-from trainpace.records import Record
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.records import Record
 
 BATCH = frozenset(("micro_batch", "accumulation", "global_batch"))
 SHARDING = ("zero_stage", "offload_optimizer", "offload_parameters")

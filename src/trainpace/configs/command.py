@@ -31,7 +31,7 @@ from trainpace.configs.launch import (
 )
 from trainpace.configs.settings import ConfigFile, Reading, SettingName
 from trainpace.configs.syntax import LARGEST_FILE_BYTES
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
 _MEETS = ("rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file")

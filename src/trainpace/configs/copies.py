@@ -14,7 +14,7 @@ from trainpace.configs.huggingface import is_training_arguments, sections_with_a
 from trainpace.configs.launch import ENDS, TORCHRUN, find_launch
 from trainpace.configs.settings import Value
 from trainpace.configs.syntax import Path, parse, set_key
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
 """In a command, a placeholder for the trial's own folder."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Setting
-from trainpace.errors import Contradiction
-from trainpace.records import Record
+from trainpace.core.errors import Contradiction
+from trainpace.core.records import Record
 
 
 class Clash(Record):

@@ -32,10 +32,10 @@ from trainpace.configs.python_code import is_python, read_python
 from trainpace.configs.sbatch import is_sbatch, read_sbatch, write_sbatch
 from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, Setting, Value
 from trainpace.configs.syntax import LARGEST_FILE_BYTES, Syntax, parse
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.execution import Execution
-from trainpace.intake import read_bytes, read_text
-from trainpace.records import Record, written_aside
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.execution import Execution
+from trainpace.core.intake import read_bytes, read_text
+from trainpace.core.records import Record, written_aside
 
 FORMATS: tuple[
     tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...

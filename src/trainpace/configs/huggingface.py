@@ -4,9 +4,9 @@ from typing import Any
 
 from trainpace.configs.changes import DEEPSPEEDS_OWN, ELSEWHERE, Draft
 from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
-from trainpace.errors import TrainpaceError
-from trainpace.optimizers import optimizer_called
-from trainpace.software import parse_attention
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.optimizers import optimizer_called
+from trainpace.core.software import parse_attention
 
 NAMES = frozenset(names("huggingface", "arguments"))
 _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]

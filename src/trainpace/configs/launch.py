@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainpace.configs.settings import SettingName, Value, names
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 
 ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
 _WORD = re.compile(

@@ -13,7 +13,7 @@ from trainpace.configs.huggingface import DISTINCTIVE, is_training_arguments
 from trainpace.configs.lightning import TRAINER, is_lightning
 from trainpace.configs.settings import Note
 from trainpace.configs.syntax import checked
-from trainpace.errors import UnreadableInput
+from trainpace.core.errors import UnreadableInput
 
 _CORE = frozenset(
     "devices num_nodes strategy precision accumulate_grad_batches max_epochs max_steps accelerator".split()

@@ -15,7 +15,7 @@ from trainpace.configs.launch import (
     words_of,
 )
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value, names
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 
 _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
 _COUNTED = frozenset(

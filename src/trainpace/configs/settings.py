@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trainpace.errors import UnreadableInput, nearest_names
-from trainpace.records import Record
+from trainpace.core.errors import UnreadableInput, nearest_names
+from trainpace.core.records import Record
 
 Value = int | float | str | bool
 Severity = Literal["info", "warning"]
@@ -48,8 +48,8 @@ SettingName = Literal[
     "cross_entropy",
     "partition_activations",
 ]
-"""Names as in `trainpace.execution`; attention, optimizer_implementation and cross_entropy are a request's, as in
-`trainpace.software`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
+"""Names as in `trainpace.core.execution`; attention, optimizer_implementation and cross_entropy are a request's, as in
+`trainpace.core.software`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
 AUTOCAST_OF = {"bf16": "amp_bf16", "fp16": "amp_fp16"}
 """Hugging Face and accelerate call autocast what DeepSpeed calls bf16 and fp16, so beside a DeepSpeed file both are one."""
 TOOLS: dict[str, dict[str, Any]] = tomllib.loads(

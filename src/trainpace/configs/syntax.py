@@ -14,8 +14,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, Literal, NamedTuple, Union
 
 from trainpace.configs.settings import Value
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.intake import json_of
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.intake import json_of
 
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50

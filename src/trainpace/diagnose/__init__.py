@@ -1,12 +1,13 @@
-"""The verdict on a recorded training: where its steps' time goes, proved by interventions, and what is worth changing."""
+"""From a recording or a profiler trace to causes and advice; the health of this machine."""
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.diagnose.advice import WORTH
     from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
+    from trainpace.diagnose.bounds import Bound
     from trainpace.diagnose.diagnosis import (
         Advice,
         Diagnosis,
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
         unseen_in_words,
         workers_beside,
     )
+    from trainpace.diagnose.examination import Examination, examine, unusable
+    from trainpace.diagnose.health_checks import Check, Elsewhere, Expected, Status
     from trainpace.diagnose.loader_advice import HANDOVER_MS, SEND_MS, loader_cost, with_workers_ms
+    from trainpace.diagnose.profiled import ProfiledTraining
+    from trainpace.diagnose.profiled_ranks import Kernel, RankShares
     from trainpace.diagnose.shares import IN_WORDS, split
+    from trainpace.diagnose.trace_reading import read_profiled
+    from trainpace.diagnose.trace_recognising import is_trace
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
+from trainpace.core.units import format_number
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_advice import fuse, in_bf16, lower_precision
 from trainpace.diagnose.dropout_advice import dropout_by_bytes
@@ -22,7 +23,6 @@ from trainpace.diagnose.memory_advice import keep_memory
 from trainpace.diagnose.padding_advice import less_padding
 from trainpace.diagnose.shares import Split, part_ms, proof
 from trainpace.diagnose.thread_advice import fewer_threads
-from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
 
 WORTH = 0.03

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from trainpace.core.units import format_duration, format_number
 from trainpace.diagnose.shares import own_pace_ms, proof
-from trainpace.units import format_duration, format_number
 from trainpace.watch import Rank, Recording, SlowLink, Straggler, Together
 
 MOST_NAMED = 3

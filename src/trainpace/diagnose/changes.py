@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 
 
 class Advice(Record):

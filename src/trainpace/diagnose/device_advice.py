@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from trainpace.core.units import format_number
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.device_shares import kernels_ms, sets_the_pace
 from trainpace.diagnose.shares import Split, proof
-from trainpace.units import format_number
 from trainpace.watch import Rank
 
 FUSED = 0.4

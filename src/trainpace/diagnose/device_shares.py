@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from trainpace.accelerator import KERNEL_KINDS, kind_of
-from trainpace.units import format_number
+from trainpace.core.units import format_number
+from trainpace.measure import KERNEL_KINDS, kind_of
 from trainpace.watch import Rank
 
 INTERRUPTIONS = ("communication", "straggler", "checkpoint", "evaluation")

@@ -4,6 +4,10 @@ import math
 import os
 from collections.abc import Sequence
 
+from trainpace.core.child import ending_of
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record
+from trainpace.core.units import format_duration, format_number
 from trainpace.diagnose.advice import WORTH, Advice, advise
 from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
 from trainpace.diagnose.device_shares import device_in_words
@@ -17,10 +21,6 @@ from trainpace.diagnose.shares import (
     proof,
     split,
 )
-from trainpace.errors import TrainpaceError
-from trainpace.process import ending_of
-from trainpace.records import Record
-from trainpace.units import format_duration, format_number
 from trainpace.watch import (
     DELAYED,
     FEW,

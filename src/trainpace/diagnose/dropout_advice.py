@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 
+from trainpace.core.units import format_number
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.shares import Split
-from trainpace.units import format_number
 from trainpace.watch import Rank
 
 DRAWS = "aten.bernoulli_"

@@ -6,10 +6,10 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
+from trainpace.core.units import format_number
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.shares import Split
-from trainpace.loader import LoaderCost, step_ms
-from trainpace.units import format_number
+from trainpace.measure import LoaderCost, step_ms
 from trainpace.watch import Rank, batches_per_step
 
 MANY_WORKERS = 16

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from trainpace.core.units import format_number
 from trainpace.diagnose.changes import Advice
 from trainpace.diagnose.shares import Split
-from trainpace.units import format_number
 from trainpace.watch import Rank
 
 LEAST_SHARE = 0.03

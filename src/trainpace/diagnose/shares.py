@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from trainpace.core.records import Record
+from trainpace.core.statistics import mean_and_half_width
 from trainpace.diagnose.device_shares import beside_a_device
-from trainpace.medians import mean_and_half_width
-from trainpace.records import Record
 from trainpace.watch import (
     BEHIND,
     FEW,

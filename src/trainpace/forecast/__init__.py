@@ -1,10 +1,11 @@
-"""Step time and memory of a workload on a cluster. Pure: no torch, no files, no clock."""
+"""Step time and memory of a workload on a cluster, and how well that agrees with what others measured."""
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
+    from trainpace.core.statistics import Z_95, student_t_95
     from trainpace.forecast.attention import (
         IMPLEMENTATIONS,
         Implementation,
@@ -12,14 +13,26 @@ if TYPE_CHECKING:
         implementation_on,
     )
     from trainpace.forecast.cards import CardConstants
+    from trainpace.forecast.cases import (
+        Case,
+        as_precision,
+        case_of,
+        execution_of,
+        measured_ms,
+        mode_of,
+        read_parallelism,
+    )
     from trainpace.forecast.collectives import TCP_SHARE, meets_itself, steps, wire_bytes
     from trainpace.forecast.constants import KernelConstants, fitted_constants
     from trainpace.forecast.explanations import MemoryOverStep, Roofline, memory_over_step
+    from trainpace.forecast.fingerprint import fingerprint_of_constants
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.forecasts import ForecastTable
     from trainpace.forecast.grid import Grid
-    from trainpace.forecast.intervals import PARTS, Z_95, student_t_95
+    from trainpace.forecast.intervals import PARTS
+    from trainpace.forecast.measured_runs import MeasuredRun, number, read_runs, read_table, run_of
     from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+    from trainpace.forecast.nearness import Near, Nearness, nearest
     from trainpace.forecast.packing import packed
     from trainpace.forecast.posterior import (
         AT_A_MEASURED_BATCH_SD,
@@ -35,8 +48,29 @@ if TYPE_CHECKING:
         run_beside,
     )
     from trainpace.forecast.product_model import ProductModel
+    from trainpace.forecast.public_conditions import Conditions, conditions_of
+    from trainpace.forecast.published import (
+        FOLDER,
+        RUNS_FILE,
+        TRACES_FILE,
+        CardFigures,
+        PublicJournal,
+        PublicRun,
+        public_journal,
+        public_runs,
+    )
     from trainpace.forecast.roles import alike
+    from trainpace.forecast.scoring import (
+        PackagedTraces,
+        Score,
+        ScoreLine,
+        packaged_traces,
+        score,
+        score_of,
+        way_of,
+    )
     from trainpace.forecast.shapes import CLASHES, divisors, doublings
+    from trainpace.forecast.signatures import model_kind, signature_of
     from trainpace.forecast.software_rewrites import RunningSoftware, running_software
     from trainpace.forecast.target import FITTED, CalibratedKernels, FittedKernels, Target
     from trainpace.forecast.timings import (
@@ -46,6 +80,19 @@ if TYPE_CHECKING:
         OperatorTimings,
         fit_classes,
         step_factor,
+    )
+    from trainpace.forecast.validation import (
+        PAGEABLE_COPY_GB_PER_S,
+        Row,
+        Summary,
+        by,
+        case_table,
+        evaluate,
+        family_of,
+        forecast_case,
+        stated_peak_gib,
+        summarise,
+        trace_file,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -12,12 +12,18 @@ import math
 
 import numpy as np
 
-from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Checkpointing, Engine
+from trainpace.core.execution import (
+    EXECUTION_FIELDS,
+    NUMBER_FORMATS,
+    PRECISIONS,
+    Checkpointing,
+    Engine,
+)
+from trainpace.core.optimizers import host_update_bytes
 from trainpace.forecast.exchanges import OVERLAP, REPLICATION, Exchanges, StepExchanges, exposed
 from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
-from trainpace.optimizers import host_update_bytes
 from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 OVERLAPPED = ("overlapped", "overlapped_fp8")

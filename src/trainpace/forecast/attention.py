@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from trainpace.core.cluster import Device
+from trainpace.core.records import Record, from_package
 from trainpace.forecast.pooling import Pooled
-from trainpace.hardware import Device
-from trainpace.records import Record, from_package
 from trainpace.workload import ATTENTION, Floats, attention_widths
 
 Implementation = Literal["efficient", "flash1", "flash2", "flash3", "flash4", "cudnn"]

@@ -21,7 +21,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainpace.errors import UnknownName
+from trainpace.core.cluster import Cluster, HostLinks
+from trainpace.core.errors import UnknownName
 from trainpace.forecast.links import (
     CONSTANTS,
     NETWORK_EFFICIENCY,
@@ -31,7 +32,6 @@ from trainpace.forecast.links import (
     group_of,
     missing_link,
 )
-from trainpace.hardware import Cluster, HostLinks
 from trainpace.workload import Flags, Floats
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
-from trainpace.kinds import ROW_WORK, TRAFFIC_SHARES, WORK
-from trainpace.records import Record, from_package
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, from_package
+from trainpace.workload import ROW_WORK, TRAFFIC_SHARES, WORK
 
 
 class _Constants(Record):

@@ -9,18 +9,18 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.outcome import MFU_LIMIT, Forecast
+from trainpace.core.statistics import Z_95
 from trainpace.forecast.forecasts import ForecastTable, RowKernels
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import (
-    Z_95,
     Spread,
     card_deviations,
     fitted_spreads,
     interval_deviations,
 )
 from trainpace.forecast.posterior import PHASES, Posterior, Runs, Variant
-from trainpace.outcome import MFU_LIMIT, Forecast
 from trainpace.workload import Counts, Flags, Floats
 
 MOST_AT_ONCE = 2048

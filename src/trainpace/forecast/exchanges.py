@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainpace.execution import Engine
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Engine
 from trainpace.forecast.collectives import Collective, collective_ms
 from trainpace.forecast.grid import ExpertGroups, Grid, Groups, Stages
 from trainpace.forecast.links import pcie_gb_per_s
-from trainpace.hardware import Cluster
 from trainpace.workload import GROUPED, Counts, Flags, Floats, Mode, TracedForm
 
 BUCKET_BYTES = 25 * 2**20

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.execution import Execution
+from trainpace.core.cluster import Device
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Memory, OperatorShare, StepTime
+from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.rates import Peak, matrix_peak
 from trainpace.forecast.roles import alike
-from trainpace.hardware import Device
-from trainpace.outcome import Memory, OperatorShare, StepTime
-from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import CONVOLUTION_KINDS, Counts, Floats, Operators, TracedForm, at_batch
 
 MOST_HEAVIEST = 10

@@ -14,8 +14,16 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Execution, Precision
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import (
+    EXECUTION_FIELDS,
+    NUMBER_FORMATS,
+    PRECISIONS,
+    Execution,
+    Precision,
+)
+from trainpace.core.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.cuts import Cut
 from trainpace.forecast.exchanges import KINDS, MissingLink
@@ -30,10 +38,7 @@ from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.shapes import CLASHES, clashes, doublings
 from trainpace.forecast.tables import Tables
 from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
-from trainpace.hardware import Cluster
-from trainpace.job import ASSUMED, JobConditions
-from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
-from trainpace.schedule import Schedule
+from trainpace.job import ASSUMED, JobConditions, Schedule
 from trainpace.workload import GROUPED, Flags, Floats, Operators, Workload, form_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.outcome import MFU_LIMIT, Forecast, Interval, StepTime
 from trainpace.forecast.explanations import Roofline, heaviest, peak_flop_per_s, roofline_of
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import EXPERTS_SD, Spread, shares_of, widened
@@ -22,9 +23,7 @@ from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
 from trainpace.forecast.software_rewrites import NO_SOFTWARE, RunningSoftware, running_software
 from trainpace.forecast.tables import MOST_AT_ONCE
 from trainpace.forecast.target import KernelKey, host_sensitivity, kernel_key
-from trainpace.job import ASSUMED, JobConditions, with_job
-from trainpace.outcome import MFU_LIMIT, Forecast, Interval, StepTime
-from trainpace.schedule import Schedule
+from trainpace.job import ASSUMED, JobConditions, Schedule, with_job
 from trainpace.workload import (
     ATTENTION_BACKWARD_MODEL_SHARE,
     MATRIX_KINDS,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import (
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import (
     EXECUTION_FIELDS,
     NUMBER_FORMATS,
     PRECISIONS,

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from trainpace.hardware import Device
-from trainpace.outcome import StepTime
-from trainpace.records import Record, from_package
+from trainpace.core.cluster import Device
+from trainpace.core.outcome import StepTime
+from trainpace.core.records import Record, from_package
+from trainpace.core.statistics import Z_95
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats, Operators
 
 COVERAGE = 0.9
@@ -25,9 +26,6 @@ EXPERTS_SD = 0.28
 """Standard deviation of the logarithm of a step with layers of experts, beside that of its parts: 90 of 100 measured steps with
 divided experts lie in the intervals that it makes, 88 where it is fitted without the maker's models (`make bench-experts`; most
 were vendors' recipes on Hopper and Blackwell, 25.11 to 26.08). What it stands for is not known: routing, hosts, releases."""
-Z_95 = 1.6448536
-"""The 95th percentile of the standard normal distribution."""
-
 Part = Literal[
     "products in 16 bits",
     "products in 32 bits",
@@ -181,17 +179,3 @@ def widened(spread: Spread, log_sd: float) -> Spread:
         low=math.exp(-math.hypot(low, Z_95 * log_sd)),
         high=math.exp(math.hypot(high, Z_95 * log_sd)),
     )
-
-
-def student_t_95(degrees: int) -> float:
-    """The 95th percentile of Student's t (Abramowitz and Stegun 26.7.5, exact to 1 % from 3 degrees on; below, tabled)."""
-    tabled = {1: 6.314, 2: 2.920}
-    if degrees in tabled:
-        return tabled[degrees]
-    z, v = Z_95, degrees
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))

@@ -29,14 +29,15 @@ from trainpace.forecast.product_model import (
 )
 from trainpace.forecast.products import products_s
 from trainpace.forecast.rates import Rates
-from trainpace.kinds import GATHERS, KINDS
 from trainpace.workload import (
     ATTENTION,
     ATTENTION_KINDS,
     CONV,
     CONVOLUTION_KINDS,
+    GATHERS,
     GEMM,
     GROUPED,
+    KINDS,
     MOST_SIZES,
     OTHER,
     Flags,

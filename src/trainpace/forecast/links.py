@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.hardware import Cluster, Device
-from trainpace.records import Record
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.records import Record
 from trainpace.workload import Flags, Floats
 
 PCIE_EFFICIENCY = 0.30

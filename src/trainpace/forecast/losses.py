@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.execution import Form
+from trainpace.core.execution import Form
+from trainpace.core.software import CrossEntropy
 from trainpace.forecast.fusion import UNCOMPILED
 from trainpace.forecast.rewriting import Pair, Part, exchanged, fixed, passes
-from trainpace.software import CrossEntropy
 from trainpace.workload import GEMM, OTHER, Blocks, Floats, MemoryProfile, Operators, TracedForm
 
 FP32 = 4.0

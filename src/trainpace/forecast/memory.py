@@ -31,11 +31,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Memory
+from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, has_vocabulary_head, stages_of
 from trainpace.forecast.ranks import gives_up_attention, kept_bytes
-from trainpace.outcome import Memory
-from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
 
 RESERVED_FACTOR = 1.18

@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from trainpace.core.cluster import Cluster
+from trainpace.core.optimizers import OPTIMIZERS, host_update_bytes
+from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast.exchanges import PINNED_SHARE
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.links import pcie_gb_per_s
 from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
-from trainpace.hardware import Cluster
-from trainpace.optimizers import OPTIMIZERS, host_update_bytes
-from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Flags, Floats
 
 

@@ -10,9 +10,8 @@ wave.
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.documents import PackedRow
-from trainpace.errors import TrainpaceError
-from trainpace.workload import ATTENTION, ATTENTION_KINDS, TracedForm, Workload
+from trainpace.core.errors import TrainpaceError
+from trainpace.workload import ATTENTION, ATTENTION_KINDS, PackedRow, TracedForm, Workload
 
 MASKED = "efficient"
 """Names of functions that take a mask of numbers contain it."""

@@ -8,8 +8,8 @@ whose kernels were measured uses its own figures; a card of a known generation t
 import math
 from typing import Literal
 
-from trainpace.hardware import Device
-from trainpace.records import Record
+from trainpace.core.cluster import Device
+from trainpace.core.records import Record
 
 Familiarity = Literal["card", "generation", "none"]
 """How well a card is known: its own kernels were measured, those of a card of its generation, or neither."""

@@ -19,16 +19,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.forecast.intervals import Z_95, Relatedness, Spread, card_deviation, fitted_spreads
-from trainpace.outcome import Forecast, Interval, Measurement, StepTime
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast, Interval, Measurement, StepTime
+from trainpace.core.statistics import Z_95
+from trainpace.forecast.intervals import Relatedness, Spread, card_deviation, fitted_spreads
 from trainpace.workload import Counts, Flags, Floats, Workload
 
 if TYPE_CHECKING:
+    from trainpace.core.cluster import Device
     from trainpace.forecast.forecaster import Forecaster
     from trainpace.forecast.target import KernelModel
-    from trainpace.hardware import Device
 
 LARGEST_RATIO = 5.0
 """Beyond this the measurement is of another workload."""

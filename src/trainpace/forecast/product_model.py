@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from trainpace.core.cluster import Device
+from trainpace.core.records import Record, from_package
 from trainpace.forecast.pooling import Pooled, generation_of
 from trainpace.forecast.tiles import TILES, TileModel, tiled
-from trainpace.hardware import Device
-from trainpace.records import Record, from_package
 from trainpace.workload import Flags, Floats
 
 Width = Literal["16", "8"]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.execution import NUMBER_FORMATS, Precision
+from trainpace.core.cluster import Device
+from trainpace.core.execution import NUMBER_FORMATS, Precision
 from trainpace.forecast.attention import (
     NO_ATTENTION,
     TF32_PRODUCTS,
@@ -30,7 +31,6 @@ from trainpace.forecast.product_model import (
     fitted_products,
     product_figures,
 )
-from trainpace.hardware import Device
 from trainpace.workload import Floats
 
 NO_RATE = 1e30

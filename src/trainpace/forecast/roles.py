@@ -5,8 +5,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from trainpace.core.outcome import RoleShare
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.outcome import RoleShare
 from trainpace.workload import CONVOLUTION_KINDS, Counts, Operators
 
 UP = "MLP up projections"

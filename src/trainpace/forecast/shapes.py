@@ -5,10 +5,10 @@ import math
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.forecast.grid import Grid
-from trainpace.hardware import Cluster
 from trainpace.workload import Blocks, Counts
 
 CLASHES = (

@@ -7,13 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.execution import FORMS, Precision
-from trainpace.forecast.attention import implementation_on
-from trainpace.forecast.eager_attention import eager
-from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
-from trainpace.forecast.updates import can_be, is_traced_as, updated
-from trainpace.hardware import Device
-from trainpace.software import (
+from trainpace.core.cluster import Device
+from trainpace.core.execution import FORMS, Precision
+from trainpace.core.software import (
     ATTENTION_IN_WORDS,
     FP8_IN_WORDS,
     OPTIMIZERS_IN_WORDS,
@@ -21,6 +17,10 @@ from trainpace.software import (
     Rewrites,
     Software,
 )
+from trainpace.forecast.attention import implementation_on
+from trainpace.forecast.eager_attention import eager
+from trainpace.forecast.losses import has_vocabulary_loss, is_in_16_bits, with_loss
+from trainpace.forecast.updates import can_be, is_traced_as, updated
 from trainpace.workload import ATTENTION_KINDS, Operators, TracedForm, Workload
 
 

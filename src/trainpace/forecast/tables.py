@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from trainpace.execution import PRECISIONS, Form
+from trainpace.core.execution import PRECISIONS, Form
+from trainpace.core.optimizers import widens
+from trainpace.core.software import Software
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import MemoryModel, RankMemory
 from trainpace.forecast.ranks import RankTable, rank_operators
 from trainpace.forecast.software_rewrites import as_run
 from trainpace.forecast.target import KernelKey, RankTimes, Sharding, Target
-from trainpace.optimizers import widens
-from trainpace.software import Software
 from trainpace.workload import Floats, Workload
 
 MOST_AT_ONCE = 128

@@ -12,7 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.execution import Execution, Form, Precision
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.execution import Execution, Form, Precision
+from trainpace.core.hosts import typical_host
+from trainpace.core.outcome import Provenance
+from trainpace.core.software import TODAY, Software
 from trainpace.forecast.attention import implementation_on
 from trainpace.forecast.cards import CardConstants, measured_cards
 from trainpace.forecast.constants import KernelConstants, fitted_constants
@@ -29,9 +33,6 @@ from trainpace.forecast.timings import (
     machine_times,
     step_factor,
 )
-from trainpace.hardware import Cluster, Device, typical_host
-from trainpace.outcome import Provenance
-from trainpace.software import TODAY, Software
 from trainpace.workload import MATRIX_KINDS, Flags, Floats, Operators, form_of
 
 HOST_SHARPNESS = 6.0

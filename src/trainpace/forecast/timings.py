@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError
-from trainpace.forecast.intervals import COVERAGE, Spread, student_t_95
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record
+from trainpace.core.statistics import student_t_95
+from trainpace.forecast.intervals import COVERAGE, Spread
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.records import Record
 from trainpace.workload import (
     ATTENTION,
     CONV,

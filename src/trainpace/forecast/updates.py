@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from trainpace.core.software import OptimizerImplementation
 from trainpace.forecast.rewriting import Part, exchanged, fixed
-from trainpace.software import OptimizerImplementation
 from trainpace.workload import GEMM, Operators, OtherSizes, TracedForm, Workload
 
 ALGORITHMS: dict[str, tuple[tuple[str, int], ...]] = {

@@ -1,8 +1,8 @@
-"""A whole training: conditions in, hours and dollars out. The only place that computes them."""
+"""A step becomes hours and dollars: batches, epochs, evaluation, checkpoints, failures."""
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.job.ask import Answer, Question, answer
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
         assumptions,
         stated_conditions,
     )
+    from trainpace.job.halving import HalvingRound, successive_halving
+    from trainpace.job.learning_rate import (
+        FEWEST_STEPS,
+        GradientNorms,
+        LearningRateAdvice,
+        NoiseScaleRule,
+        learning_rate_advice,
+        learning_rate_for_noise_scale,
+        noise_scale,
+        samples_factor,
+        steps_factor,
+    )
     from trainpace.job.training import (
         Training,
         job_ranges,
@@ -21,6 +33,15 @@ if TYPE_CHECKING:
         state_bytes,
         training_of,
         with_job,
+    )
+    from trainpace.job.work import (
+        MAX_COUNT,
+        EpochSteps,
+        Schedule,
+        SpeedUp,
+        accumulation_for_global_batch,
+        epoch_steps,
+        total_steps,
     )
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -9,25 +9,23 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import JobTime
+from trainpace.core.records import Record, check_fields
+from trainpace.core.units import format_duration
 from trainpace.job.conditions import ONLY_STEPS, JobConditions
+from trainpace.job.halving import HalvingRound, successive_halving
+from trainpace.job.learning_rate import LearningRateAdvice, learning_rate_advice
 from trainpace.job.training import Training, training_of
-from trainpace.outcome import JobTime
-from trainpace.records import Record, check_fields
-from trainpace.schedule import (
+from trainpace.job.work import (
     MAX_COUNT,
     EpochSteps,
-    HalvingRound,
-    LearningRateAdvice,
     Schedule,
     SpeedUp,
     accumulation_for_global_batch,
     epoch_steps,
-    learning_rate_advice,
-    successive_halving,
 )
-from trainpace.units import format_duration
 
 MAX_RANKS = 1_000_000
 MAX_EPOCHS = 10**9

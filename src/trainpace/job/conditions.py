@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.records import Record, check_fields
-from trainpace.schedule import MAX_COUNT
-from trainpace.units import format_duration, format_number
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.records import Record, check_fields
+from trainpace.core.units import format_duration, format_number
+from trainpace.job.work import MAX_COUNT
 
 STARTUP_S = 60.0
 """Until the first step: imports, process groups, the first batch. Assumed."""

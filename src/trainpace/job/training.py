@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.hardware import Device
+from trainpace.core.cluster import Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast, Interval, JobTime, StepTime, sum_of_parts
 from trainpace.job.conditions import ASSUMED, CORE_SPREAD, JobConditions, assumptions
 from trainpace.job.failures import (
     FailureRate,
@@ -29,8 +30,7 @@ from trainpace.job.failures import (
     failure_rate,
     segment_s,
 )
-from trainpace.outcome import Forecast, Interval, JobTime, StepTime, sum_of_parts
-from trainpace.schedule import Schedule, total_steps
+from trainpace.job.work import Schedule, total_steps
 from trainpace.workload import Floats, Workload, form_of
 
 LEAST_CHECKPOINT_S = 1e-3

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.outcome import STEP_PARTS, Interval
+from trainpace.core.records import Record
+from trainpace.core.statistics import noise_of, repeat_interval
 from trainpace.journal.entry import Entry
-from trainpace.medians import noise_of, repeat_interval
-from trainpace.outcome import STEP_PARTS, Interval
-from trainpace.records import Record
 
 if TYPE_CHECKING:
     from trainpace.watch import Recording

@@ -28,10 +28,10 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.intake import first_bytes
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.intake import first_bytes
+from trainpace.core.records import make_folder, to_json
 from trainpace.journal.entry import Entry, Sweep
-from trainpace.records import make_folder, to_json
 
 VERSION = 3
 BUSY_TIMEOUT_MS = 30_000

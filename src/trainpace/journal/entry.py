@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.outcome import FailedProbe, Interval, Measurement, StepTime
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe, Interval, Measurement, StepTime
+from trainpace.core.records import Record
 
 Kind = Literal["measure", "watch", "run", "import"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

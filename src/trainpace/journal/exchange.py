@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.execution import PRECISIONS, Precision
-from trainpace.hardware import catalogue_name
-from trainpace.intake import first_bytes, opened_text
+from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.intake import first_bytes, opened_text
+from trainpace.core.records import to_json, written_aside
+from trainpace.forecast import read_table
 from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
-from trainpace.records import to_json, written_aside
-from trainpace.validation import read_table
 
 ROWS_AT_ONCE = 10_000
 

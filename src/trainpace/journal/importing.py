@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.execution import Execution, Precision
-from trainpace.intake import first_bytes, read_json
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.execution import Execution, Precision
+from trainpace.core.intake import first_bytes, read_json
+from trainpace.core.outcome import FailedProbe, Measurement
+from trainpace.core.records import Record, from_json, to_jsonable
+from trainpace.forecast import MeasuredRun, execution_of, measured_ms, mode_of, number, run_of
 from trainpace.journal.entry import Entry, Sweep, entry_of, now_utc, printable
 from trainpace.journal.exchange import (
     PRECISION_NAMES,
@@ -30,9 +33,6 @@ from trainpace.journal.exchange import (
 from trainpace.journal.receiving import Lessons, receive
 from trainpace.journal.store import Journal
 from trainpace.journal.trackers import is_mlflow_db, is_mlruns, read_mlflow
-from trainpace.outcome import FailedProbe, Measurement
-from trainpace.records import Record, from_json, to_jsonable
-from trainpace.validation import Run, execution_of, measured_ms, mode_of, number, run_of
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
     kind.__name__: kind for kind in (Entry, Sweep, Measurement, FailedProbe)
@@ -104,7 +104,7 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
         yield run_or_reason(_published_entry, run, given, id_of(stated), now)
 
 
-def _published_entry(run: Run, given: Given, id_: str, now: str) -> Entry:
+def _published_entry(run: MeasuredRun, given: Given, id_: str, now: str) -> Entry:
     model = run.model_spec or run.model
     if not model:
         raise TrainpaceError("the run states no model.")

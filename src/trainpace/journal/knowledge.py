@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution, Precision
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import PRECISIONS, Execution, Precision
+from trainpace.core.statistics import Z_95, noise_of, student_t_95
 from trainpace.forecast import (
     LARGEST_RATIO,
     PARTS,
-    Z_95,
     Forecaster,
     Observed,
     Posterior,
@@ -22,11 +24,8 @@ from trainpace.forecast import (
     Variant,
     observe,
     run_beside,
-    student_t_95,
 )
-from trainpace.hardware import Cluster, find_device
 from trainpace.journal.identity import anonymous
-from trainpace.medians import noise_of
 from trainpace.workload import Workload, form_of
 
 if TYPE_CHECKING:  # a forecast without a journal loads no database

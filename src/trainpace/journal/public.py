@@ -9,17 +9,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.evidence import PublicRun, public_runs
-from trainpace.execution import PRECISIONS, Execution
-from trainpace.hardware import catalogue_name
+from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import PRECISIONS, Execution
+from trainpace.core.records import Record
+from trainpace.forecast import PublicRun, public_runs, read_parallelism
 from trainpace.journal.comparison import Comparison, Difference, compare
 from trainpace.journal.entry import Entry
 from trainpace.journal.exchange import UNKNOWN
 from trainpace.journal.query import Query, names_of
 from trainpace.journal.store import Journal
-from trainpace.records import Record
-from trainpace.validation import read_parallelism
 
 PUBLIC = "public:"
 """Before the id of a public run."""

@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, false, func, literal, select, tuple_
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, from_json
 from trainpace.journal.database import runs
 from trainpace.journal.entry import KINDS, OUTCOMES, Entry, is_text, utc_text
-from trainpace.records import Record, from_json
 
 if TYPE_CHECKING:
     from trainpace.journal.store import Journal

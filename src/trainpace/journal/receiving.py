@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.execution import Precision
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.execution import Precision
+from trainpace.core.hosts import find_host
+from trainpace.core.intake import read_json
+from trainpace.core.outcome import MFU_LIMIT, Interval
+from trainpace.core.records import SCHEMA_VERSION, Record
+from trainpace.core.software import TODAY, Software, parse_version
 from trainpace.forecast import PARTS, Forecaster, Target
-from trainpace.hardware import Cluster, Device, find_device, find_host
-from trainpace.intake import read_json
 from trainpace.journal.entry import Entry, Sweep, content_id
 from trainpace.journal.exchange import Skipped
 from trainpace.journal.query import Query
@@ -33,11 +38,7 @@ from trainpace.journal.shared import (
     public_name,
     shared_of,
 )
-from trainpace.outcome import MFU_LIMIT, Interval
-from trainpace.records import SCHEMA_VERSION, Record
-from trainpace.software import TODAY, Software, parse_version
-from trainpace.trace import load_workload
-from trainpace.workload import Variant, Workload, form_of
+from trainpace.workload import Variant, Workload, form_of, load_workload
 
 if TYPE_CHECKING:
     from trainpace.journal.store import Journal

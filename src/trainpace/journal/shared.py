@@ -17,14 +17,15 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.execution import EXECUTION_FIELDS, Execution
-from trainpace.hardware import find_device, find_host
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.hosts import find_host
+from trainpace.core.optimizers import OPTIMIZERS
+from trainpace.core.outcome import StepTime
+from trainpace.core.records import SCHEMA_VERSION, Record
 from trainpace.journal.entry import Entry, content_id
 from trainpace.journal.identity import anonymous
-from trainpace.optimizers import OPTIMIZERS
-from trainpace.outcome import StepTime
-from trainpace.records import SCHEMA_VERSION, Record
 
 KIND = "SharedRuns"
 OWN_MODEL = "own model"
@@ -214,7 +215,7 @@ def public_name(model: str) -> str | None:
 
 @cache
 def _names_of_others() -> frozenset[str]:
-    from trainpace.evidence import public_runs  # late: a tenth of a second
+    from trainpace.forecast import public_runs  # late: a tenth of a second
 
     return frozenset(run.model for run in public_runs())
 

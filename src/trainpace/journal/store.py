@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.records import from_json
 from trainpace.journal.database import (
     JournalUnusable,
     engine_of,
@@ -29,7 +30,6 @@ from trainpace.journal.database import (
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.place import default_place
 from trainpace.journal.query import Query, conditions
-from trainpace.records import from_json
 
 CHUNK = 1000
 MANY = 10_000

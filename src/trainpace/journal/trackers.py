@@ -20,9 +20,10 @@ from urllib.parse import quote
 from msgspec.structs import asdict
 
 from trainpace.configs import parse_yaml
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.execution import Execution, Precision
-from trainpace.intake import read_bytes
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.execution import Execution, Precision
+from trainpace.core.intake import read_bytes
+from trainpace.forecast import as_precision, number
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
 from trainpace.journal.exchange import (
     PRECISION_NAMES,
@@ -32,7 +33,6 @@ from trainpace.journal.exchange import (
     imported,
     run_or_reason,
 )
-from trainpace.validation import as_precision, number
 
 _DAMAGED = (sqlite3.Error, UnicodeDecodeError)
 """sqlite3 cannot always say what is wrong with a damaged file."""

@@ -6,13 +6,13 @@ from itertools import takewhile
 
 import numpy as np
 
+from trainpace.core.outcome import FailedProbe, Interval, Measurement
+from trainpace.core.records import Record
+from trainpace.core.statistics import Noise, noise_of, repeat_interval
+from trainpace.core.trend import Trend, trend_of
 from trainpace.measure.adaptive import fitted_curve, unresolved
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.measure.sweep import Outcome, medians_of
-from trainpace.medians import Noise, noise_of, repeat_interval
-from trainpace.outcome import FailedProbe, Interval, Measurement
-from trainpace.records import Record
-from trainpace.trend import Trend, trend_of
 
 TOO_NOISY = 0.25
 """Scatter from which on no batch size is called the best."""

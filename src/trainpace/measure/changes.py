@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Jump
+from trainpace.core.records import Record
 from trainpace.measure.change_search import Floats, Kind, Search, Term
-from trainpace.outcome import Jump
-from trainpace.records import Record
 
 _Z = 1.645
 LEAST_Z = 3.0

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from trainpace.accelerator import StepClock, move
-from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.outcome import MeasuredNoiseScale
+from trainpace.job import FEWEST_STEPS, GradientNorms, noise_scale
+from trainpace.measure.device_clock import StepClock
+from trainpace.measure.engine import move
 from trainpace.measure.sweep import Conditions
-from trainpace.outcome import MeasuredNoiseScale
-from trainpace.schedule import FEWEST_STEPS, GradientNorms, noise_scale
-from trainpace.tasks import build_task, make_optimizer, map_tensors, usual_optimizer
+from trainpace.workload import build_task, make_optimizer, map_tensors, usual_optimizer
 
 MOST_STEPS = 500
 FIRST_STEPS = 30

@@ -1,6 +1,6 @@
 """What is said of how a device ran during a measurement. Pure."""
 
-from trainpace.outcome import DeviceRun
+from trainpace.core.outcome import DeviceRun
 
 FULL_CLOCK = 0.9
 """Of the highest clock. Under load cards stay a few steps of 15 MHz below it; from here on something holds them."""

@@ -12,27 +12,23 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from trainpace.accelerator import (
-    MemoryMeter,
-    PlainEngine,
-    StepClock,
-    device_name,
-    driver_id,
-    launch_ms,
-    queued_ms,
-    set_up_device,
-)
-from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.execution import NUMBER_FORMATS
-from trainpace.machine import GpuMonitor, cpu_name, environment
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.execution import NUMBER_FORMATS
+from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
+from trainpace.core.records import to_json
+from trainpace.core.statistics import has_settled, median, median_interval, warmup_steps
+from trainpace.core.worker import serve
+from trainpace.measure.detection import cpu_name, environment
+from trainpace.measure.device_clock import StepClock
+from trainpace.measure.device_memory import MemoryMeter
+from trainpace.measure.devices import device_name, driver_id, set_up_device
+from trainpace.measure.engine import PlainEngine
+from trainpace.measure.gpu_monitor import GpuMonitor
 from trainpace.measure.noise_scale import measure_noise_scale
+from trainpace.measure.queued_launches import launch_ms, queued_ms
 from trainpace.measure.sweep import Conditions
 from trainpace.measure.whole_step import StepPhases, check_whole_step
-from trainpace.medians import has_settled, median, median_interval, warmup_steps
-from trainpace.outcome import DeviceRun, Interval, Measurement, StepTime
-from trainpace.process import serve
-from trainpace.records import to_json
-from trainpace.tasks import (
+from trainpace.workload import (
     build_task,
     longest_first,
     make_optimizer,

@@ -12,12 +12,12 @@ A suite of one's own is a TOML file of ``[[task]]`` tables::
 
 from typing import Any
 
-from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
-from trainpace.execution import PRECISIONS, Precision
-from trainpace.intake import read_bytes, toml_of
-from trainpace.optimizers import OPTIMIZERS
-from trainpace.records import Record
-from trainpace.tasks import RANDOM_FAMILIES, is_random, parse_random
+from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
+from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.intake import read_bytes, toml_of
+from trainpace.core.optimizers import OPTIMIZERS
+from trainpace.core.records import Record
+from trainpace.workload import RANDOM_FAMILIES, is_random, parse_random
 
 SUITES = ("classic", "random", "small")
 CLASSIC = (

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-from trainpace import records
-from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
-from trainpace.execution import Execution, Precision
+from trainpace.core import records
+from trainpace.core.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
+from trainpace.core.execution import Execution, Precision
+from trainpace.core.optimizers import FOR_LANGUAGE, FOR_OTHERS
+from trainpace.core.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
+from trainpace.core.records import Record
+from trainpace.core.worker import run_isolated
 from trainpace.measure.adaptive import next_batch
-from trainpace.optimizers import FOR_LANGUAGE, FOR_OTHERS
-from trainpace.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
-from trainpace.process import run_isolated
-from trainpace.records import Record
 
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
@@ -31,7 +31,7 @@ class Conditions(Record):
     """The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them.
 
     `seconds` is the training time of one probe; `memory_limit_gib` the most memory that its process may map (CPU only);
-    `optimizer` None is the task's own, or the usual one (`trainpace.optimizers`).
+    `optimizer` None is the task's own, or the usual one (`trainpace.core.optimizers`).
     """
 
     model: str

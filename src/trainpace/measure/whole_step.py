@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from trainpace.accelerator import PlainEngine, StepClock
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.measure.device_clock import StepClock
+from trainpace.measure.engine import PlainEngine
 from trainpace.measure.sweep import Conditions
-from trainpace.tasks import WholeStep
+from trainpace.workload import WholeStep
 
 
 def check_whole_step(conditions: Conditions, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.offers.match import (

@@ -15,13 +15,20 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, Form, Precision
+from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution, Form, Precision
+from trainpace.core.hosts import find_host
+from trainpace.core.outcome import Forecast, Interval, JobTime
+from trainpace.core.records import Record
+from trainpace.core.software import TODAY, Software
+from trainpace.core.units import format_duration, format_number, format_usd, hours_from_s
 from trainpace.forecast import Forecaster, Grid, Knowledge, Target, divisors, needed_gib, room_gib
-from trainpace.hardware import Cluster, Device, catalogue, find_host
 from trainpace.job import (
     ASSUMED,
     JobConditions,
+    Schedule,
     Training,
     job_ranges,
     power_w,
@@ -29,12 +36,7 @@ from trainpace.job import (
     training_of,
 )
 from trainpace.offers.offer import Offer, transfer_of
-from trainpace.outcome import Forecast, Interval, JobTime
 from trainpace.plan import told_apart
-from trainpace.records import Record
-from trainpace.schedule import Schedule
-from trainpace.software import TODAY, Software
-from trainpace.units import format_duration, format_number, format_usd, hours_from_s
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7

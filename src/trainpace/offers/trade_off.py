@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from trainpace.core.records import Record
 from trainpace.offers.match import Match
-from trainpace.records import Record
 
 Z_90, Z_ONE_SIDED = 1.645, 1.282
 """Half width of a 90 % interval in standard deviations, and where 9 of 10 cases lie below."""

@@ -9,14 +9,14 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.cluster import Device
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.units import format_duration, format_number
 from trainpace.forecast import Grid
-from trainpace.hardware import Device
 from trainpace.plan.changes import Choice, Maybe, Rejected, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting
 from trainpace.plan.knobs import data_in_words, differing, fleet_in_words
 from trainpace.plan.search import PARALLELISM, VARIED, Freedom, Limit, SearchResult, search
-from trainpace.units import format_duration, format_number
 
 SAME = 0.002
 """Two forecasts nearer than this are the same."""

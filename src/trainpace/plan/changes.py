@@ -5,11 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
-from trainpace.job import ASSUMED, JobConditions
-from trainpace.records import Record
-from trainpace.schedule import Schedule
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.records import Record
+from trainpace.job import ASSUMED, JobConditions, Schedule
 
 Effort = Literal["config key", "code change", "infrastructure"]
 Risk = Literal["none", "low", "medium"]

@@ -9,8 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast, JobTime, evaluating_ms
+from trainpace.core.software import TODAY, Software
 from trainpace.forecast import (
     CLASHES,
     FittedKernels,
@@ -21,12 +24,17 @@ from trainpace.forecast import (
     needed_gib,
     room_gib,
 )
-from trainpace.hardware import Cluster
-from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
-from trainpace.outcome import Forecast, JobTime, evaluating_ms
+from trainpace.job import (
+    ASSUMED,
+    JobConditions,
+    Schedule,
+    Training,
+    samples_factor,
+    state_bytes,
+    total_steps,
+    training_of,
+)
 from trainpace.plan.changes import NOISE, Choice, DataPath, Outlook
-from trainpace.schedule import Schedule, samples_factor, total_steps
-from trainpace.software import TODAY, Software
 from trainpace.workload import Floats, Workload
 
 

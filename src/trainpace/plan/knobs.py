@@ -7,8 +7,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
 from trainpace.forecast import Grid
 from trainpace.plan.changes import Choice, Effort, Risk
 from trainpace.workload import Workload

@@ -7,11 +7,11 @@ import math
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.execution import Execution, ZeroStage
+from trainpace.core.execution import Execution, ZeroStage
+from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors
 from trainpace.plan.evaluate import Setting, device_room_gib, evaluate
 from trainpace.plan.search import is_legal
-from trainpace.records import Record
 
 MOST_SIZES = 10
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)

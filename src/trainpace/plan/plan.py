@@ -8,8 +8,9 @@ from typing import Literal, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.units import format_number
 from trainpace.job import assumptions
 from trainpace.plan.alternatives import rejected, sensitivity, worth_measuring
 from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
@@ -19,7 +20,6 @@ from trainpace.plan.reasons import because, cautions
 from trainpace.plan.resolution import told_apart
 from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
 from trainpace.plan.snippets import snippet
-from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
 SHARED_NETWORK = 0.5

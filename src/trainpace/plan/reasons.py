@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast
+from trainpace.core.units import format_count, format_number
 from trainpace.forecast import needed_gib
-from trainpace.outcome import Forecast
 from trainpace.plan.changes import Outlook
 from trainpace.plan.evaluate import Judge, Setting
 from trainpace.plan.search import SearchResult
 from trainpace.plan.simplicity import TIGHT
-from trainpace.units import format_count, format_number
 from trainpace.workload import Workload
 
 HIDDEN = 0.05

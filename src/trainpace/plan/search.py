@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
+from trainpace.core.records import Record
 from trainpace.forecast import Grid, divisors, doublings
-from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import (
     Evaluation,
@@ -26,7 +27,6 @@ from trainpace.plan.evaluate import (
 from trainpace.plan.knobs import KNOB_NAMES, differing_rows
 from trainpace.plan.resolution import told_apart_each
 from trainpace.plan.simplicity import DATA_POINTS, OFFLINE_POINTS, points
-from trainpace.records import Record
 from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24

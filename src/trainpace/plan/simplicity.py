@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import Grid
 from trainpace.plan.knobs import differing_rows
 from trainpace.workload import Floats

@@ -6,7 +6,7 @@ The lines speak of the names of a plain training loop: `model`, `loss_fn`, `opti
 
 from collections.abc import Callable, Mapping, Sequence
 
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 from trainpace.plan.changes import Choice
 from trainpace.plan.knobs import Knob
 from trainpace.workload import Workload

@@ -5,7 +5,7 @@ Other rooms import from here; a name is loaded when it is first used, since some
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series

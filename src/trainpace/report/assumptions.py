@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.outcome import Forecast
+from trainpace.core.outcome import Forecast
 
 HOST_MATTERS = 0.05
 """Share of a step in which the device waits for the host's launches, from which the host is mentioned."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainpace.core.outcome import STEP_PARTS, Forecast
 from trainpace.forecast import alike
-from trainpace.outcome import STEP_PARTS, Forecast
 from trainpace.report.phrases import ABOVE_ONE, WHY_ABOVE_ONE, duration, number, percent
 from trainpace.report.screen import in_details, is_brief
 from trainpace.report.step_charts import part_words

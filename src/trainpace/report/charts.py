@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from trainpace.errors import TrainpaceError
-from trainpace.outcome import Interval
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record
 
 PAGE = ("#ffffff", "#14191f")
 INK = ("#1b2530", "#e8edf2")

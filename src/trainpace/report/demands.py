@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainpace.core.outcome import Forecast
 from trainpace.offers import OWN, SNAPSHOT_KNOWN_ON, Offer
-from trainpace.outcome import Forecast
 from trainpace.report.phrases import duration, rate_in_words, usd
 from trainpace.verbs.training import USUAL_BATCH
 

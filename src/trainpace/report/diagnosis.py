@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from trainpace.core.outcome import Interval
+from trainpace.core.records import to_jsonable
 from trainpace.diagnose import IN_WORDS, WORTH, Advice, Diagnosis, Proof, Share
-from trainpace.outcome import Interval
-from trainpace.records import to_jsonable
 from trainpace.report.among_ranks import print_ranks, ranks_chart
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page

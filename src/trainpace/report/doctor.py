@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from trainpace.doctor import Check, Examination
-from trainpace.records import to_jsonable
+from trainpace.core.records import to_jsonable
+from trainpace.diagnose import Check, Examination
 from trainpace.report.pages import page
 from trainpace.report.terminal import print_lines, print_named, print_next, print_verdict
 

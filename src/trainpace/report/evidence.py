@@ -12,7 +12,7 @@ from trainpace.report.phrases import devices, number
 from trainpace.report.terminal import console, print_lines, wrapped
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Near, Nearness, PublicRun
+    from trainpace.forecast import Near, Nearness, PublicRun
 
 MOST_DIFFERENCES = 3
 MOST_LINES = 4

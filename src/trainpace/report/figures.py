@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import written_aside
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import written_aside
+from trainpace.core.units import format_number
 from trainpace.report.charts import (
     INK,
     LINE,
@@ -27,7 +28,6 @@ from trainpace.report.charts import (
     Series,
     shade_share,
 )
-from trainpace.units import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainpace.core.outcome import Forecast, Jump, forecast_row
+from trainpace.core.records import to_jsonable
+from trainpace.core.trend import Trend
+from trainpace.core.units import format_count
 from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
-from trainpace.outcome import Forecast, Jump, forecast_row
-from trainpace.records import to_jsonable
 from trainpace.report import step_charts, sweep_charts
 from trainpace.report.assumptions import assumed_hosts, software_lines, taken_for_granted
 from trainpace.report.breakdown import print_breakdown
@@ -55,12 +57,10 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.trend import Trend
-from trainpace.units import format_count
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
+    from trainpace.forecast import Nearness
     from trainpace.verbs.forecast import ForecastRequest, Sweep
     from trainpace.verbs.packing import PaddedBatch
 

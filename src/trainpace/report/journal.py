@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from trainpace.core.outcome import STEP_PARTS
+from trainpace.forecast import Row, Summary
 from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
-from trainpace.outcome import STEP_PARTS
 from trainpace.report.phrases import (
     bracketed,
     devices,
@@ -31,7 +32,6 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.validation import Row, Summary
 from trainpace.verbs.carried import carried
 from trainpace.verbs.request import Request
 

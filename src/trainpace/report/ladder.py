@@ -7,20 +7,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record, to_jsonable
 from trainpace.job import assumed_in_words
-from trainpace.ladder import (
-    NOT_ASKED,
-    LadderResult,
-    LadderRow,
-    RungPreview,
-    epoch_s,
-    job_time,
-    noise_scale_of,
-    rows_of,
-    words_of,
-)
-from trainpace.outcome import Interval
-from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
@@ -44,6 +33,17 @@ from trainpace.report.terminal import (
     print_table,
     print_verdict,
     words,
+)
+from trainpace.run import (
+    NOT_ASKED,
+    LadderResult,
+    LadderRow,
+    RungPreview,
+    epoch_s,
+    job_time,
+    noise_scale_of,
+    rows_of,
+    words_of,
 )
 
 PAIRED = (

@@ -16,14 +16,21 @@ from typing import Any, get_args
 import msgspec
 from markupsafe import Markup
 
-from trainpace.diagnose import IN_WORDS
-from trainpace.doctor import Status
-from trainpace.execution import PRECISIONS, Checkpointing, Engine, ExpertExchange, PipelineSchedule
-from trainpace.hardware import Figure, catalogue, host_catalogue
+from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.cluster import Figure
+from trainpace.core.execution import (
+    PRECISIONS,
+    Checkpointing,
+    Engine,
+    ExpertExchange,
+    PipelineSchedule,
+)
+from trainpace.core.hosts import host_catalogue
+from trainpace.core.optimizers import OPTIMIZERS
+from trainpace.core.outcome import STEP_PARTS, Interval, Provenance
+from trainpace.diagnose import IN_WORDS, Status
 from trainpace.journal import OWN_MODEL, SHARED_LIBRARIES, public_name
 from trainpace.offers import snapshot
-from trainpace.optimizers import OPTIMIZERS
-from trainpace.outcome import STEP_PARTS, Interval, Provenance
 from trainpace.plan import Effort, Risk
 from trainpace.report.notebook import FIRST, fields_of, html_of, row_of
 from trainpace.report.pages import page

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainpace.outcome import Forecast
+from trainpace.core.outcome import Forecast
 from trainpace.report.charts import SERIES_TONES, Axis, Chart, Mark, series
 from trainpace.report.phrases import devices, listed, number, sentence
 from trainpace.report.sweep_charts import best_of, by_device, provenance

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement, LoaderPoint
-from trainpace.records import to_jsonable
+from trainpace.core.records import to_jsonable
+from trainpace.measure import LoaderAdvice, LoaderComparison, LoaderMeasurement, LoaderPoint
 from trainpace.report.phrases import duration, interval, number, percent, plural
 from trainpace.report.terminal import (
     Column,

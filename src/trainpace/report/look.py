@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from trainpace.core.outcome import Interval
+from trainpace.core.records import to_jsonable
+from trainpace.core.units import format_duration
 from trainpace.diagnose import WORTH, unseen_in_words, workers_beside
-from trainpace.outcome import Interval
-from trainpace.records import to_jsonable
 from trainpace.report.diagnosis import saved_ms
 from trainpace.report.phrases import (
     bracketed,
@@ -29,7 +30,6 @@ from trainpace.report.terminal import (
     words,
 )
 from trainpace.report.watch import trained_on
-from trainpace.units import format_duration
 from trainpace.verbs.carried import carried
 from trainpace.verbs.diagnose import DiagnoseRequest
 from trainpace.verbs.look import Elsewhere, Looked, LookRequest

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainpace.core.cluster import Device, Figure, HostLinks
 from trainpace.forecast import step_factor
-from trainpace.hardware import Device, Figure, HostLinks
-from trainpace.machine import Machine, MachineProfile
+from trainpace.measure import Machine, MachineProfile
 from trainpace.report.phrases import number, percent
 from trainpace.report.screen import in_details, is_brief
 from trainpace.report.terminal import (

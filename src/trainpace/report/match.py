@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval
 from trainpace.job import JobConditions
 from trainpace.offers import (
     SNAPSHOT_KNOWN_ON,
@@ -22,7 +23,6 @@ from trainpace.offers import (
     is_stale,
     near_misses,
 )
-from trainpace.outcome import Interval
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint, run_in_words
-from trainpace.outcome import (
+from trainpace.core.outcome import (
     STEP_PARTS,
     Forecast,
     Jump,
@@ -16,6 +15,7 @@ from trainpace.outcome import (
     Measurement,
     forecast_row,
 )
+from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint, run_in_words
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import (

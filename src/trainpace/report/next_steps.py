@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainpace.core.outcome import Forecast
 from trainpace.offers import Match
-from trainpace.outcome import Forecast
 from trainpace.report.lengths import lengths_of
 from trainpace.report.sweep_charts import best_of
 from trainpace.report.terminal import print_next

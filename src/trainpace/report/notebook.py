@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from trainpace.hardware import Figure
-from trainpace.outcome import Interval
+from trainpace.core.cluster import Figure
+from trainpace.core.outcome import Interval
+from trainpace.core.units import format_number
 from trainpace.report.streams import visible
-from trainpace.units import format_number
 from trainpace.verbs.request import Rows
 
 DEEPEST = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainpace.outcome import Forecast, forecast_row
+from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.report.phrases import devices, interval, number, percent, sentence
 from trainpace.report.terminal import Column, print_lines, print_table, words
 

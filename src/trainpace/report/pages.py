@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainpace.core.records import to_jsonable
 from trainpace.forecast import alike
-from trainpace.records import to_jsonable
 from trainpace.report.charts import (
     TEXTURES,
     Axis,

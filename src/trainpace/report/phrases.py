@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec import structs
 
-from trainpace.outcome import Interval
-from trainpace.records import Record
-from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record
+from trainpace.core.units import format_count, format_duration, format_number, format_usd
+from trainpace.job import learning_rate_for_noise_scale, samples_factor, steps_factor
 
 Format = Callable[[float], str]
 

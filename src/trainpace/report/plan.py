@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainpace.core.cluster import Cluster
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Forecast
+from trainpace.core.units import format_count, hours_from_s
 from trainpace.diagnose import Advice
-from trainpace.execution import Execution
-from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
-from trainpace.outcome import Forecast
 from trainpace.plan import Change, Layout, Outlook, Plan, config_line
 from trainpace.report.charts import (
     Axis,
@@ -55,13 +56,12 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.units import format_count, hours_from_s
 from trainpace.verbs.carried import carried
 from trainpace.verbs.run import RunRequest
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
+    from trainpace.forecast import Nearness
     from trainpace.verbs.plan import PlanRequest
 
 COMPARED = (

@@ -9,8 +9,8 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 
+from trainpace.core.units import format_number
 from trainpace.report.charts import tick_step
-from trainpace.units import format_number
 
 HEIGHT, WIDEST, LEAST = 13, 92, 24
 """Rows, about: as many as give every tick of the scale the same distance."""

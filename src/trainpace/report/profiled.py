@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainpace.profilers import Kernel, ProfiledTraining, RankShares
-from trainpace.records import to_jsonable
+from trainpace.core.records import to_jsonable
+from trainpace.diagnose import Kernel, ProfiledTraining, RankShares
 from trainpace.report.charts import Picture
 from trainpace.report.diagnosis import LEAST_SHARE, shares_chart
 from trainpace.report.pages import page

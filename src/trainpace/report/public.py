@@ -22,8 +22,7 @@ from trainpace.report.terminal import (
 from trainpace.verbs.carried import carried
 
 if TYPE_CHECKING:
-    from trainpace.evidence import PublicRun, Score, ScoreLine
-    from trainpace.validation import Summary
+    from trainpace.forecast import PublicRun, Score, ScoreLine, Summary
     from trainpace.verbs.request import Request
 
 MOST_POINTS = 3000
@@ -221,7 +220,7 @@ def score_meaning() -> str:
 
 
 def _whole(score: Score) -> ScoreLine:
-    from trainpace.evidence import ScoreLine  # late, as it forecasts
+    from trainpace.forecast import ScoreLine  # late, as it forecasts
 
     return ScoreLine(name="all", in_fit=score.in_fit, not_in_fit=score.not_in_fit)
 

@@ -1,5 +1,6 @@
 """A schedule's answer for the terminal."""
 
+from trainpace.core.units import format_count
 from trainpace.job import Answer
 from trainpace.report.phrases import duration, number, percent, usd
 from trainpace.report.terminal import (
@@ -10,7 +11,6 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
-from trainpace.units import format_count
 from trainpace.verbs.carried import carried
 from trainpace.verbs.match import MatchRequest
 from trainpace.verbs.schedule import ScheduleRequest

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainpace.core.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
 from trainpace.forecast import MemoryOverStep, Roofline
-from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
 from trainpace.report.charts import (
     MOST_INTERVAL,
     Axis,

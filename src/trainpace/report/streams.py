@@ -9,8 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from trainpace.core.units import format_duration, format_number
 from trainpace.report.screen import screen
-from trainpace.units import format_duration, format_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from trainpace.outcome import Forecast, Jump
+from trainpace.core.outcome import Forecast, Jump
 from trainpace.report.charts import (
     MOST_INTERVAL,
     SERIES_TONES,
@@ -23,7 +23,7 @@ from trainpace.report.charts import (
 from trainpace.report.phrases import listed, number, sentence
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
+    from trainpace.forecast import Nearness
     from trainpace.measure import SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")

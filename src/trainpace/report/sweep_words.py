@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.outcome import Jump
+from trainpace.core.outcome import Jump
+from trainpace.core.trend import KNEE, Trend
 from trainpace.report.phrases import number, plural
-from trainpace.trend import KNEE, Trend
 
 MOST_JUMPS = 6
 """Jumps that are told one by one."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainpace.records import to_jsonable
+from trainpace.core.records import to_jsonable
 from trainpace.report.phrases import number
 from trainpace.report.terminal import (
     Column,
@@ -12,10 +12,10 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
+from trainpace.run import Change, Equivalence, WayResult
 from trainpace.verbs.carried import carried
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.verify import VerifyRequest
-from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
     "fp32": "the number format: in fp32 they agree",

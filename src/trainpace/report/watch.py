@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from trainpace.core.child import ending_of
+from trainpace.core.records import to_jsonable
 from trainpace.diagnose import clocks_in_words
 from trainpace.journal import Guarded, Pace
-from trainpace.process import ending_of
-from trainpace.records import to_jsonable
 from trainpace.report.among_ranks import print_among_ranks
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainpace.errors import (
+from trainpace.core.errors import (
     Contradiction,
     TrainpaceError,
     UnreadableInput,
     UserCodeError,
     os_reason,
 )
-from trainpace.process import DiskFull, Pool
-from trainpace.records import Record, load, save, to_json, write_whole
+from trainpace.core.records import Record, load, save, to_json, write_whole
+from trainpace.core.units import format_number
+from trainpace.core.worker import DiskFull, Pool
 from trainpace.shards import files
 from trainpace.shards.precompute_worker import Estimate, Inspection, SampleCosts, decide
-from trainpace.units import format_number
 
 _LOCK = ".lock"
 _WORKER = "trainpace.shards.precompute_worker"

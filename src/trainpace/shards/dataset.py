@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import default_collate as torch_collate
 
-from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.shards.reader import ShardReader
 
 Transform = Callable[[Any], Any]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.user_file import is_users
 from trainpace.shards.samples import Encoded, differing_columns, encode, spoken
-from trainpace.user_file import is_users
 
 _SEEDS = (1, 20_011)
 _MORE_SEEDS = range(2, 18)

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import Record, load, save
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, load, save
 from trainpace.shards.samples import SHAPED, Encoded, Field, Layout
 
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"

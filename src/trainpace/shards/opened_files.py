@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainpace.machine import drop_from_cache, filesystem_of, share_in_cache
+from trainpace.core.host import drop_from_cache, filesystem_of, share_in_cache
 
 _CODE = (".py", ".pyc", ".so", ".pyd", ".pth")
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

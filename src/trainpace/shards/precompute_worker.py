@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.process import failure_of, serve_lines
-from trainpace.records import Record, save
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.records import Record, save
+from trainpace.core.worker import failure_of, serve_lines
 from trainpace.shards import files, opened_files
 from trainpace.shards.determinism import computed_twice
 from trainpace.shards.samples import Encoded, Layout, encode, reason_of, spread, timed_samples

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpace.errors import UnreadableInput, os_reason
-from trainpace.records import load
+from trainpace.core.errors import UnreadableInput, os_reason
+from trainpace.core.records import load
 from trainpace.shards.files import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
 

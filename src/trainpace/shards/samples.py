@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trainpace.errors import UserCodeError
-from trainpace.records import Record
+from trainpace.core.errors import UserCodeError
+from trainpace.core.records import Record
 
 Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
 SHAPED = frozenset({"tensor", "array", "scalar", "image"})

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.user_file import is_users, load_name
 from trainpace.shards import opened_files
 from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread
-from trainpace.user_file import is_users, load_name
 
 WANTED = (
     "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a"

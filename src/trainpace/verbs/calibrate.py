@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import load, save
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import load, save
 from trainpace.verbs.places import data_place, detected
 from trainpace.verbs.request import COUNT, DURATION, NEW_FILE, Field, Progress, Request
 
 if TYPE_CHECKING:
-    from trainpace.hardware import HostLinks
-    from trainpace.machine import Machine, MachineProfile
+    from trainpace.core.cluster import HostLinks
+    from trainpace.measure import Machine, MachineProfile
 
 
 class CalibrateRequest(Request):
@@ -44,7 +44,7 @@ def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
     """What machine this is, its storage measured where that is asked for."""
     machine = detected(progress)
     if request.storage is not None:
-        from trainpace.machine import measure_storage
+        from trainpace.measure import measure_storage
 
         machine = replace(machine, storage=measure_storage(request.storage))
     return machine
@@ -54,14 +54,14 @@ def run(
     request: CalibrateRequest, progress: Progress, machine: Machine | None = None
 ) -> MachineProfile:
     """Measure this machine and save its profile. `machine`: what `machine_of` gave, where that was asked before."""
-    from trainpace.machine import calibrate
+    from trainpace.measure import calibrate
 
     machine = machine or machine_of(request, progress)
     progress.note(f"measuring for about {request.seconds:.0f} s; let nothing else run")
     with progress.work("calibrating", seconds=request.seconds):
         profile = calibrate(request.seconds, machine)
     if request.ranks is not None:
-        from trainpace.machine import measure_allreduce
+        from trainpace.measure import measure_allreduce
 
         with progress.work(f"timing all-reduce between {request.ranks} processes") as work:
             work.to(0)
@@ -76,7 +76,7 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
 
     None on ranks other than 0, which save nothing.
     """
-    from trainpace.machine import MachineProfile, measure_host_links
+    from trainpace.measure import MachineProfile, measure_host_links
 
     file = request.profile_file
     if not file.exists():

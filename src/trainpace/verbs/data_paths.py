@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.errors import UnreadableInput
-from trainpace.execution import Execution
-from trainpace.hardware import Cluster
-from trainpace.intake import read_json
+from trainpace.core.cluster import Cluster
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.execution import Execution
+from trainpace.core.intake import read_json
 from trainpace.plan import NO_WAIT, DataPath
 from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:
-    from trainpace.loader import LoaderCost
+    from trainpace.measure import LoaderCost
     from trainpace.verbs.plan import PlanRequest, Present
 
 MOST_WORKERS = 16
@@ -27,7 +27,7 @@ def data_paths(
 ) -> tuple[DataPath, ...]:
     """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
     from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
-    from trainpace.loader import LoaderCost, batch_ms, fewest_workers
+    from trainpace.measure import LoaderCost, batch_ms, fewest_workers
 
     r, rank = request, present.rank
     now = present.pick(
@@ -104,7 +104,7 @@ def data_paths(
 
 def _loader_file(path: str) -> tuple[LoaderCost, float, int]:
     """(cost, share that can be offline, cores) from the answer of `trainpace loader --json`."""
-    from trainpace.loader import LoaderCost
+    from trainpace.measure import LoaderCost
 
     try:
         answer = read_json(path)

@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.intake import read_bytes, toml_of
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.intake import read_bytes, toml_of
 from trainpace.verbs import SUMMARIES
 from trainpace.verbs.request import Argument, ResolvedField
 

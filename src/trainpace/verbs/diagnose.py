@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from trainpace.diagnose import Diagnosis, diagnose
-from trainpace.errors import TrainpaceError, ending_with
-from trainpace.profilers import ProfiledTraining, is_trace, read_profiled
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError, ending_with
+from trainpace.core.records import Record
+from trainpace.diagnose import Diagnosis, ProfiledTraining, diagnose, is_trace, read_profiled
 from trainpace.verbs.request import (
     COUNT,
     DURATION,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.hardware import Cluster, Device, find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.verbs.places import device_of, profile_here
 from trainpace.verbs.request import Field, Progress, Request
 from trainpace.workload import Variant, Workload, form_of
 
 if TYPE_CHECKING:
-    from trainpace.doctor import Elsewhere, Examination, Expected
-    from trainpace.execution import Execution
-    from trainpace.outcome import Measurement
+    from trainpace.core.execution import Execution
+    from trainpace.core.outcome import Measurement
+    from trainpace.diagnose import Elsewhere, Examination, Expected
 
 
 class DoctorRequest(Request):
@@ -29,9 +30,8 @@ class DoctorRequest(Request):
 
 def run(request: DoctorRequest, progress: Progress) -> Examination:
     """Examine the machine. Raises TrainpaceError where this torch has no device of the kind that was asked for."""
-    from trainpace.accelerator import device_here
-    from trainpace.doctor import examine, unusable
-    from trainpace.machine import detect
+    from trainpace.diagnose import examine, unusable
+    from trainpace.measure import detect, device_here
 
     machine = detect()
     with progress.work("examining") as work:
@@ -58,9 +58,9 @@ def _expected(
     measured: Measurement, kind: str, device: Device | None, progress: Progress
 ) -> Expected | None:
     """The known step's forecast on a healthy device of the catalogue, or on this CPU where it was calibrated."""
-    from trainpace.doctor import Expected
+    from trainpace.diagnose import Expected
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
-    from trainpace.trace import load_workload
+    from trainpace.workload import load_workload
 
     profile = profile_here(progress) if kind == "cpu" else None
     if profile is not None:
@@ -84,8 +84,8 @@ def _expected(
 
 def _elsewhere(workload: Workload, execution: Execution, device: Device) -> tuple[Elsewhere, ...]:
     """The nearest public measurements of training on one such card."""
-    from trainpace.doctor import Elsewhere
-    from trainpace.evidence import nearest
+    from trainpace.diagnose import Elsewhere
+    from trainpace.forecast import nearest
 
     return tuple(
         Elsewhere(

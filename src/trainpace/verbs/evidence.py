@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from trainpace.verbs.request import Field
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
-    from trainpace.execution import Execution
-    from trainpace.hardware import Device
+    from trainpace.core.cluster import Device
+    from trainpace.core.execution import Execution
+    from trainpace.forecast import Nearness
     from trainpace.workload import Workload
 
 Evidence = Annotated[
@@ -41,7 +41,7 @@ def evidence_for(
     ]
     if not of_gpus:
         return ()
-    from trainpace.evidence import nearest
+    from trainpace.forecast import nearest
 
     most = ALONE if len(of_gpus) == 1 else 1
     return tuple(nearest(*one, most=most) for one in of_gpus[:MOST_DEVICES])

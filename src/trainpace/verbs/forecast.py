@@ -11,8 +11,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.documents import Documents
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.intake import read_json
+from trainpace.core.outcome import Forecast, Jump, Measurement, forecast_row
+from trainpace.core.records import Record, from_json, load
+from trainpace.core.software import TODAY
+from trainpace.core.trend import Trend, trend_of
+from trainpace.core.units import format_number
 from trainpace.forecast import (
     CalibratedKernels,
     Forecaster,
@@ -21,15 +28,7 @@ from trainpace.forecast import (
     observe_elsewhere,
     packed,
 )
-from trainpace.hardware import Cluster, Device, find_device
-from trainpace.intake import read_json
 from trainpace.job import with_job
-from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.records import Record, from_json, load
-from trainpace.software import TODAY
-from trainpace.trace import is_saved, names_code
-from trainpace.trend import Trend, trend_of
-from trainpace.units import format_number
 from trainpace.verbs.evidence import Asked, Evidence, evidence_for
 from trainpace.verbs.lengths import workloads_of
 from trainpace.verbs.packing import (
@@ -71,11 +70,20 @@ from trainpace.verbs.training import (
     execution_of,
     fleet_of,
 )
-from trainpace.workload import Form, Mode, Variant, Workload, form_of
+from trainpace.workload import (
+    Documents,
+    Form,
+    Mode,
+    Variant,
+    Workload,
+    form_of,
+    is_saved,
+    names_code,
+)
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
-    from trainpace.machine import MachineProfile
+    from trainpace.forecast import Nearness
+    from trainpace.measure import MachineProfile
 
 
 class ForecastRequest(PackingRequest):
@@ -425,7 +433,7 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
         for gpu in r.gpu
     ]
     if r.calibrated:
-        from trainpace.machine import MachineProfile
+        from trainpace.measure import MachineProfile
 
         targets.append(machine(load(r.calibrated, MachineProfile)))
     return targets

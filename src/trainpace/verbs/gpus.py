@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from trainpace.hardware import Device, catalogue, find_device
+from trainpace.core.catalogue_reader import catalogue, find_device
+from trainpace.core.cluster import Device
 from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Argument, Progress, Request
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
-from trainpace.evidence import PublicRun
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, write_whole
+from trainpace.forecast import PublicRun, as_precision
 from trainpace.journal import (
     VERSION,
     Comparison,
@@ -30,13 +31,11 @@ from trainpace.journal import (
     share,
     text_of,
 )
-from trainpace.records import Record, write_whole
-from trainpace.validation import as_precision
 from trainpace.verbs import places
 from trainpace.verbs.request import COUNT, NEW_FILE, Argument, Field, Misuse, Progress, Request
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Score
+    from trainpace.forecast import Score
 
 Format = Literal["auto", "trainpace", "shared", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
@@ -349,9 +348,9 @@ class ScoreRequest(FilteredRequest, kw_only=True):
 
 def score(request: ScoreRequest, progress: Progress) -> "Scores | Score":
     if request.public:
-        from trainpace.evidence import (
-            score as score_public,
-        )  # forecasts, for which other commands need not wait
+        from trainpace.forecast import (
+            score as score_public,  # forecasts, for which other commands need not wait
+        )
 
         if request.query() != Query():
             raise Misuse("`public` scores every public run: leave the filters out.")

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from trainpace.trace import load_workloads
 from trainpace.verbs.request import Misuse, Progress
 from trainpace.verbs.traced import workload_of
 from trainpace.verbs.training import ExecutedRequest
-from trainpace.workload import Variant, Workload
+from trainpace.workload import Variant, Workload, load_workloads
 
 
 def workloads_of(

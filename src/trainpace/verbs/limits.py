@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainpace import configs
-from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.plan import PARALLELISM, Limit
 
 _DOUBLED = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record
 from trainpace.verbs.request import (
     COUNT,
     DURATION,
@@ -18,7 +18,7 @@ from trainpace.verbs.request import (
 )
 
 if TYPE_CHECKING:
-    from trainpace.loader import LoaderAdvice, LoaderComparison, LoaderMeasurement
+    from trainpace.measure import LoaderAdvice, LoaderComparison, LoaderMeasurement
 
 
 class LoaderRequest(Request):
@@ -58,7 +58,7 @@ class MeasuredLoader(Record):
 
 
 def run(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
-    from trainpace.loader import advise, compare_loaders
+    from trainpace.measure import advise, compare_loaders
 
     measurement = _measured(request, request.target, progress)
     if request.compare is not None:
@@ -79,7 +79,7 @@ def run(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
 
 
 def _measured(request: LoaderRequest, target: str, progress: Progress) -> LoaderMeasurement:
-    from trainpace.loader import LoaderConditions, measure_loader
+    from trainpace.measure import LoaderConditions, measure_loader
 
     conditions = LoaderConditions(
         target=target,

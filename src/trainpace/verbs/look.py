@@ -16,18 +16,16 @@ from typing import Annotated, Literal, cast
 
 from msgspec.structs import replace
 
-from trainpace.diagnose import Diagnosis, diagnose, loader_cost
-from trainpace.errors import TrainpaceError, ending_with
-from trainpace.execution import PRECISIONS, Precision
-from trainpace.intake import last_bytes
-from trainpace.job import Question, answer
-from trainpace.loader import batch_ms
-from trainpace.medians import DRIFT
+from trainpace.core.errors import TrainpaceError, ending_with
+from trainpace.core.execution import PRECISIONS, Precision
+from trainpace.core.intake import last_bytes
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record, load
+from trainpace.core.statistics import DRIFT
+from trainpace.diagnose import Diagnosis, diagnose, is_trace, loader_cost
+from trainpace.job import Question, Schedule, answer
+from trainpace.measure import batch_ms
 from trainpace.offers import Match, picks, with_front
-from trainpace.outcome import Interval
-from trainpace.profilers import is_trace
-from trainpace.records import Record, load
-from trainpace.schedule import Schedule
 from trainpace.verbs import match
 from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, EPOCHS, Field, Misuse, Progress, Request
 from trainpace.verbs.watch import (

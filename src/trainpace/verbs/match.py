@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
-from trainpace.execution import Precision
-from trainpace.hardware import catalogue_name
+from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.execution import Precision
+from trainpace.core.records import Record
+from trainpace.core.units import format_number, hours_from_s
 from trainpace.offers import Binding, Job, Match, Pick, Ranking, Rejected, nearest, picks, rank
-from trainpace.records import Record
-from trainpace.tasks import stored_precision
-from trainpace.units import format_number, hours_from_s
 from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.offers import (
     Gpus,
@@ -52,10 +51,10 @@ from trainpace.verbs.training import (
     default_forms,
     epoch_of,
 )
-from trainpace.workload import Form, Workload
+from trainpace.workload import Form, Workload, stored_precision
 
 if TYPE_CHECKING:
-    from trainpace.evidence import Nearness
+    from trainpace.forecast import Nearness
 
 
 MIXED: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.execution import Execution
-from trainpace.hardware import Cluster, Device, find_device
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import FailedProbe, Forecast, Jump, Measurement
+from trainpace.core.records import Record
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
-from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
-from trainpace.records import Record
-from trainpace.tasks import stored_precision
 from trainpace.verbs.places import (
     JournalPlace,
     KeepIdentity,
@@ -45,7 +45,7 @@ from trainpace.verbs.traced import (
     SequenceLength,
 )
 from trainpace.verbs.training import default_precision
-from trainpace.workload import Variant, form_of
+from trainpace.workload import Variant, form_of, stored_precision
 
 if TYPE_CHECKING:
     from trainpace.forecast import Forecaster
@@ -294,7 +294,7 @@ def _forecaster(
 ) -> Forecaster | None:
     """What is forecast on this machine; None, with a note on why, where it cannot be."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
-    from trainpace.trace import load_workload
+    from trainpace.workload import load_workload
 
     try:
         if c.device == "cpu":

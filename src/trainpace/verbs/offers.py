@@ -4,9 +4,11 @@ import datetime
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.hardware import Device, catalogue, find_device, normalised
-from trainpace.intake import read_text
+from trainpace.core.catalogue_reader import catalogue, find_device, normalised
+from trainpace.core.cluster import Device
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.intake import read_text
+from trainpace.core.records import Record, Table, to_jsonable, write_whole
 from trainpace.offers import (
     EGRESS_USD_PER_GB,
     Offer,
@@ -15,7 +17,6 @@ from trainpace.offers import (
     read_offers,
     snapshot,
 )
-from trainpace.records import Record, Table, to_jsonable, write_whole
 from trainpace.verbs.places import HardwareFile, data_place, own_devices
 from trainpace.verbs.request import Field, Progress, Request
 

@@ -4,12 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-from trainpace.documents import Documents, nearest_multiple
-from trainpace.errors import Contradiction, UnreadableInput
-from trainpace.outcome import Forecast
-from trainpace.records import Record
+from trainpace.core.errors import Contradiction, UnreadableInput
+from trainpace.core.outcome import Forecast
+from trainpace.core.records import Record
 from trainpace.verbs.request import ABOVE_0, EXISTING_FILE, Field, Misuse, within
 from trainpace.verbs.training import ExecutedRequest
+from trainpace.workload import Documents, nearest_multiple
 
 PADDED_TO = 32
 """Padded lengths are forecast at the nearest multiple of it, so that few are traced."""
@@ -134,7 +134,7 @@ def compared(documents: Documents, packed: Forecast, padded: Forecast) -> Padded
 
 def _lengths_in(path: Path) -> Counter[int]:
     """The token counts in a file, each as often as it counts. Raises UnreadableInput for a file that has none."""
-    from trainpace.validation import read_table  # late, as most forecasts read no table
+    from trainpace.forecast import read_table  # late, as most forecasts read no table
 
     columns, rows = read_table(path)
     names = [column.strip().casefold() for column in columns]

@@ -8,15 +8,17 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import TrainpaceError
-from trainpace.hardware import Device, HostCPU, catalogue_name, find_host, parse_catalogue
-from trainpace.intake import read_text
-from trainpace.records import load
+from trainpace.core.catalogue_reader import catalogue_name, parse_catalogue
+from trainpace.core.cluster import Device, HostCPU
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.hosts import find_host
+from trainpace.core.intake import read_text
+from trainpace.core.records import load
 from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
     from trainpace.journal import Journal, Knowledge
-    from trainpace.machine import Machine, MachineProfile
+    from trainpace.measure import Machine, MachineProfile
     from trainpace.workload import Workload
 
 JournalPlace = Annotated[
@@ -115,7 +117,7 @@ def device_of(kind: str, machine: Machine) -> str:
     names = {gpu.name or "NVIDIA GPU" for gpu in machine.gpus}
     if kind == "cuda" and len(names) == 1:
         return catalogue_name(names.pop())
-    from trainpace.accelerator import device_here
+    from trainpace.measure import device_here
 
     name = device_here(kind).name
     return catalogue_name(name) if name else f"{machine.cpu.name} ({kind})"
@@ -123,7 +125,7 @@ def device_of(kind: str, machine: Machine) -> str:
 
 def detected(progress: Progress) -> Machine:
     """This machine, after a note on whatever disturbs measurements on it."""
-    from trainpace.machine import detect, warnings_of
+    from trainpace.measure import detect, warnings_of
 
     machine = detect()
     for warning in warnings_of(machine):
@@ -136,7 +138,7 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
     profile = profile_here(progress)
     if profile is not None:
         return profile
-    from trainpace.machine import calibrate
+    from trainpace.measure import calibrate
 
     progress.note(
         "measuring this machine's CPU for 20 s (trainpace calibrate does it thoroughly, and once)"
@@ -151,7 +153,7 @@ def profile_here(progress: Progress) -> MachineProfile | None:
         return None
     from importlib.metadata import version
 
-    from trainpace.machine import MachineProfile, cpu_name
+    from trainpace.measure import MachineProfile, cpu_name
 
     try:
         profile = load(file, MachineProfile)

@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.configs import normal
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision, ZeroStage
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.core.execution import (
+    EXECUTION_FIELDS,
+    Checkpointing,
+    Execution,
+    Precision,
+    ZeroStage,
+)
+from trainpace.core.intake import read_json, read_text, toml_of
+from trainpace.core.optimizers import optimizer_called
+from trainpace.core.records import Record
+from trainpace.core.software import TODAY
+from trainpace.core.units import parse_count
 from trainpace.forecast import running_software
-from trainpace.hardware import Cluster, Device, find_device
-from trainpace.intake import read_json, read_text, toml_of
-from trainpace.optimizers import optimizer_called
+from trainpace.job import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.plan import Freedom, Plan, Setting, plan_changes
-from trainpace.records import Record
-from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
-from trainpace.software import TODAY
-from trainpace.units import parse_count
 from trainpace.verbs.data_paths import ALL_OFFLINE, data_paths
 from trainpace.verbs.evidence import Evidence, evidence_for
 from trainpace.verbs.limits import limits_of
@@ -68,7 +75,7 @@ from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
-    from trainpace.evidence import Nearness
+    from trainpace.forecast import Nearness
     from trainpace.watch import Rank, Recording
 
 MOST_SAMPLES = 1e12

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.process import usable_cores
-from trainpace.records import Record
+from trainpace.core.child import usable_cores
+from trainpace.core.records import Record
 from trainpace.verbs.request import (
     COUNT,
     DURATION,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainpace.errors import TrainpaceError
-from trainpace.units import format_number
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.units import format_number
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def recording_of(model: str | Workload) -> Recording | None:
 def loader_of(recording: Recording) -> RecordedLoader | None:
     """The first process' loader; None where it was not seen."""
     from trainpace.diagnose import loader_cost
-    from trainpace.loader import batch_ms
+    from trainpace.measure import batch_ms
 
     rank = recording.ranks[0]
     cost = loader_cost(rank)

@@ -34,9 +34,15 @@ from typing import (
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnknownName, nearest_names
-from trainpace.records import Record, Table
-from trainpace.units import format_duration, parse_count, parse_duration_s, parse_ratio, parse_usd
+from trainpace.core.errors import TrainpaceError, UnknownName, nearest_names
+from trainpace.core.records import Record, Table
+from trainpace.core.units import (
+    format_duration,
+    parse_count,
+    parse_duration_s,
+    parse_ratio,
+    parse_usd,
+)
 
 MOST_BATCHES = 10_000
 MOST_DEVICES = 1_000_000

@@ -8,14 +8,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.hardware import HostLinks
+from trainpace.core.child import usable_cores
+from trainpace.core.cluster import HostLinks
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.records import cannot_write_into, load, make_folder, save
+from trainpace.job import total_steps
 from trainpace.journal import Journal, anonymous_entry, signed
-from trainpace.ladder import (
+from trainpace.measure import detect, device_in
+from trainpace.run import (
     NO_FORECAST,
     NO_MODEL,
     Attempt,
     ClimbActions,
+    FailedTrial,
     Ladder,
     LadderForecasts,
     LadderResult,
@@ -24,34 +29,27 @@ from trainpace.ladder import (
     RungPreview,
     Script,
     Setup,
+    Slurm,
+    SlurmOptions,
     StepForecast,
+    TrialResult,
     climb,
     entry_of_trial,
-    file_name,
     has_data,
+    job_of,
     keep_files,
     make_shards,
     noise_scale_of,
     prepare,
     preview,
     read_ladder,
-    started_by,
-)
-from trainpace.launch import (
-    FailedTrial,
-    Slurm,
-    SlurmOptions,
-    TrialResult,
-    job_of,
     run_script,
     run_trial,
+    rung_file_name,
     script_job,
+    started_by,
     why_no_noise_scale,
 )
-from trainpace.machine import detect, device_in
-from trainpace.process import usable_cores
-from trainpace.records import cannot_write_into, load, make_folder, save
-from trainpace.schedule import total_steps
 from trainpace.verbs.places import (
     JournalPlace,
     KeepIdentity,
@@ -323,7 +321,7 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
         setup = attempt.setup
         if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
-                folder = request.folder / "dry-run" / file_name(rung.title, i)
+                folder = request.folder / "dry-run" / rung_file_name(rung.title, i)
                 launcher = request.launchers.over(ladder.slurm).of(setup.execution)
                 if ladder.script is not None:
                     trial, files = prepare(ladder, setup, folder)

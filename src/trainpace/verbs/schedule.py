@@ -4,8 +4,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.job import ONLY_STEPS, Answer, Question, answer
-from trainpace.schedule import Schedule, SpeedUp
+from trainpace.job import ONLY_STEPS, Answer, Question, Schedule, SpeedUp, answer
 from trainpace.verbs.request import COUNT, DURATION, RATIO, USD, Field, Progress, Request
 from trainpace.verbs.settings import SettingsSource
 

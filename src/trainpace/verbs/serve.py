@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from trainpace.units import parse_count
+from trainpace.core.units import parse_count
 from trainpace.verbs.places import HardwareFile, JournalPlace
 from trainpace.verbs.request import Field, Request, within
 

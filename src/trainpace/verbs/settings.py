@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from trainpace import configs
-from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS
-from trainpace.intake import read_text
+from trainpace.core.errors import Contradiction
+from trainpace.core.execution import EXECUTION_FIELDS
+from trainpace.core.intake import read_text
 from trainpace.verbs.request import Misuse
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction
-from trainpace.software import (
+from trainpace.core.errors import Contradiction
+from trainpace.core.software import (
     ATTENTIONS,
     TODAY,
     CrossEntropy,

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, cannot_write_into, write_whole
+from trainpace.core.units import format_duration
 from trainpace.measure import SuiteItem, suite
-from trainpace.records import Record, cannot_write_into, write_whole
-from trainpace.units import format_duration
 from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, prepared, sweep_of
 from trainpace.verbs.places import opened_journal
 from trainpace.verbs.request import COUNT, DURATION, Field, Misuse, Progress, Silent
 
 if TYPE_CHECKING:
-    from trainpace.launch import Job
+    from trainpace.run import Job
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
@@ -148,7 +148,7 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    from trainpace.launch import Slurm, SlurmOptions, failure_file, file_name
+    from trainpace.run import Slurm, SlurmOptions, failure_file, file_name
 
     r = request
     if r.suite is not None:
@@ -203,8 +203,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
     """The task of one model, its request written. A result of other options, code or versions has another name."""
-    from trainpace.ladder import fingerprint
-    from trainpace.launch import Job, failure_file, file_name
+    from trainpace.run import Job, failure_file, file_name, fingerprint
 
     r, code = request, ""
     with contextlib.suppress(TrainpaceError):  # the task says the same, and the others are measured
@@ -254,7 +253,7 @@ def task() -> int:
     was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
     """
     from trainpace.journal import Journal, export
-    from trainpace.launch import failure_file
+    from trainpace.run import failure_file
 
     request, result, log = (
         msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest),

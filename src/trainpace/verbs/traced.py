@@ -4,12 +4,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from trainpace.errors import Contradiction
-from trainpace.optimizers import optimizer_called
-from trainpace.records import save
-from trainpace.trace import is_saved, load_workload, workload_on_its_way
+from trainpace.core.errors import Contradiction
+from trainpace.core.optimizers import optimizer_called
+from trainpace.core.records import save
 from trainpace.verbs.request import AT_LEAST_1, DURATION, Argument, Field, Misuse, Progress, Request
-from trainpace.workload import AS_IT_IS, Adaptation, Form, Mode, Variant, Workload
+from trainpace.workload import (
+    AS_IT_IS,
+    Adaptation,
+    Form,
+    Mode,
+    Variant,
+    Workload,
+    is_saved,
+    load_workload,
+    workload_on_its_way,
+)
 
 ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
 Optimizer = Annotated[

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
 
-from trainpace.execution import (
+from trainpace.core.cluster import Cluster, Device, HostCPU, HostLinks
+from trainpace.core.execution import (
     EXECUTION_FIELDS,
     Checkpointing,
     Engine,
@@ -15,11 +16,8 @@ from trainpace.execution import (
     Precision,
     ZeroStage,
 )
-from trainpace.hardware import Cluster, Device, HostCPU, HostLinks
-from trainpace.job import JobConditions, stated_conditions
-from trainpace.schedule import Schedule, accumulation_for_global_batch
-from trainpace.tasks import stored_precision
-from trainpace.units import hours_from_s
+from trainpace.core.units import hours_from_s
+from trainpace.job import JobConditions, Schedule, accumulation_for_global_batch, stated_conditions
 from trainpace.verbs.request import (
     ABOVE_0_S,
     AT_LEAST_1,
@@ -48,7 +46,7 @@ from trainpace.verbs.software import (
     software_of,
 )
 from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, TracedRequest
-from trainpace.workload import Form, Workload, form_of
+from trainpace.workload import Form, Workload, form_of, stored_precision
 
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import Record
-from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record
+from trainpace.forecast import Row, Summary, by, evaluate, family_of, read_runs, summarise
 from trainpace.verbs.request import (
     EXISTING_FILE,
     EXISTING_FOLDER,

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from trainpace.run import Equivalence, Question, verify
 from trainpace.verbs.request import (
     ABOVE_0,
     AT_LEAST_1,
@@ -13,7 +14,6 @@ from trainpace.verbs.request import (
     within,
 )
 from trainpace.verbs.traced import ImageSize, ModelSpec, SequenceLength
-from trainpace.verify import Equivalence, Question, verify
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
 EVERYWHERE: tuple[Way, ...] = ("accumulate", "data_parallel", "ddp", "fsdp2")

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.errors import TrainpaceError, UnknownName, ending_with
-from trainpace.process import usable_cores
-from trainpace.profilers import is_trace
-from trainpace.records import Record
+from trainpace.core.child import usable_cores
+from trainpace.core.errors import TrainpaceError, UnknownName, ending_with
+from trainpace.core.records import Record
+from trainpace.diagnose import is_trace
 from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.watch import (

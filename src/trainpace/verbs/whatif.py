@@ -6,16 +6,17 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.core.catalogue_reader import catalogue
+from trainpace.core.cluster import Cluster, Device
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.core.outcome import Forecast, Jump
+from trainpace.core.records import Record
+from trainpace.core.software import Attention
+from trainpace.core.units import format_usd
 from trainpace.forecast import Forecaster, ForecastTable, Target
-from trainpace.hardware import Cluster, Device, catalogue
+from trainpace.job import Schedule
 from trainpace.offers import Offer, cheapest_offer
-from trainpace.outcome import Forecast, Jump
-from trainpace.records import Record
-from trainpace.schedule import Schedule
-from trainpace.software import Attention
-from trainpace.units import format_usd
 from trainpace.verbs.places import named_host
 from trainpace.verbs.request import Field, Request
 from trainpace.verbs.software import software_of

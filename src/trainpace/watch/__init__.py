@@ -4,7 +4,7 @@ where packages that reading a recording needs may be missing, so nothing is impo
 
 from typing import TYPE_CHECKING
 
-from trainpace.lazy import exports
+from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.watch.clocks import Clock

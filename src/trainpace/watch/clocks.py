@@ -8,8 +8,8 @@ speeds.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainpace.medians import median
-from trainpace.records import Record
+from trainpace.core.records import Record
+from trainpace.core.statistics import median
 from trainpace.watch.exchanges import RankStep
 
 CHUNK = 50

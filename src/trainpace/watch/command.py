@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.errors import TrainpaceError, ending_with, os_reason
-from trainpace.process import no_command
-from trainpace.records import make_folder, write_whole
+from trainpace.core.child import no_command
+from trainpace.core.errors import TrainpaceError, ending_with, os_reason
+from trainpace.core.records import make_folder, write_whole
 from trainpace.watch import meeting, restoring
 from trainpace.watch.inside.trail import STOP_AFTER, TASK
 from trainpace.watch.notes import Notes

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 from trainpace.watch.inside.trail import TRIALS, Step
 
 LEAST_BYTES = 1_000_000

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.intake import read_json
-from trainpace.process import ending_of
-from trainpace.records import write_whole
+from trainpace.core.child import ending_of
+from trainpace.core.errors import TrainpaceError, UnreadableInput
+from trainpace.core.intake import read_json
+from trainpace.core.records import write_whole
 from trainpace.watch.inside.trail import Step
 from trainpace.watch.tasks import Task
 from trainpace.watch.trails import records_of

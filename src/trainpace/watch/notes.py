@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from trainpace.records import Record
+from trainpace.core.records import Record
 from trainpace.watch.inside.trail import Step
 
 FEWEST_LOOKS = 3

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.errors import UnreadableInput
-from trainpace.intake import read_json
-from trainpace.records import Record
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.intake import read_json
+from trainpace.core.records import Record
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.exchanges import rank_steps
 from trainpace.watch.inside.trail import DATA, FORWARD, Span, Step

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trainpace.errors import TrainpaceError
-from trainpace.records import Record, written_aside
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, written_aside
 from trainpace.watch.exchanges import WARM_UP_STEPS
 from trainpace.watch.inside.recorder import KEEPS
 from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Fetch, Span, Step

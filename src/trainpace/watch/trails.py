@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainpace.errors import UnreadableInput, os_reason
+from trainpace.core.errors import UnreadableInput, os_reason
 from trainpace.watch.clocks import offsets
 from trainpace.watch.exchanges import common, rank_steps
 from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records_from

@@ -6,8 +6,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from trainpace import report
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.execution import Precision
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.execution import Precision
+from trainpace.core.outcome import Measurement
+from trainpace.core.records import Record
+from trainpace.core.units import format_number
 from trainpace.journal import (
     MOST_COUNTED,
     Comparison,
@@ -26,9 +29,6 @@ from trainpace.journal import (
     scores,
 )
 from trainpace.measure import SweepAnalysis, analyse
-from trainpace.outcome import Measurement
-from trainpace.records import Record
-from trainpace.units import format_number
 from trainpace.verbs.whatif import Text
 from trainpace.web.questions import query_of
 from trainpace.web.whatif import STEP_TIME

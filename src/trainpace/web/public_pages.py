@@ -5,11 +5,11 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from trainpace import report
-from trainpace.errors import UnknownName
-from trainpace.evidence import PublicRun, public_runs
-from trainpace.execution import Precision
+from trainpace.core.errors import UnknownName
+from trainpace.core.execution import Precision
+from trainpace.core.records import Record
+from trainpace.forecast import PublicRun, public_runs
 from trainpace.journal import AccuracyLine, PublicQuery, accuracy, accuracy_by, matching, public_run
-from trainpace.records import Record
 from trainpace.verbs.whatif import Text
 from trainpace.web.journal_pages import PAGE, Id
 from trainpace.web.questions import query_of

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, nearest_names
-from trainpace.records import Record
+from trainpace.core.errors import TrainpaceError, nearest_names
+from trainpace.core.records import Record
 
 MOST_PARAMETERS = 40
 Q = TypeVar("Q", bound=Record)

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment
 from starlette.responses import Response
 
-from trainpace.execution import PRECISIONS
+from trainpace.core.execution import PRECISIONS
 from trainpace.journal import error_pct
 from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, score_meaning, stated
 from trainpace.web.public_pages import MODES

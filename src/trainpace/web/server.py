@@ -6,7 +6,7 @@ import socket
 
 import uvicorn
 
-from trainpace.errors import TrainpaceError
+from trainpace.core.errors import TrainpaceError
 from trainpace.journal import Journal
 from trainpace.verbs.offers import known_offers
 from trainpace.verbs.places import data_place, own_devices

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.outcome import Forecast, Interval
+from trainpace.core.records import Record, load
+from trainpace.core.units import format_duration, format_number, format_usd
 from trainpace.forecast import Forecaster
 from trainpace.job import assumed_in_words
-from trainpace.outcome import Forecast, Interval
-from trainpace.records import Record, load
 from trainpace.report import (
     BATCH,
     Axis,
@@ -26,11 +27,9 @@ from trainpace.report import (
     memory_at_peak,
     step_breakdown,
 )
-from trainpace.trace import load_workload
-from trainpace.units import format_duration, format_number, format_usd
 from trainpace.verbs.traced import EVERY_FORM
 from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest, forecaster_of
-from trainpace.workload import PLAIN, Workload
+from trainpace.workload import PLAIN, Workload, load_workload
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
 BUILT_IN = (

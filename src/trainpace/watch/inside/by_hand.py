@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainpace import accelerator
+import trainpace.measure as accelerator
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
 

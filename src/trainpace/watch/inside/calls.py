@@ -33,7 +33,7 @@ class Shape(NamedTuple):
         import torch
 
         if self.values is not None:
-            from trainpace.trace import sparse
+            from trainpace.workload import sparse
 
             return sparse(self.sizes, self.values, self.dtype)
         return torch.empty(_scaled(self.sizes, n, of), dtype=self.dtype, device="meta")
@@ -138,7 +138,7 @@ class Call(NamedTuple):
             value.made(n, of) if isinstance(value, Shape) else value for value in self.arguments
         ]
         if self.fixed:
-            from trainpace.trace import Copier
+            from trainpace.workload import Copier
 
             # each step gets its own, which a model may write into
             made = [
@@ -213,8 +213,7 @@ def _placeholder(value: Any, outputs: Outputs) -> Any:
         return Shape(tuple(value.shape), value.dtype, learns=learns)
     if value is None or isinstance(value, bool | int | float | str | torch.device | torch.dtype):
         return value
-    from trainpace.tasks import tensors_in
-    from trainpace.trace import Copier
+    from trainpace.workload import Copier, tensors_in
 
     sizes = [t.shape[0] for t in (*tensors_in(value), *tensors_of(value)) if t.dim()]
     return Fixed(Copier({})(value), sizes[0] if sizes else 0)

@@ -143,7 +143,7 @@ class Capture:
             raise Untraceable(
                 "its parameters are sharded among processes, and only whole ones are traced"
             )
-        from trainpace.trace import Copier, meta_memo
+        from trainpace.workload import Copier, meta_memo
 
         if self.copier is None:
             self.copier = Copier({})
@@ -252,7 +252,7 @@ class Capture:
             raise Untraceable("its step has optimizers of several kinds, and only one is followed")
         if not own:
             return None
-        from trainpace.trace import meta_optimizer
+        from trainpace.workload import meta_optimizer
 
         stepper = meta_optimizer(own, self.copier.memo)
         for group in stepper.param_groups:
@@ -278,8 +278,8 @@ class Capture:
         import torch
         from msgspec.structs import replace
 
-        from trainpace.records import save
-        from trainpace.tasks import Task
+        from trainpace.core.records import save
+        from trainpace.workload import Task
 
         # parameters that are changed by hand, or by an optimizer that evaluates the loss itself, as LBFGS
         settings = {"optimizer": "sgd"} if self.optimizer is None else {}
@@ -353,8 +353,8 @@ def traced(task: Any, batch_size: int, holds_still: bool) -> Any:
     """
     from msgspec.structs import replace
 
-    from trainpace.errors import TrainpaceError
-    from trainpace.trace import trace_task
+    from trainpace.core.errors import TrainpaceError
+    from trainpace.workload import trace_task
 
     workload, only = None, None
     with contextlib.suppress(TrainpaceError):
@@ -396,7 +396,7 @@ def in_words(error: Exception) -> str:
     if isinstance(error.__cause__, TimeoutError):
         return str(error.__cause__)
     if isinstance(error.__cause__, Exception) and isinstance(error, ValueError):
-        from trainpace.trace import in_short
+        from trainpace.workload import in_short
 
         return in_short(error.__cause__)
     kind = type(error)

@@ -34,7 +34,7 @@ class InBf16:
     def may_gain(self) -> bool:
         """Whether the model computes in fp32 and this CPU multiplies faster in bf16. Compiled models would be compiled anew, and
         engines have settings of their own."""
-        from trainpace.accelerator import in_use
+        from trainpace.measure import in_use
 
         torch, recorder = sys.modules["torch"], self.recorder
         if (

@@ -161,7 +161,7 @@ def rows_of(function: Any, args: Any) -> int:
 
 def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     """Measure what an accelerator does in a step, by its own clock; call the result at the step's end."""
-    from trainpace.accelerator import device_work, in_use
+    from trainpace.measure import device_work, in_use
 
     measured = device_work(in_use())
 
@@ -186,7 +186,7 @@ def note_rate(recorder: Recorder) -> None:
     accelerator that computes in fp32, also in the formats that it could use instead."""
     import torch
 
-    from trainpace.accelerator import in_use
+    from trainpace.measure import in_use
 
     own = recorder.product_dtype or torch.float32
     recorder.trail.note({"matmul_gflops": product_gflops(own)})
@@ -206,7 +206,7 @@ def product_gflops(dtype: Any) -> float:
     """The best rate of a large matrix product of this number format on the device in use."""
     import torch
 
-    from trainpace.accelerator import in_use
+    from trainpace.measure import in_use
 
     device = in_use()
     side = SIDE if device == "cpu" else SIDE_ON_ACCELERATOR
@@ -256,7 +256,7 @@ def note_optimizers(recorder: Recorder, within_s: float = math.inf) -> None:
 
 def _room_bytes() -> float:
     """For the parameters, gradients and states of one variant."""
-    from trainpace.accelerator import free_gib, in_use
+    from trainpace.measure import free_gib, in_use
 
     device = in_use()
     free = free_gib(device) if device != "cpu" else None
@@ -264,7 +264,7 @@ def _room_bytes() -> float:
 
 
 def _time_ns(work: Callable[[], Any]) -> int:
-    from trainpace.accelerator import in_use, synchronize
+    from trainpace.measure import in_use, synchronize
 
     start = now_ns()
     work()

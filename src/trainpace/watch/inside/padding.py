@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainpace import accelerator
+import trainpace.measure as accelerator
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import Step
 

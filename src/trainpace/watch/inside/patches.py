@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainpace import accelerator
+import trainpace.measure as accelerator
 from trainpace.watch.inside import among, evaluations, left_out
 from trainpace.watch.inside.by_hand import Updates
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture

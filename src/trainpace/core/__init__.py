@@ -1,0 +1,4 @@
+"""Records, units, errors, safe reading of foreign files, statistics and facts about the host.
+
+Import its modules by name: `from trainpace.core.records import Record`.
+"""

@@ -1,0 +1,265 @@
+"""How a step is executed: batches, parallelism, precision, and what is traded for memory.
+
+The words are the field's: a *micro-batch* is what one data-parallel rank processes in one forward + backward; the
+*global batch* (effective batch) is what one optimizer update sees.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from trainpace.core.errors import Contradiction
+from trainpace.core.records import Record, check_fields
+
+Precision = Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+"""fp32: everything in fp32, TF32 off. torch_fp32: what torch does unless it is told otherwise, convolutions in TF32 on cards that
+have it (`torch.backends.cudnn.allow_tf32`) and all else in fp32. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights
+under autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
+optimizer keeps is the engine's (`trainpace.forecast.memory`). fp8: bf16 with matrix products in FP8."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Form = Literal["fp32", "amp", "half"]
+"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
+a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
+class NumberFormat(NamedTuple):
+    """The `form` that a workload must have been traced in, the format in which matrix products multiply, and that of convolutions
+    whose operands are stored in fp32."""
+
+    form: Form
+    products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+    convolutions: Literal["fp32", "tf32"] = "fp32"
+
+    @property
+    def autocasts(self) -> bool:
+        return self.form == "amp"
+
+
+NUMBER_FORMATS: dict[Precision, NumberFormat] = {
+    "fp32": NumberFormat("fp32", "fp32"),
+    "torch_fp32": NumberFormat("fp32", "fp32", "tf32"),
+    "tf32": NumberFormat("fp32", "tf32", "tf32"),
+    "amp_fp16": NumberFormat("amp", "fp16"),
+    "amp_bf16": NumberFormat("amp", "bf16"),
+    "bf16": NumberFormat("half", "bf16"),
+    "fp16": NumberFormat("half", "fp16"),
+    "fp8": NumberFormat("half", "fp8"),
+}
+"""The meaning of every precision."""
+
+ZeroStage = Literal[0, 1, 2, 3]
+
+Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
+"""ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
+unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
+all devices of a node. megatron_core: as ddp, and the parameters of ZeRO 1 are gathered under the next forward pass, and
+interleaved stages compute while they send, and tensor-parallel exchanges hide under sequence parallelism (--overlap-param-gather,
+--overlap-p2p-communication, --tp-comm-overlap, which NeMo's recipes set)."""
+
+
+Checkpointing = Literal["none", "selective", "full"]
+"""Which activations are computed again in the backward pass instead of kept. selective: what is large and cheap, the
+products inside attention (Korthikanti et al. 2022). full: everything but the input of each repeated block."""
+
+ExpertExchange = Literal["all_to_all", "deep_ep", "overlapped", "overlapped_fp8"]
+"""How tokens go to the ranks of their experts and back. all_to_all: NCCL's, each token once for each of its experts, and
+computation waits. deep_ep: once to each rank that has any of them, and over the network once to each such node (DeepSeek's
+DeepEP). overlapped: the same under the computation of another micro-batch (DualPipe; Megatron-Core's
+--overlap-moe-expert-parallel-comm). overlapped_fp8: the same, tokens going to experts in FP8 with a scale for 128 numbers, and
+results coming back in 16 bits (DeepSeek-V3's report, section 3.3.3)."""
+
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "dualpipe"]
+"""gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which keeps fewer activations.
+interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021). dualpipe: micro-batches enter at
+both ends, each device holds two stages, and a forward and a backward pass run together so that each hides the other's exchanges
+(DeepSeek-V3's report, arXiv:2412.19437, section 3.2.1)."""
+
+
+def _help(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class Execution(Record):
+    """One way to execute a workload. Sizes are counts >= 1.
+
+    With plain data parallelism every process is a data-parallel rank; tensor (`tp`), pipeline (`pp`) and context
+    parallelism (`cp`) divide that number. Nodes are not pipeline stages, and the GPUs of a node are not tensor shards.
+    Expert parallelism does not: the ranks of a pipeline stage divide its experts among `ep` x `expert_tp` of them, and are
+    world size / (pp x ep x expert_tp) copies of that (Megatron-Core's parallel folding, arXiv:2504.14960). `expert_load` is what
+    the fullest of the ep ranks gets of the mean; 1 is a router that balances. `expert_nodes`: the experts of one token lie on so
+    many nodes at most (DeepSeek-V3's node-limited routing).
+
+    `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
+    of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
+    the forward to the backward pass (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence
+    over the tensor-parallel ranks; `partition_activations` (DeepSpeed's, of ZeRO-R) divides what full activation checkpointing
+    keeps over them, and gathers it before each block is computed again;
+    `async_tensor_parallel` splits products to hide their communication. `pure_16_bit`: engines that shard keep an fp32 copy of
+    16-bit weights and fp32 states, unless the model was loaded in 16 bits and its optimizer made of that (FSDP of a model
+    loaded so).
+    """
+
+    micro_batch: Annotated[
+        int, _help("samples that one data-parallel rank processes in a forward pass")
+    ] = 1
+    accumulation: Annotated[int, _help("micro-batches an optimizer step")] = 1
+    nnodes: Annotated[int, _help("nodes")] = 1
+    nproc_per_node: Annotated[int, _help("processes on each node, one a GPU")] = 1
+    tp: Annotated[int, _help("tensor-parallel ranks")] = 1
+    pp: Annotated[int, _help("pipeline stages")] = 1
+    cp: Annotated[int, _help("context-parallel ranks")] = 1
+    precision: Annotated[Precision, _help("number format of weights and matrix products")] = "fp32"
+    optimizer: Annotated[str, _help("optimizer")] = "sgd"
+    engine: Annotated[Engine, _help("how gradients and parameters are exchanged")] = "ddp"
+    zero_stage: Annotated[
+        ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")
+    ] = 0
+    shard_size: Annotated[
+        int | None, _help("data-parallel ranks that share states; all if not given")
+    ] = None
+    reshard_after_forward: Annotated[
+        bool, _help("FSDP frees gathered parameters after the forward pass")
+    ] = True
+    offload_optimizer: Annotated[bool, _help("optimizer states and update on the host")] = False
+    offload_parameters: Annotated[bool, _help("parameters on the host, of ZeRO stage 3")] = False
+    activation_checkpointing: Annotated[
+        Checkpointing, _help("activations computed again in the backward pass")
+    ] = "none"
+    sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = (
+        False
+    )
+    partition_activations: Annotated[
+        bool, _help("checkpointed activations divided over the tensor-parallel ranks")
+    ] = False
+    async_tensor_parallel: Annotated[
+        bool, _help("products cut to hide their tensor-parallel exchange")
+    ] = False
+    clip_gradients: Annotated[
+        bool, _help("gradients scaled to a largest norm before the update")
+    ] = False
+    pure_16_bit: Annotated[
+        bool, _help("sharded 16-bit weights without an fp32 copy, and states as wide as they")
+    ] = False
+    pipeline_schedule: Annotated[
+        PipelineSchedule, _help("order of a pipeline's forward and backward passes")
+    ] = "1f1b"
+    virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
+    ep: Annotated[int, _help("expert-parallel ranks")] = 1
+    expert_tp: Annotated[
+        int | None, _help("tensor-parallel ranks of each expert; those of the rest if not given")
+    ] = None
+    expert_exchange: Annotated[
+        ExpertExchange, _help("how tokens go to the ranks of their experts")
+    ] = "all_to_all"
+    expert_load: Annotated[
+        float, _help("tokens of the fullest expert-parallel rank over the mean")
+    ] = 1.0
+    expert_nodes: Annotated[
+        int | None, _help("nodes that a token's experts lie on at most; any if not given")
+    ] = None
+    compile: Annotated[bool, _help("torch.compile")] = False
+    channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, _COUNTS, lambda count: count >= 1, "a whole number from 1")
+        shards = self.tp * self.pp * self.cp
+        if self.world_size % shards:
+            raise Contradiction(
+                f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node"
+                f" {self.nproc_per_node}) cannot be divided by tp {self.tp} x pp {self.pp} x cp"
+                f" {self.cp} = {shards}.",
+                f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
+            )
+        check_fields(
+            self,
+            ("expert_load",),
+            lambda load: 1 <= load <= self.ep,
+            "from 1 to ep, where one rank gets all",
+        )
+        check_fields(self, ("expert_nodes",), lambda nodes: nodes >= 1, "1 or more")
+        stage, experts = self.world_size // self.pp, self.ep * (self.expert_tp or self.tp)
+        if self.ep > 1 and stage % experts:
+            raise Contradiction(
+                f"the {stage} ranks of a pipeline stage cannot be divided by ep {self.ep} x"
+                f" expert_tp {experts // self.ep}.",
+                "Use a smaller ep, or expert_tp 1.",
+            )
+        if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
+            raise Contradiction(
+                f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule"
+                f" {self.pipeline_schedule}.",
+                "Several stages a device need pp of at least 2 and the interleaved schedule.",
+            )
+        if self.shard_size is not None and (
+            self.shard_size < 1 or self.data_parallel_size % self.shard_size
+        ):
+            raise Contradiction(
+                f"shard_size {self.shard_size} does not divide the data-parallel size"
+                f" {self.data_parallel_size}.",
+                "States are sharded over all data-parallel ranks, or over a divisor of them.",
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all, one a GPU."""
+        return self.nnodes * self.nproc_per_node
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different samples: world size / (tp x pp x cp)."""
+        return self.world_size // (self.tp * self.pp * self.cp)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer update: micro-batch x accumulation x data-parallel size."""
+        return self.micro_batch * self.accumulation * self.data_parallel_size
+
+
+class ExecutionField(NamedTuple):
+    """A field of `Execution`, from which columns, options and forms are derived.
+
+    `choices` are the values of a field of kind choice; a value's code is its position among them. The code 0 of an optional
+    count stands for None.
+    """
+
+    name: str
+    kind: Literal["count", "optional count", "number", "choice", "flag", "text"]
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+
+    def encode(self, value: Any) -> int | float | bool:
+        """The number that stands for a value in an array."""
+        if self.kind == "choice":
+            return self.choices.index(value)
+        return 0 if value is None else value
+
+    def decode(self, code: int | float | bool) -> Any:
+        """The value that a number stands for."""
+        if self.kind == "choice":
+            return self.choices[int(code)]
+        return None if self.kind == "optional count" and not code else code
+
+
+def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
+    hint, meta = get_args(info.type)
+    if get_origin(hint) is Literal:
+        return ExecutionField(info.name, "choice", info.default, meta.description, get_args(hint))
+    kinds: dict[Any, Any] = {
+        int: "count",
+        bool: "flag",
+        str: "text",
+        float: "number",
+        int | None: "optional count",
+    }
+    return ExecutionField(info.name, kinds[hint], info.default, meta.description)
+
+
+EXECUTION_FIELDS: dict[str, ExecutionField] = {
+    info.name: _field(info) for info in msgspec.structs.fields(Execution)
+}
+"""Every field of `Execution` by its name, in order. A field is declared there alone; arrays of executions
+(`trainpace.forecast.Grid`), a search's columns and the verbs' options follow from this table."""
+_COUNTS = tuple(field.name for field in EXECUTION_FIELDS.values() if field.kind == "count")

@@ -1,0 +1,178 @@
+"""The base of all records: frozen, keyword-only, validated when made, and unchanged by a trip through JSON.
+
+On disk a record is one JSON object headed by its name and the schema version that wrote it: ``{"record": "Schedule",
+"schema_version": 1, ...}``. A reader refuses a version newer than its own.
+"""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+import msgspec
+
+from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.intake import read_bytes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
+
+
+def check_fields(
+    record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str
+) -> None:
+    """Raise TrainpaceError for the first of these fields that has a value for which `holds` is false; `need` says it in words."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not holds(value):
+            raise TrainpaceError(f"{name} is {value}; it must be {need}.")
+
+
+class Table:
+    __slots__ = ()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Rows as dicts of plain values by column."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame. Raises TrainpaceError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise TrainpaceError(
+                "to_pandas() needs pandas.", "pip install 'trainpace[pandas]'."
+            ) from None
+        return pandas.DataFrame(self.to_dicts())
+
+
+R = TypeVar("R", bound=Record)
+
+
+def to_jsonable(record: Record) -> dict[str, Any]:
+    """The record as plain dicts, lists and numbers, headed by its name and the schema version."""
+    fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
+    return {"record": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
+
+
+def to_json(record: Record, indent: int = 0) -> str:
+    """The record as JSON text; `indent` spaces per level, 0 for one line."""
+    encoded = msgspec.json.encode(to_jsonable(record))
+    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+
+
+def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -> R:
+    """Read a `kind` back. Raises UnreadableInput, naming `source`, for anything else."""
+    try:
+        data = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableInput(f"{source} is not valid JSON ({error}).") from None
+    except RecursionError:
+        raise UnreadableInput(f"{source} is nested too deeply to be a {kind.__name__}.") from None
+    if not isinstance(data, dict):
+        raise UnreadableInput(f"{source} does not hold a JSON object.")
+    found, version = data.pop("record", None), data.pop("schema_version", None)
+    if found != kind.__name__:
+        raise UnreadableInput(f"{source} holds {found or 'no record'!r}, not a {kind.__name__}.")
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise UnreadableInput(
+            f"{source} has schema version {version!r}; this trainpace reads 1 to {SCHEMA_VERSION}.",
+            "Update trainpace, or make the file again.",
+        )
+    try:
+        return msgspec.convert(data, kind, dec_hook=decode_array)
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{source} is not a valid {kind.__name__}: {error}.") from None
+
+
+def from_package(file: str, kind: type[R]) -> R:
+    """A record that the package brings in a JSON file, named by its path below src/trainpace."""
+    return from_json(read_bytes(Path(__file__).parents[1] / file), kind, f"trainpace's own {file}")
+
+
+def load(path: str | os.PathLike[str], kind: type[R]) -> R:
+    """Read a record from a file."""
+    return from_json(read_bytes(path), kind, source=str(path))
+
+
+def save(record: Record, path: str | os.PathLike[str]) -> None:
+    """Write a record to a file, whole or not at all."""
+    write_whole(path, to_json(record) + "\n")
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write text to a temporary file, then rename it, so that a reader sees the old file or the new one, never half of it."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents. Raises TrainpaceError where the file system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write_into(path, error) from None
+
+
+def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
+    """The error for a folder that cannot be written into."""
+    return TrainpaceError(f"cannot write into {folder}: {os_reason(error)}.")
+
+
+@contextlib.contextmanager
+def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new file beside `path`, which replaces it when the block ends, and is removed when the block raises.
+
+    A link stays a link, and a file keeps its mode. Raises UnreadableInput where the file system refuses, and for a device or a
+    pipe, which cannot be replaced.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            raise UnreadableInput(f"cannot write {target}: it is no regular file.", "Name a file.")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(handle)
+        aside = Path(name)
+        try:
+            yield aside
+            aside.chmod(0o666 & ~_umask() if mode is None else stat.S_IMODE(mode))
+            aside.replace(target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnreadableInput(f"cannot write {os.fspath(path)}: {os_reason(error)}.") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _encode_array(value: Any) -> object:
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    raise TypeError(
+        f"cannot write a {type(value).__name__} as JSON"
+    )  # a bug: records hold plain fields and arrays
+
+
+def decode_array(kind: type, value: object) -> object:
+    """msgspec's `dec_hook` for records with arrays. Raises TypeError for an array of anything but numbers."""
+    import numpy as np  # late, for commands that need no arrays
+
+    if kind is np.ndarray:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError("an array of numbers holds something else")
+        return array
+    raise TypeError(f"cannot read a {kind.__name__} from JSON")

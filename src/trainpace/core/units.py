@@ -1,0 +1,191 @@
+"""Units as people write them, parsed and formatted.
+
+Inside trainpace every number is in the unit that its name ends with: ``_s``, ``_ms``, ``_gib`` (2**30 bytes), ``_gb``
+(1e9 bytes), ``_usd``. Text is parsed and formatted here and nowhere else.
+"""
+
+import math
+import re
+
+from trainpace.core.errors import TrainpaceError
+
+BYTES_PER_GIB = 2**30
+
+_SECONDS = {
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hr": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "w": 604800.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
+}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_NUMBER = r"[+-]?(?:\d+(?:[_,]\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_DAYS_PER_YEAR = 365.25
+
+
+def hours_from_s(seconds: float) -> float:
+    return seconds / 3600.0
+
+
+def gib_from_bytes(count: float) -> float:
+    return count / BYTES_PER_GIB
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds from ``90s``, ``1.5h``, ``210ms``, ``2h30m``, ``1 day 4 h``, ``1:30:00`` (h:m:s).
+
+    A bare number is refused: whether 90 meant seconds or milliseconds would be a guess.
+    """
+    clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return _finite(
+            days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "a duration"
+        )
+    parts = re.findall(rf"({_NUMBER})\s*([a-zA-Zµ]+)", text)
+    rest = re.sub(rf"{_NUMBER}\s*[a-zA-Zµ]+", "", text).strip(" ,")
+    if not parts or rest or any(unit.casefold() not in _SECONDS for _, unit in parts):
+        raise TrainpaceError(
+            f"{text!r} is not a duration.",
+            "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m.",
+        )
+    if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
+        raise TrainpaceError(
+            f"{text!r} is not a duration.", "Signs inside a duration are not understood."
+        )
+    return _finite(
+        sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts),
+        text,
+        "a duration",
+    )
+
+
+def parse_count(text: str) -> int:
+    """A whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
+    value, unit = _amount(
+        text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B."
+    )
+    value = _finite(value * _COUNTS[unit], text, "a count")
+    if abs(value - round(value)) > 1e-6 * max(1.0, value):
+        raise TrainpaceError(f"{text!r} is not a whole number.")
+    return round(value)
+
+
+def parse_usd(text: str) -> float:
+    """US dollars from ``500``, ``$500``, ``500usd``, ``1.2k``; other currencies are refused."""
+    bare = re.sub(r"^\s*\$|\s*(?:usd|\$)\s*$", "", text, flags=re.IGNORECASE)
+    what = "an amount in US dollars"
+    value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.", text)
+    return _finite(value * _COUNTS[unit], text, what)
+
+
+def parse_ratio(text: str) -> float:
+    """A speed-up as a ratio of old time to new: ``3.63x`` and ``363%`` are both 3.63.
+
+    A percentage is read as the sources of this project use it (100 % = as fast as before), not as "faster by".
+    """
+    value, unit = _amount(
+        text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed."
+    )
+    if not value > 0:
+        raise TrainpaceError(f"a speed-up of {text!r} is not above 0.")
+    return _finite(value / (100.0 if unit == "%" else 1.0), text, "a speed-up")
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in at most two units, such as ``1 h 12 min`` or ``713 days (1.95 years)``."""
+    if not math.isfinite(seconds):
+        return "forever"
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"
+    if seconds < 1.0:
+        return f"{format_number(seconds * 1e3)} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    if seconds < 3599.5:
+        return _two_units(round(seconds), 60, "min", "s")
+    if seconds < 2 * 86400 - 30:
+        return _two_units(round(seconds / 60), 60, "h", "min")
+    days = seconds / 86400
+    if days < 10:
+        return _two_units(round(seconds / 3600), 24, "days", "h")
+    if days < _DAYS_PER_YEAR:
+        return f"{days:.3g} days"
+    return f"{days:,.0f} days ({days / _DAYS_PER_YEAR:,.3g} years)"
+
+
+def format_number(value: float) -> str:
+    """Three significant figures, with an exponent only for very large or small numbers."""
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def format_count(value: float) -> str:
+    """``1,281,167`` up to ten million, ``6.74 B`` above it."""
+    for limit, size, suffix in (
+        (1e15, 1e12, " T"),
+        (1e12, 1e12, " T"),
+        (1e9, 1e9, " B"),
+        (1e7, 1e6, " M"),
+    ):
+        if abs(value) >= limit:
+            return (
+                f"{value / size:,.3g}{suffix}"
+                if value / size < 1000
+                else f"{value / size:,.0f}{suffix}"
+            )
+    return f"{value:,.0f}"
+
+
+def format_usd(value: float) -> str:
+    """Dollars with cents below 100, without above; in three figures below a cent."""
+    if 0 < abs(value) < 0.01:
+        return f"${format_number(value)}"
+    return f"${value:,.2f}" if abs(value) < 99.995 else f"${value:,.0f}"
+
+
+def _two_units(count: int, per_large: int, large: str, small: str) -> str:
+    whole, part = divmod(count, per_large)
+    return f"{whole} {large} {part} {small}" if part else f"{whole} {large}"
+
+
+def _amount(text: str, units: str, what: str, example: str, written: str = "") -> tuple[float, str]:
+    """The number in `text` and its unit in lower case; `units` is the pattern of the units that `what` may have. `written`: what
+    stood there, where `text` is a part of it."""
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
+    if not match:
+        raise TrainpaceError(f"{(written or text)!r} is not {what}.", example)
+    return _number(match.group(1)), match.group(2).casefold()
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "").replace("_", ""))
+
+
+def _finite(value: float, text: str, what: str) -> float:
+    if value < 0:
+        raise TrainpaceError(f"{text!r} is negative, and {what} starts at 0.")
+    if not math.isfinite(value):
+        raise TrainpaceError(f"{text!r} is too large for {what}.")
+    return value

@@ -1,0 +1,232 @@
+"""Run one probe of the health examination in a process of its own, which may crash or hang."""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.worker import is_out_of_memory, serve
+from trainpace.measure import (
+    MemoryMeter,
+    StepClock,
+    accelerator_here,
+    collective_backend,
+    count_devices,
+    device_name,
+    set_up_device,
+    synchronize,
+    versions,
+)
+
+PRODUCTS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+TOLERATED = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2, "fp16": 2e-3, "fp8": 0.1}
+"""Relative errors of a product beside the CPU's in fp64: some times what the format's own digits allow."""
+CHECKED_SIDE = 256
+SMALLEST_SIDE, LARGEST_SIDE = 512, 8192
+LONG_ENOUGH_S, SECONDS_A_PRODUCT = 0.005, 0.7
+"""Products grow until one takes so long, or has the largest side: only large ones reach what a device can do."""
+COPIED_MIB, ALLOCATED_MIB = 256, 64
+MORE_THAN_ANY_CARD_GIB = 4096
+IMAGE, IMAGES, WORKERS = (3, 224, 224), 512, 2
+
+
+class _Images(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full(IMAGE, float(index))
+
+
+def software(kind: str) -> dict[str, Any]:
+    """Versions, the number of devices, and room in shared memory, through which a loader's workers hand batches over."""
+    try:
+        backend = collective_backend(kind)
+    except TrainpaceError:
+        backend = ""
+    return {
+        "torch": torch.__version__,
+        "accelerator": accelerator_here(),
+        "name": device_name(kind),
+        "count": count_devices(kind),
+        "versions": versions(kind),
+        "backend": backend if backend and torch.distributed.is_backend_available(backend) else "",
+        "shared_memory_gib": (
+            shutil.disk_usage("/dev/shm").total / 2**30 if os.path.isdir("/dev/shm") else None
+        ),
+    }
+
+
+def clock(kind: str) -> dict[str, float]:
+    """The same products by the device's events and by the host's clock, which waits for the device."""
+    a = torch.rand(SMALLEST_SIDE, SMALLEST_SIDE, device=kind)
+    _seconds(kind, partial(torch.matmul, a, a), 0.2)
+    steps = StepClock(kind)
+    synchronize(kind)
+    start = time.perf_counter()
+    steps.start_step()
+    while time.perf_counter() - start < 0.3:
+        a @ a
+    steps.mark()
+    synchronize(kind)
+    host_ms = 1e3 * (time.perf_counter() - start)
+    steps.settle()
+    return {"device_ms": steps.spans_ms[0][0], "host_ms": host_ms}
+
+
+def products(kind: str) -> dict[str, dict[str, Any]]:
+    """`tflops` of large matrix products by number format, and `failed`: why a format gave no right product. Formats that this
+    kind of device does not have are in neither."""
+    tflops: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for precision, product in _products(kind).items():
+        try:
+            error = _relative_error(kind, product)
+            if not error <= TOLERATED[precision]:
+                failed[precision] = f"a product is off by {100 * error:.2g} %"
+                continue
+            tflops[precision] = _tflops(kind, product)
+        except Exception as error:
+            failed[precision] = _sentence(error)
+    return {"tflops": tflops, "failed": failed}
+
+
+Product = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+"""A matrix of fp32 -> what multiplies it by itself in a number format."""
+
+
+def _products(kind: str) -> dict[str, Product]:
+    found: dict[str, Product] = {}
+    for precision, dtype in PRODUCTS.items():
+        with contextlib.suppress(TrainpaceError):
+            set_up_device(kind, precision)  # type: ignore[arg-type]
+            found[precision] = partial(_product, kind, precision, dtype)
+    if kind == "cuda" and hasattr(torch, "_scaled_mm"):
+        found["fp8"] = _fp8_product
+    return found
+
+
+def _product(
+    kind: str, precision: str, dtype: torch.dtype, matrix: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    set_up_device(kind, precision)  # type: ignore[arg-type]
+    a = matrix.to(dtype)
+    return lambda: a @ a
+
+
+def _fp8_product(matrix: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """torch has no public one; torchao and Transformer Engine call this."""
+    rows, columns = (m.to(torch.float8_e4m3fn) for m in (matrix, matrix.t().contiguous()))
+    one = torch.ones((), device=matrix.device)
+    return lambda: torch._scaled_mm(
+        rows, columns.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+    )
+
+
+def _relative_error(kind: str, product: Product) -> float:
+    matrix = (
+        torch.rand(CHECKED_SIDE, CHECKED_SIDE, generator=torch.Generator().manual_seed(0)) - 0.5
+    )
+    right = matrix.double() @ matrix.double()
+    return float((product(matrix.to(kind))().cpu().double() - right).norm() / right.norm())
+
+
+def _tflops(kind: str, product: Product) -> float:
+    side, seconds = SMALLEST_SIDE // 2, 0.0
+    work: Callable[[], object] = lambda: None  # noqa: E731
+    while seconds < LONG_ENOUGH_S and side < LARGEST_SIDE:
+        side *= 2
+        work = product(torch.rand(side, side, device=kind))
+        seconds = _seconds(kind, work, 0.0)
+    return 2 * side**3 / _seconds(kind, work, SECONDS_A_PRODUCT) / 1e12
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def copies(kind: str) -> dict[str, float]:
+    """GB/s between host and device, from pageable and from pinned memory."""
+    host, device = (
+        torch.empty(COPIED_MIB * 2**20, dtype=torch.uint8, device=where) for where in ("cpu", kind)
+    )
+    found = {"to_device": host.nbytes / _seconds(kind, lambda: device.copy_(host), 0.5) / 1e9}
+    found["to_host"] = host.nbytes / _seconds(kind, lambda: host.copy_(device), 0.5) / 1e9
+    pinned = host.pin_memory()
+    found["to_device_pinned"] = (
+        host.nbytes / _seconds(kind, lambda: device.copy_(pinned, non_blocking=True), 0.5) / 1e9
+    )
+    return found
+
+
+def memory(kind: str) -> dict[str, Any]:
+    """What a known tensor takes by the allocator's statistics, and whether running out of memory can be recovered from."""
+    meter = MemoryMeter(kind)
+    torch.ones(ALLOCATED_MIB * 2**18, device=kind)
+    allocated, reserved = meter.peak_gib()
+    found: dict[str, Any] = {"allocated_gib": allocated, "reserved_gib": reserved}
+    if kind != "cpu":
+        try:
+            torch.empty(MORE_THAN_ANY_CARD_GIB * 2**30, dtype=torch.uint8, device=kind)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        found["recovered"] = float(torch.ones(8, device=kind).sum()) == 8.0
+    return found
+
+
+def loader(kind: str) -> dict[str, float]:
+    """Samples per second of a loader whose two workers make images of 224 x 224 and nothing else."""
+    batches = DataLoader(_Images(), batch_size=32, num_workers=WORKERS)
+    start = time.perf_counter()
+    count = sum(len(batch) for batch in batches)
+    return {"samples_per_s": count / (time.perf_counter() - start)}
+
+
+def _seconds(kind: str, work: Callable[[], Any], seconds: float) -> float:
+    """Of one call of `work`, by the host's clock around as many as take about so long; the first one does not count."""
+    work()
+    synchronize(kind)
+    calls, start = 0, time.perf_counter()
+    while not calls or time.perf_counter() - start < seconds:
+        work()
+        calls += 1
+        if calls % 8 == 0:
+            synchronize(kind)
+    synchronize(kind)
+    return (time.perf_counter() - start) / calls
+
+
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "software": software,
+    "clock": clock,
+    "products": products,
+    "copies": copies,
+    "memory": memory,
+    "loader": loader,
+}
+
+
+def _work(request: dict[str, str]) -> str:
+    try:
+        return json.dumps({"values": PARTS[request["part"]](request["kind"])})
+    except Exception as error:
+        return json.dumps({"error": _sentence(error), "trace": traceback.format_exc()})
+
+
+if __name__ == "__main__":
+    serve(_work)

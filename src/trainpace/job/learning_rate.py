@@ -1,0 +1,203 @@
+"""Rules for the learning rate when the global batch changes, and the gradient noise scale, which says how large a batch may be.
+
+B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
+squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
+size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
+training.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.outcome import NoiseScale
+from trainpace.core.records import Record
+
+FEWEST_STEPS = 10
+RESAMPLES = 2000
+COVERAGE = 0.9
+SEED = 0
+
+
+class LearningRateAdvice(Record):
+    """Learning rates for a changed global batch, with where each rule comes from and where it ends."""
+
+    old_global_batch: int
+    new_global_batch: int
+    learning_rate: float | None
+    linear: float | None
+    square_root: float | None
+    linear_factor: float
+    square_root_factor: float
+    linear_source: str = (
+        "linear: Goyal et al. 2017 (arXiv:1706.02677), SGD with momentum; needs warm-up; held up to"
+        " a batch of 8,192 on ImageNet"
+    )
+    square_root_source: str = (
+        "square root: Krizhevsky 2014 (arXiv:1404.5997), Hoffer et al. 2017 (arXiv:1705.08741); for"
+        " Adam-like optimizers Malladi et al. 2022 (arXiv:2205.10287)"
+    )
+    limit: str = (
+        "beyond a critical batch size no rule keeps the result (McCandlish et al. 2018,"
+        " arXiv:1812.06162)"
+    )
+
+
+def learning_rate_advice(
+    old_global_batch: int, new_global_batch: int, learning_rate: float | None = None
+) -> LearningRateAdvice:
+    """Both rules for going from one global batch to another; factors only, where no learning rate is given."""
+    if old_global_batch < 1 or new_global_batch < 1:
+        raise TrainpaceError(
+            f"global batches are counts from 1, not {min(old_global_batch, new_global_batch)}."
+        )
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise TrainpaceError(f"the learning rate is {learning_rate}; it must be above 0.")
+    ratio = new_global_batch / old_global_batch
+    return LearningRateAdvice(
+        old_global_batch=old_global_batch,
+        new_global_batch=new_global_batch,
+        learning_rate=learning_rate,
+        linear=None if learning_rate is None else learning_rate * ratio,
+        square_root=None if learning_rate is None else learning_rate * math.sqrt(ratio),
+        linear_factor=ratio,
+        square_root_factor=math.sqrt(ratio),
+    )
+
+
+class NoiseScaleRule(Record):
+    """Factors for the learning rate where the gradient noise scale is known, between the linear rule (a batch far below it) and
+    no change (far above it)."""
+
+    sgd_factor: float
+    adam_factor: float
+    source: str = (
+        "McCandlish et al. 2018 (arXiv:1812.06162): best rate = most / (1 + B_noise / B)^a, a = 1"
+        " for SGD (section 2), 0.5 to 1 for Adam and RMSProp (appendix E); 0.5, the square root, is"
+        " taken, which asks for less change"
+    )
+    limit: str = "from the noise scale of the steps that were measured; it grows during training"
+
+
+def learning_rate_for_noise_scale(
+    old_global_batch: float, new_global_batch: float, noise_scale_samples: float
+) -> NoiseScaleRule:
+    """The factors for going from one global batch to another at a noise scale of so many samples."""
+    factor = steps_factor(noise_scale_samples, new_global_batch, old_global_batch)
+    return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
+
+
+class GradientNorms(Record):
+    """Squared lengths of gradients, one pair a step: of `small_batch` samples (the mean over micro-batches or ranks where
+    there are several) and of `big_batch` samples, the small batch's among them. Both of gradients of a mean loss.
+    """
+
+    small_batch: float
+    big_batch: float
+    small_squared: tuple[float, ...]
+    big_squared: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.small_batch < self.big_batch:
+            raise TrainpaceError(
+                f"batches of {self.small_batch:g} and {self.big_batch:g} samples tell no noise.",
+                "The smaller one is a part of the larger one.",
+            )
+        if len(self.small_squared) != len(self.big_squared):
+            raise TrainpaceError(
+                "each step has one length for the small batch and one for the big one."
+            )
+        if any(not (math.isfinite(n) and n >= 0) for n in (*self.small_squared, *self.big_squared)):
+            raise TrainpaceError("a squared length is a number from 0.")
+
+
+def noise_scale(norms: GradientNorms) -> NoiseScale:
+    """The estimate from the norms of some steps. Raises TrainpaceError for fewer than FEWEST_STEPS.
+
+    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both unbiased
+    (McCandlish et al. 2018, appendix A.1); the ratio is of their means over the steps, since the mean of ratios is biased.
+
+    The interval is a bootstrap of blocks of consecutive steps, n^(1/3) long (Künsch 1989; Hall et al. 1995): steps beside each
+    other have alike gradients. It knows nothing of how the scale drifts.
+    """
+    small, big = np.array(norms.small_squared), np.array(norms.big_squared)
+    b, whole, n = norms.small_batch, norms.big_batch, len(small)
+    if n < FEWEST_STEPS:
+        raise TrainpaceError(
+            f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more."
+        )
+    gradient = (whole * big - b * small) / (whole - b)
+    trace = (small - big) / (1 / b - 1 / whole)
+    means = _resampled_means(np.stack([gradient, trace], axis=-1))
+    tail = (1 - COVERAGE) / 2
+    signal, noise = float(gradient.mean()), float(trace.mean())
+    if not np.quantile(means[:, 0], tail) > 0 or not signal > 0:
+        return NoiseScale(
+            samples=None,
+            low=None,
+            high=None,
+            gradient_squared=signal,
+            covariance_trace=noise,
+            steps=n,
+            reason=(
+                f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is"
+                " far larger. More steps or a larger batch would tell."
+            ),
+        )
+    ratios = np.divide(
+        means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0
+    )
+    # at most a tail's worth of them is infinite, or the gradient would not be told from 0: the nearest to a quantile never is
+    low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
+    # a covariance has no negative trace, though an unbiased estimate of a small one may be
+    return NoiseScale(
+        samples=max(0.0, noise / signal),
+        low=max(0.0, float(low)),
+        high=max(0.0, float(high)),
+        gradient_squared=signal,
+        covariance_trace=noise,
+        steps=n,
+    )
+
+
+def steps_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
+    """Updates to the same loss with another global batch, over those with the old one.
+
+    steps = S_min (1 + B_noise / B) (McCandlish et al. 2018, section 2), each batch at its own best learning rate.
+    """
+    _check(noise_scale_samples, old_batch, new_batch)
+    return (1 + noise_scale_samples / new_batch) / (1 + noise_scale_samples / old_batch)
+
+
+def samples_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
+    """Samples to the same loss with another global batch over those with the old one: samples = E_min (1 + B / B_noise)."""
+    _check(noise_scale_samples, old_batch, new_batch)
+    if not noise_scale_samples:
+        return new_batch / old_batch
+    return (1 + new_batch / noise_scale_samples) / (1 + old_batch / noise_scale_samples)
+
+
+def _check(noise: float, *batches: float) -> None:
+    if not (math.isfinite(noise) and noise >= 0) or not all(
+        math.isfinite(b) and b > 0 for b in batches
+    ):
+        raise TrainpaceError(
+            "a noise scale is a number of samples from 0, and a global batch is above 0."
+        )
+
+
+def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(RESAMPLES, 2) means over blocks drawn with replacement from (n, 2) values; the series is closed to a circle."""
+    n = len(pairs)
+    length = max(1, round(n ** (1 / 3)))
+    blocks = -(-n // length)
+    starts = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, blocks))
+    # sums of blocks from running sums, so that no array of RESAMPLES x n x 2 is made
+    running = np.concatenate(
+        [np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)]
+    )
+    sums = running[starts + length] - running[starts]
+    means: NDArray[np.float64] = sums.sum(axis=1) / (blocks * length)
+    return means

@@ -1,0 +1,344 @@
+"""What this machine is, as far as it bears on training, without torch: from psutil, py-cpuinfo and NVML; limits of control
+groups, caches and clocks, which these do not tell, from /proc and /sys.
+
+Every field may be None: on other systems than Linux, in containers, and for drivers that do not tell. Nothing that
+identifies a machine, a person or a place is kept: no host name, serial number, UUID, bus address or path.
+"""
+
+import contextlib
+import functools
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.records import Record
+from trainpace.core.units import gib_from_bytes
+from trainpace.measure.gpus import Gpu, detect_gpus
+from trainpace.measure.storage import Storage
+
+_NO_LIMIT_BYTES = 2**60
+"""cgroup v1 writes "no limit" as the largest number of pages."""
+_LOAD_SHARE = 0.2
+"""A load average above this share of the usable cores is other work."""
+_BUSY_STATE = 2
+"""P0 to P2 run training; above, an idle GPU also lowers its PCIe generation, which says nothing."""
+
+
+class Cpu(Record):
+    """The processors together. `affinity_cores`: logical cores that this process may run on; `quota_cores`: CPU time of
+    its cgroup, in cores. Caches are of one core (L3: as many cores as share it)."""
+
+    name: str | None
+    sockets: int | None
+    physical_cores: int | None
+    logical_cores: int | None
+    affinity_cores: int | None
+    quota_cores: float | None
+    base_mhz: float | None
+    max_mhz: float | None
+    governor: str | None
+    l1d_bytes: int | None
+    l2_bytes: int | None
+    l3_bytes: int | None
+
+    @property
+    def usable_cores(self) -> float | None:
+        """Logical cores' worth of CPU time that this process can get."""
+        limits = [
+            cores
+            for cores in (self.affinity_cores, self.quota_cores, self.logical_cores)
+            if cores is not None
+        ]
+        return float(min(limits)) if limits else None
+
+
+class Machine(Record):
+    """One machine as a process on it sees it. `memory_limit_gib`: its cgroup's, None without one below `memory_gib`.
+
+    `load_average` is over the last minute; `on_battery` None where there is no power supply to ask.
+    `gpu_problem`: why the NVIDIA driver does not show all GPUs.
+    """
+
+    cpu: Cpu
+    memory_gib: float | None
+    memory_limit_gib: float | None
+    gpus: tuple[Gpu, ...]
+    storage: Storage | None
+    operating_system: str | None
+    kernel: str | None
+    python: str
+    container: bool | None
+    on_battery: bool | None
+    load_average: float | None
+    gpu_problem: str | None = None
+
+
+def detect(root: Path = Path("/")) -> Machine:
+    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are. The storage is not measured."""
+    import psutil
+
+    memory_gib = gib_from_bytes(psutil.virtual_memory().total)
+    limit_gib = _memory_limit_gib(root)
+    gpus, problem = detect_gpus()
+    return Machine(
+        cpu=detect_cpu(root),
+        memory_gib=memory_gib,
+        memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
+        gpus=gpus,
+        gpu_problem=problem,
+        storage=None,
+        operating_system=_operating_system(root),
+        kernel=platform.release() or None,
+        python=platform.python_version(),
+        container=_in_container(root),
+        on_battery=_on_battery(root),
+        load_average=psutil.getloadavg()[0],
+    )
+
+
+def detect_cpu(root: Path = Path("/")) -> Cpu:
+    import psutil
+
+    frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    name = cpu_name(root)
+    stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
+    base_mhz = _mhz(frequency / "base_frequency")
+    return Cpu(
+        name=name,
+        sockets=_sockets(root),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
+        affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        quota_cores=_quota_cores(root),
+        base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
+        max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
+        governor=_text(frequency / "scaling_governor").strip() or None,
+        **_caches(root),
+    )
+
+
+@functools.cache
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor's name, as the system tells it; else its architecture.
+
+    Linux names x86 processors at once. py-cpuinfo knows others (ARM by lscpu, macOS), and starts programs to ask them.
+    """
+    match = re.search(r"^model name\s*:\s*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    if match:
+        return match.group(1)
+    import cpuinfo
+
+    description = {}
+    with contextlib.suppress(
+        Exception
+    ):  # it raises bare exceptions on processors that it does not know
+        description = cpuinfo.get_cpu_info()
+    return str(description.get("brand_raw") or platform.machine())
+
+
+def _sockets(root: Path) -> int | None:
+    topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
+    packages = {_text(file) for file in topology} - {""}
+    if not packages:
+        packages = set(
+            re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+        )
+    return len(packages) or None
+
+
+def _caches(root: Path) -> dict[str, int | None]:
+    sizes: dict[str, int | None] = {"l1d_bytes": None, "l2_bytes": None, "l3_bytes": None}
+    for folder in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        level, kind, size = (_text(folder / name).strip() for name in ("level", "type", "size"))
+        name = f"l{level}d_bytes" if level == "1" else f"l{level}_bytes"
+        match = re.fullmatch(r"(\d+)([KM]?)", size)
+        if kind != "Instruction" and name in sizes and match:
+            sizes[name] = int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20}[match.group(2)]
+    return sizes
+
+
+def _mhz(file: Path) -> float | None:
+    khz = _number(_text(file))
+    return None if khz is None else khz / 1e3
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """This process's cgroup in v2 and in v1's `controller`, and those above it: the tightest limit holds.
+
+    In a container the path may be the host's, which is not mounted; the folder mounted at the top is then its own.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        names = controllers.split(",")
+        if controllers and controller not in names:
+            continue
+        for top in (
+            (base / controller, base / controllers) if controllers else (base, base / "unified")
+        ):
+            folder = Path(*(part for part in Path(path).parts if part not in ("/", "..")))
+            for level in (folder, *folder.parents):
+                yield top / level
+
+
+def _quota_cores(root: Path) -> float | None:
+    quotas = []
+    for folder in _cgroup_folders(root, "cpu"):
+        both = _text(folder / "cpu.max").split() or [
+            _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        quota, period = (_number(text) for text in [*both, "", ""][:2])
+        if quota is not None and period and quota > 0:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def _memory_limit_gib(root: Path) -> float | None:
+    limits = []
+    for folder in _cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = _number(_text(folder / name))
+            if limit is not None and limit < _NO_LIMIT_BYTES:
+                limits.append(gib_from_bytes(limit))
+    return min(limits, default=None)
+
+
+def _operating_system(root: Path) -> str | None:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text(root / "etc/os-release"), re.MULTILINE)
+    return match.group(1) if match else platform.system() or None
+
+
+def _in_container(root: Path) -> bool | None:
+    """Whether this process runs in a container; None where there is no /proc to ask."""
+    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
+        return True
+    groups = _text(root / "proc/1/cgroup")
+    if re.search(r"docker|kubepods|containerd|libpod|lxc|garden", groups):
+        return True
+    return False if groups else None
+
+
+def _on_battery(root: Path) -> bool | None:
+    battery, mains = None, []
+    with contextlib.suppress(OSError):
+        for supply in (root / "sys/class/power_supply").iterdir():
+            kind = _text(supply / "type").strip()
+            if kind in ("Mains", "USB"):
+                mains.append(_text(supply / "online").strip() == "1")
+            elif kind == "Battery" and _text(supply / "scope").strip() != "Device":  # not a mouse's
+                battery = bool(battery) or _text(supply / "status").strip() == "Discharging"
+    return False if any(mains) else battery
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _text(file: Path) -> str:
+    """A file's text; empty where it is missing or not readable, as some of /sys is."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def warnings_of(machine: Machine) -> tuple[str, ...]:
+    """One sentence for each thing that will disturb or limit measurements; an unknown field says nothing."""
+    return tuple(_warnings(machine))
+
+
+def _warnings(machine: Machine) -> Iterator[str]:
+    yield from _cpu_warnings(machine)
+    if machine.memory_limit_gib is not None:
+        total = (
+            "" if machine.memory_gib is None else f" of the machine's {machine.memory_gib:.1f} GiB"
+        )
+        where = "the container" if machine.container else "this process's control group"
+        yield f"{where} may use {machine.memory_limit_gib:.1f} GiB{total}."
+    for index, gpu in enumerate(machine.gpus):
+        yield from _gpu_warnings(index, gpu)
+    if machine.gpu_problem:
+        yield f"the NVIDIA driver does not show every GPU ({machine.gpu_problem})."
+    if machine.storage is not None and machine.storage.read_from_cache:
+        yield "the storage's read speed is probably that of the page cache in memory."
+
+
+def _cpu_warnings(machine: Machine) -> Iterator[str]:
+    cpu = machine.cpu
+    usable, physical = cpu.usable_cores, cpu.physical_cores
+    if usable is not None and physical is not None and usable < physical:
+        limit = "a CPU quota" if cpu.quota_cores == usable else "its CPU affinity"
+        yield f"this process can use {usable:g} of {physical} physical cores, because of {limit}."
+    if cpu.governor is not None and cpu.governor != "performance":
+        yield (
+            f'the CPU frequency governor is "{cpu.governor}", not "performance", so that clocks'
+            " follow the load."
+        )
+    if machine.on_battery:
+        yield "the machine runs on battery, which lowers clocks and power limits."
+    if machine.load_average is not None and usable and machine.load_average > _LOAD_SHARE * usable:
+        yield (
+            f"other work is running: the load average is {machine.load_average:.1f} on {usable:g}"
+            " usable cores."
+        )
+
+
+def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
+    who = f"GPU {index}" + (f" ({gpu.name})" if gpu.name else "")
+    if _below(gpu.pcie_width, gpu.pcie_width_max):
+        yield f"{who} has {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes."
+    busy = gpu.performance_state is not None and gpu.performance_state <= _BUSY_STATE
+    if busy and _below(gpu.pcie_generation, gpu.pcie_generation_max):
+        yield f"{who} runs at PCIe generation {gpu.pcie_generation} of {gpu.pcie_generation_max}."
+    if _below(gpu.power_limit_w, gpu.power_limit_default_w):
+        yield (
+            f"{who} is limited to {gpu.power_limit_w:.0f} W, below its default of"
+            f" {gpu.power_limit_default_w:.0f} W."
+        )
+    if gpu.throttled_by:
+        yield f"the clocks of {who} are held down by {' and '.join(gpu.throttled_by)}."
+    if gpu.mig:
+        named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
+        yield f"{who} is divided into MIG instances{named}, so that a process gets a part of it."
+    if gpu.other_processes:
+        programs = (
+            "1 other program uses"
+            if gpu.other_processes == 1
+            else f"{gpu.other_processes} other programs use"
+        )
+        yield f"{programs} {who}."
+
+
+def _below(value: float | None, full: float | None) -> bool:
+    return value is not None and full is not None and value < full
+
+
+def environment(device: str) -> dict[str, str]:
+    """The hardware and the versions of the software. Imports torch."""
+    import torch
+
+    from trainpace.measure.devices import versions
+
+    properties = {
+        "cpu": cpu_name(),
+        "architecture": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+    return properties | versions(device)
+
+
+def device_in(environment: Mapping[str, str]) -> str:
+    """The device of what was measured there, by the catalogue's name; "" where it does not say."""
+    return (
+        catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
+    )

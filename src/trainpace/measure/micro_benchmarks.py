@@ -1,0 +1,336 @@
+"""``python -m trainpace.measure.micro_benchmarks``: a minute of them on this machine's CPU, which forecasts of it rest on."""
+
+import platform
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainpace.core.cluster import Cluster, Device, Figure
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.records import to_json
+from trainpace.core.worker import serve
+from trainpace.forecast import (
+    FUSED,
+    CalibratedKernels,
+    Forecaster,
+    MachineModel,
+    MachineRoofline,
+    OperatorTimings,
+    Target,
+    fit_classes,
+)
+from trainpace.measure.calibration import MachineProfile
+from trainpace.measure.detection import Machine, environment
+from trainpace.measure.kit import block, tiny_step
+from trainpace.workload import (
+    MOST_SIZES,
+    Row,
+    Variant,
+    build_task,
+    make_optimizer,
+    map_tensors,
+    rows_of,
+    trace_task,
+)
+
+BLOCKS_OF_A_GROUP = 10
+PASSES = 4
+"""How often every group is run, after a run that warms up. The second fastest counts: what disturbs a machine only ever adds."""
+BLOCKS_SHARE = 0.7
+"""Share of the time for single blocks; the rest goes to whole networks."""
+MOST_OF_A_CLASS = 200
+NETWORKS = tuple(
+    (f"random:{family}:{seed}", batch)
+    for seed in range(101, 105)
+    for family, batch in (("cnn", 8), ("transformer", 4), ("cnn", 24))
+)
+"""Whole networks and their batch sizes, which a forecast from the micro-benchmarks alone is compared with. They are drawn by
+seed; no model that anyone trains is among them."""
+SECONDS_OF_A_NETWORK = 0.8
+FEWEST_STEPS = 5
+WARMUP_STEPS = 2
+
+
+def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
+    """Time blocks of layers for about `seconds` with torch's current number of threads; `machine` is this one."""
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    form = _roofline()
+    timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
+    spreads = [first_spread]
+    canaries = [
+        _canary_s()
+    ]  # the same group at the start, in the middle and at the end: how steady was the machine?
+    seed, half_way = BLOCKS_OF_A_GROUP, False
+    while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
+        if not half_way and now > BLOCKS_SHARE * seconds / 2:
+            half_way = True
+            canaries.append(_canary_s())
+        rows, spread = _time_group(range(seed, seed + BLOCKS_OF_A_GROUP))
+        timed += rows
+        spreads.append(spread)
+        seed += BLOCKS_OF_A_GROUP
+    canaries.append(_canary_s())
+    timings, device = _timings(timed, form), _device(form, machine)
+    per_operator, per_view, per_module = _host_us()
+    operators = MachineModel(
+        timings=timings,
+        flop_per_s=form.flop_per_s,
+        bytes_per_s=form.bytes_per_s,
+        start_us=1e6 * form.start_s,
+        host_us_per_operator=per_operator,
+        host_us_per_view=per_view,
+        host_us_per_module=per_module,
+        basis=f"{len(timings)} operators timed on this machine",
+    )
+    return MachineProfile(
+        device=device,
+        kernels=replace(
+            operators, step_factors=tuple(_step_factors(operators, device, begin + seconds))
+        ),
+        environment=environment("cpu"),
+        machine=machine,
+        spread=statistics.median(spreads),
+        drift=max(canaries) / min(canaries) - 1,
+    )
+
+
+class TimedRow(NamedTuple):
+    row: Row
+    seconds: float
+
+
+class OperatorTimer(TorchDispatchMode):
+    """Sees every ATen call below autograd and times it, in the terms of a trace: the same rows, with seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[TimedRow] = []
+        self.seconds = 0.0
+        """Time in all operators together, without what lies between them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.convolution_backward.default:
+            return self._time(func, args, kwargs or {})
+        # the gradients of input and weight one after the other, since a trace has a row for each
+        *others, mask = args
+        of_input = self._time(func, (*others, [mask[0], False, False]), {})[0] if mask[0] else None
+        if not (mask[1] or mask[2]):
+            return of_input, None, None
+        _, of_weight, of_bias = self._time(func, (*others, [False, mask[1], mask[2]]), {})
+        return of_input, of_weight, of_bias
+
+    def _time(self, func: Any, args: Any, kwargs: Any) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        rows = rows_of(func, *(map_tensors(_on_meta, tree) for tree in (args, kwargs, out)))
+        if rows:  # the first names the call; what a CPU does on the way (a bias) is in its time
+            self.rows.append(TimedRow(rows[0], seconds))
+        return out
+
+
+def _on_meta(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
+def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
+    """A timed step of blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+
+    So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
+    """
+    blocks = [block(seed) for seed in seeds]
+    optimizers: list[torch.optim.Optimizer] = []
+    for seed, made in zip(seeds, blocks, strict=True):
+        parameters = made.module.train().parameters()
+        sgd = seed % 2
+        optimizers.append(
+            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+            if sgd
+            else torch.optim.AdamW(parameters, lr=1e-3)
+        )
+
+    def step() -> list[TimedRow]:
+        inputs = [made.make_input() for made in blocks]
+        timer = OperatorTimer()
+        with timer, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for stepper in optimizers:
+                stepper.zero_grad(set_to_none=True)
+            losses = [made.module(x) for made, x in zip(blocks, inputs, strict=True)]
+            for loss in reversed(losses):
+                loss.backward()
+            for stepper in optimizers:
+                stepper.step()
+        return timer.rows
+
+    return step
+
+
+def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
+    """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
+    step = _step_of_blocks(seeds)
+    step()  # warms up, and makes the optimizers' states
+    passes = [step() for _ in range(PASSES)]
+    rows = [
+        TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1])
+        for same in zip(*passes, strict=True)
+    ]
+    totals = [sum(timed.seconds for timed in rows) for rows in passes]
+    return rows, statistics.median(totals) / min(totals) - 1
+
+
+def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
+    """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
+    moment."""
+    on_device = [
+        t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0
+    ]
+    classes = _table(on_device).classes()
+    seen: Counter[str] = Counter()
+    chosen = []
+    for i in np.random.default_rng(0).permutation(len(on_device)).tolist():
+        seen[classes[i]] += 1
+        if seen[classes[i]] <= MOST_OF_A_CLASS:
+            chosen.append(on_device[i])
+    table = _table(chosen)
+    return replace(table, fits=fit_classes(table, form))
+
+
+def _table(timed: list[TimedRow]) -> OperatorTimings:
+    rows = [t.row for t in timed]
+    return OperatorTimings(
+        kind=tuple(r.kind for r in rows),
+        function=tuple(r.function for r in rows),
+        half=np.array([r.half for r in rows]),
+        flops=np.array([r.flops for r in rows]),
+        bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
+        dims=np.array([[*r.dims, *([0] * (MOST_SIZES - len(r.dims)))] for r in rows], dtype=float),
+        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
+        fits={},
+    )
+
+
+def _roofline() -> MachineRoofline:
+    """The best rates of large operators, and what the smallest takes."""
+    square = torch.randn(1024, 1024)
+    x = torch.randn(4 * 2**20)
+    one = torch.ones(1)
+    return MachineRoofline(
+        flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
+        # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
+        bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
+        start_s=_fastest_s(lambda: torch.relu(one)),
+    )
+
+
+def _fastest_s(work: Callable[[], Any], rounds: int = 7) -> float:
+    work()
+    start = time.perf_counter()
+    work()
+    calls = max(1, int(0.02 / max(time.perf_counter() - start, 1e-7)))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls)
+    return min(times)
+
+
+def _canary_s() -> float:
+    return sum(timed.seconds for timed in _time_group(range(BLOCKS_OF_A_GROUP))[0])
+
+
+def _host_us() -> tuple[float, float, float]:
+    """The host's own work for an operator, a view and a module: what lies between operators that compute nothing."""
+    layers = 20
+    parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
+    plain = _fastest_s(step := tiny_step(parts()))
+    timer = OperatorTimer()
+    with timer:
+        step()
+    device_s = sum(t.seconds for t in timer.rows if t.row.launches > 0)
+    launches = sum(t.row.launches for t in timer.rows)
+    modules = _fastest_s(tiny_step(parts(nn.Identity(), nn.Identity()))) - plain
+    # an Unflatten and a Flatten are two modules and, with their backward, four views
+    views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules
+    module_us = max(0.0, 1e6 * modules / (2 * layers))
+    operator_us = max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches
+    return operator_us, max(0.0, 1e6 * views / (4 * layers)), module_us
+
+
+def _device(form: MachineRoofline, machine: Machine) -> Device:
+    gib = machine.memory_limit_gib or machine.memory_gib
+
+    def measured(value: float) -> Figure:
+        return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
+
+    return Device(
+        name=machine.cpu.name or platform.machine(),
+        vendor="",
+        architecture=platform.machine(),
+        kind="cpu",
+        fp32_tflops=measured(form.flop_per_s / 1e12),
+        memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
+        memory_gib=None if gib is None else measured(gib),
+    )
+
+
+def _step_factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
+    """The ratio measured / forecast of whole steps, for as many random networks as there is time until `end`, three at least.
+
+    Between operators lie colder caches, the allocator and the interpreter. The ratio corrects every forecast of the machine, and
+    its scatter is the forecast's interval.
+    """
+    target = Target(Cluster(device=device), CalibratedKernels(model))
+    for i, (spec, batch) in enumerate(NETWORKS):
+        if i >= 3 and time.perf_counter() > end:
+            return
+        task = build_task(spec)
+        workload = trace_task(task, ("fp32",), Variant("sgd_momentum", cpu=True))
+        forecast = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
+        if forecast.step is None:
+            raise TrainpaceError(f"{spec} cannot be forecast: {forecast.reason}")
+        yield _step_ms(spec, batch) / forecast.step.total_ms
+
+
+def _step_ms(spec: str, batch: int) -> float:
+    task = build_task(spec)
+    stepper = make_optimizer("sgd_momentum", task.model.train())
+    samples = task.make_batch(batch)
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS_OF_A_NETWORK
+    while len(times) < WARMUP_STEPS + FEWEST_STEPS or time.perf_counter() < end:
+        start = time.perf_counter()
+        stepper.zero_grad(set_to_none=True)
+        task.loss(task.model, samples).backward()
+        stepper.step()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[WARMUP_STEPS:])
+
+
+def _work(request: dict[str, Any]) -> str:
+    if request["threads"]:
+        torch.set_num_threads(request["threads"])
+    return to_json(_calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
+
+
+if __name__ == "__main__":
+    serve(_work)

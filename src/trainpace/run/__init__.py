@@ -1,0 +1,56 @@
+"""Changes carried out: engines, launchers, the ladder, and the check that training stays equivalent."""
+
+from typing import TYPE_CHECKING
+
+from trainpace.core.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.run.climbing import (
+        ClimbActions,
+        RungPreview,
+        climb,
+        make_shards,
+        preview,
+        rung_file_name,
+    )
+    from trainpace.run.equivalence import Change, Equivalence, Question, WayResult, verify
+    from trainpace.run.job import Ended, Job, Launcher, Starts, ThisMachine, Torchrun, file_name
+    from trainpace.run.ladder_forecasts import (
+        NO_FORECAST,
+        NO_MODEL,
+        NOT_ASKED,
+        LadderForecasts,
+        MeasuredCompute,
+        StepForecast,
+        has_data,
+    )
+    from trainpace.run.ladder_inputs import read_ladder
+    from trainpace.run.ladder_results import (
+        Attempt,
+        LadderResult,
+        LadderRow,
+        entry_of_trial,
+        epoch_s,
+        job_time,
+        noise_scale_of,
+        rows_of,
+    )
+    from trainpace.run.rungs import Ladder, LauncherChoice, Rung, Script, Setup, words_of
+    from trainpace.run.script_files import fingerprint, keep_files, prepare, started_by
+    from trainpace.run.script_trial import ScriptTrial, run_script, script_job
+    from trainpace.run.slurm import Slurm
+    from trainpace.run.slurm_script import SlurmOptions
+    from trainpace.run.trial import (
+        EngineName,
+        FailedTrial,
+        LoaderSettings,
+        Trial,
+        TrialResult,
+        engine_for,
+        failure_file,
+        job_of,
+        run_trial,
+        why_no_noise_scale,
+    )
+
+__getattr__, __all__ = exports(__name__, __file__)

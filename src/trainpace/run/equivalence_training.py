@@ -1,0 +1,400 @@
+"""Train variants on the samples that the seed and the step decide: `python -m trainpace.run.equivalence_training`.
+
+A variant is trained on the samples that the seed and the step alone decide. Its changes are interventions in the model, its loss
+and its generators, to see whether a difference goes away.
+"""
+
+import contextlib
+import json
+import logging
+import operator
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # DDP warns of parameters that it looks for in vain
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import to_json, write_whole
+from trainpace.core.worker import explain, is_out_of_memory, serve
+from trainpace.run.equivalence import INITIAL, RANKS, Change, Facts, Question, Variant
+from trainpace.workload import Task, build_task, import_package, make_optimizer, map_tensors
+
+_SAMPLES, _MODEL, _STEPS = 1, 2, 3
+IGNORED = -100
+"""The target that torch's losses leave out, and that transformers pads labels with."""
+
+
+def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
+    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last. The first
+    training of all also leaves the weights that it began with; the others begin with those."""
+    q, changes, on_ranks = question, variant.changes, variant.way in RANKS
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    _seed(q.seed, _MODEL)
+    task = build_task(q.model, q.sequence_length, q.image_size)
+    model = task.model
+    _begin(model, folder)
+    optimizer = task.optimizer if q.optimizer is None else None
+    optimizer = optimizer or make_optimizer(q.optimizer or "sgd_momentum", model)
+    precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
+    dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    model.to(dtype=dtype).train()
+    norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
+    model = _wrapped(model, optimizer, variant, q)
+    losses: list[float] = []
+    draws = uneven = False
+    autocast = (
+        torch.autocast("cpu", torch.bfloat16)
+        if precision == "amp_bf16"
+        else contextlib.nullcontext()
+    )
+    sizes = (q.batch,) if variant.way == "data_parallel" else q.sizes(variant.way)
+    with dropout_off(model) if "no_dropout" in changes else contextlib.nullcontext():
+        for step in range(q.steps):
+            parts = [_place(part, dtype) for part in _parts(task, q, step, sizes)]
+            targets = [targets_of(part) for part in parts]
+            uneven |= any(
+                t / n != targets[0] / sizes[0] for t, n in zip(targets, sizes, strict=True) if t
+            )
+            if "whole_batch_norm" in changes:
+                _seed(q.seed, _STEPS, step)
+                with torch.no_grad(), statistics_of_next_batch(norms):
+                    task.loss(task.model, _place(_parts(task, q, step, (q.batch,))[0], dtype))
+            _seed(q.seed, _STEPS, step, rank)
+            before = torch.get_rng_state()
+            optimizer.zero_grad(set_to_none=True)
+            loss_of_step = 0.0
+            for i in [rank] if on_ranks else range(len(parts)):
+                weight = loss_weight(changes, i, sizes, targets)
+                with autocast:
+                    loss = task.loss(model, parts[i])
+                    loss = (
+                        loss.mean() if variant.way == "data_parallel" else loss
+                    )  # a model's own comes once a replica
+                # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
+                share = loss * weight * (len(sizes) if on_ranks else 1)
+                model.backward(share) if variant.way == "deepspeed" else share.backward()
+                loss_of_step += float(loss.detach()) * weight
+            draws |= not torch.equal(before, torch.get_rng_state())
+            model.step() if variant.way == "deepspeed" else optimizer.step()
+            if on_ranks:
+                total = torch.tensor(loss_of_step, dtype=torch.float64)
+                dist.all_reduce(total)
+                loss_of_step = float(total)
+            if np.isfinite(loss_of_step):  # JSON has no place for the others
+                losses.append(loss_of_step)
+    parameters = _parameters(task.model)
+    if rank == 0:
+        np.savez(folder / f"{variant.key}.npz", **parameters)
+        facts = Facts(
+            losses=tuple(losses),
+            batch_norms=len(norms),
+            random=draws,
+            hooks=hooks,
+            uneven_targets=uneven,
+        )
+        write_whole(folder / f"{variant.key}.json", to_json(facts))
+
+
+def _begin(model: nn.Module, folder: Path) -> None:
+    """Give the model the weights that the first training of all began with."""
+    states = folder / f"{INITIAL}.pt"
+    if states.exists():
+        model.load_state_dict(torch.load(states, weights_only=True))
+    else:
+        torch.save(model.state_dict(), states)
+        np.savez(folder / f"{INITIAL}.npz", **_parameters(model))
+
+
+class _Replicas(nn.Module):
+    """The model as nn.DataParallel computes it: every replica takes a chunk of the batch, and the loss is of all outputs.
+
+    torch's own needs GPUs, where replicas run at once; here they run one after another, with the same weights.
+    """
+
+    def __init__(self, model: nn.Module, replicas: int) -> None:
+        super().__init__()
+        self.model, self.replicas = model, replicas
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        batch = next(_lengths((args, kwargs)))
+        each = -(-batch // self.replicas)
+        outputs = []
+        for begin in range(0, batch, each):
+            part = slice(begin, begin + each)
+            chunk_args, chunk_kwargs = map_tensors(operator.itemgetter(part), (args, kwargs))
+            outputs.append(self.model(*chunk_args, **chunk_kwargs))
+        return _gathered(outputs)
+
+
+def _lengths(values: Any) -> Iterator[int]:
+    """Of the tensors in nested values."""
+    if isinstance(values, torch.Tensor):
+        yield len(values)
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _lengths(value)
+
+
+def _gathered(outputs: Sequence[Any]) -> Any:
+    """Outputs of replicas as one, as torch's `gather` does it: numbers without dimensions become a vector."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(outputs)) if first.dim() == 0 else torch.cat(list(outputs))
+    if isinstance(first, dict):
+        return type(first)(**{key: _gathered([output[key] for output in outputs]) for key in first})
+    if isinstance(first, list | tuple):
+        parts = [_gathered(values) for values in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
+
+
+def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int) -> Any:
+    """DeepSpeed's engine with ZeRO stage 2. Raises TrainpaceError where it is not installed."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ |= {
+        "DS_ACCELERATOR": "cpu",
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "WORLD_SIZE": f"{ranks}",
+    }
+    deepspeed = import_package("deepspeed", "deepspeed")
+    # else it compiles a C++ operator for a minute
+    import_package("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False
+    config = {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,
+        "steps_per_print": 10**9,
+    }
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", FutureWarning)  # of torch's functions that it calls
+    deepspeed.init_distributed(dist_backend="gloo")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def _wrapped(
+    model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, q: Question
+) -> Any:
+    """The model in its engine; the optimizer gets the parameters that it has there."""
+    if variant.way == "data_parallel":
+        return _Replicas(model, q.ranks)
+    if variant.way == "deepspeed":
+        return _deepspeed(model, optimizer, q.sizes("deepspeed")[0])
+    if variant.way == "ddp":
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    if variant.way == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        sharded = dict(model.named_parameters())
+        for group in optimizer.param_groups:
+            group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
+    return model
+
+
+def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
+    """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
+    random augmentation gives every way the same ones."""
+    parts = [
+        slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
+    ]
+    if task.dataset is None:
+        _seed(q.seed, _SAMPLES, step)
+        batch = task.make_batch(q.batch)
+        return [map_tensors(operator.itemgetter(part), batch) for part in parts]
+    assert task.collate is not None, "a task with a data set knows how to make batches of it"
+    order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(
+        len(task.dataset)
+    )
+    samples = []
+    for i in range(step * q.batch, (step + 1) * q.batch):
+        _seed(q.seed, _SAMPLES, i)
+        samples.append(task.dataset[int(order[i % len(order)])])
+    return [task.collate(samples[part]) for part in parts]
+
+
+def _place(batch: Any, dtype: torch.dtype) -> Any:
+    return map_tensors(
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch
+    )
+
+
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    arrays = {}
+    for name, parameter in model.named_parameters():
+        value: Any = parameter.detach()
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        arrays[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return arrays
+
+
+def _seed(*numbers: int) -> None:
+    """Seed all generators that a user's code draws from."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def loss_weight(
+    changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]
+) -> float:
+    """The weight of a part's loss. Without a change it is what training loops use: one over the number of parts."""
+    if "sum" in changes:
+        return 1.0
+    if "weight_by_targets" in changes and any(targets):
+        return targets[part] / sum(targets)
+    if "weight_by_samples" in changes:
+        return sizes[part] / sum(sizes)
+    return 1 / len(sizes)
+
+
+def targets_of(batch: Any) -> int:
+    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
+    of labels in a dictionary is left out where there are several: language models predict the next one.
+    """
+    labels = (
+        batch.get("labels")
+        if isinstance(batch, dict)
+        else batch[-1]
+        if isinstance(batch, list | tuple)
+        else None
+    )
+    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+        return 0
+    if isinstance(batch, dict) and labels.dim() > 1:
+        labels = labels[..., 1:]
+    return int((labels != IGNORED).sum())
+
+
+def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The batch norms that normalise by the statistics of the batch at hand."""
+    return [
+        m
+        for m in model.modules()
+        if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)
+    ]
+
+
+@contextlib.contextmanager
+def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """A context in which running statistics become those of the one batch that runs; afterwards they normalise every batch."""
+    for norm in norms:
+        if norm.running_mean is None:
+            like = norm.weight if norm.weight is not None else torch.zeros(())
+            norm.running_mean = like.new_zeros(norm.num_features).detach()
+            norm.running_var = like.new_ones(norm.num_features).detach()
+            norm.track_running_stats = True
+        norm.momentum = 1.0
+        norm.train()
+    yield
+    for norm in norms:
+        norm.eval()
+
+
+def hooks_of(model: nn.Module, remove: bool) -> int:
+    """The number of hooks on gradients of parameters, which act on each part of a batch; they are removed if asked."""
+    count = 0
+    for parameter in model.parameters():
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(parameter, name, None)
+            count += len(hooks or ())
+            if hooks and remove:
+                hooks.clear()
+    return count
+
+
+class _NoDropout(TorchFunctionMode):
+    """Turns off dropout in functional calls as well, whose probability is no attribute of a module."""
+
+    _DROPPING = (
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._DROPPING:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """No dropout: modules named so do not train, probabilities that modules keep are 0, and so are those of calls."""
+    for module in model.modules():
+        if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
+            module.eval()
+        for name, value in list(vars(module).items()):
+            if "drop" in name.lower() and isinstance(value, float):
+                setattr(module, name, 0.0)
+    with _NoDropout():
+        yield
+
+
+def _work(request: dict[str, Any]) -> str:
+    """One sentence for each variant that failed in one process, by its key. Before the first that worked, a failure is the
+    model's own, and raised; so is any failure of a rank, which others wait for."""
+    question, folder = msgspec.convert(request["question"], Question), Path(request["folder"])
+    variants = msgspec.convert(request["variants"], list[Variant])
+    if "rank" in request:
+        return _train_as_rank(question, variants, folder, request["rank"], request["store"])
+    failed: dict[str, str] = {}
+    for i, variant in enumerate(variants):
+        try:
+            train(question, variant, folder)
+        except Exception as error:
+            if (request["first"] and not i) or is_out_of_memory(error):
+                raise
+            failed[variant.key] = (
+                str(error) if isinstance(error, TrainpaceError) else explain(error)
+            )
+    return json.dumps(failed)
+
+
+def _train_as_rank(
+    question: Question, variants: list[Variant], folder: Path, rank: int, store: str
+) -> str:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // question.ranks))
+    if sys.platform == "linux":  # a host whose own name does not resolve stops gloo
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=question.ranks)
+    for variant in variants:
+        train(question, variant, folder, rank)
+        dist.barrier()  # no rank goes while another still talks to it
+    return "{}"
+
+
+if __name__ == "__main__":
+    serve(_work)

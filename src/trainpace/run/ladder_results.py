@@ -1,0 +1,321 @@
+"""The results of a ladder so far: the record that is stored after every rung, and from which a run is resumed."""
+
+import statistics
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.core.outcome import Interval, JobTime
+from trainpace.core.records import Record
+from trainpace.core.statistics import noise_of, repeat_interval
+from trainpace.job import epoch_steps, training_of
+from trainpace.journal import Entry, new_id, now_utc, printable
+from trainpace.run.judging import Gain, LossCheck
+from trainpace.run.ladder_forecasts import StepForecast
+from trainpace.run.rungs import Ladder, Rung, Setup, words_of
+from trainpace.run.trial import TrialResult
+
+_OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
+
+
+class Measured(Record):
+    """The trials of one setup. All but `trials_ms`, a step of each trial, are the first's; `compute_ms` is a step less its wait.
+    `noise_scale`: samples, low, high (90 %), steps; empty where it was not gathered."""
+
+    trials_ms: tuple[float, ...]
+    first_interval_ms: Interval
+    data_wait_ms: float
+    compute_ms: float
+    losses: tuple[float, ...]
+    peak_memory_gib: float | None
+    start_up_s: float
+    reserved_memory_gib: float | None = None
+    notes: tuple[str, ...] = ()
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
+    loss: str | None = None
+
+    @property
+    def step_time_ms(self) -> float:
+        return statistics.median(self.trials_ms)
+
+    @property
+    def interval_ms(self) -> Interval:
+        """The interval for one more trial; after a single trial, that over its own steps."""
+        noise = noise_of({0: self.trials_ms})
+        return self.first_interval_ms if noise is None else repeat_interval(self.trials_ms, noise)
+
+
+def measured_of(result: TrialResult) -> Measured:
+    middle = statistics.fmean if result.uneven else statistics.median
+    # step by step: a difference of medians would be lost in the spread of long waits
+    compute_ms = [
+        step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)
+    ]
+    return Measured(
+        trials_ms=(result.step_time_ms,),
+        first_interval_ms=result.interval_ms,
+        losses=result.losses,
+        data_wait_ms=middle(result.data_wait_ms),
+        compute_ms=middle(compute_ms),
+        peak_memory_gib=result.peak_memory_gib,
+        reserved_memory_gib=result.reserved_memory_gib,
+        start_up_s=result.start_up_s,
+        notes=result.notes,
+        environment=result.environment,
+        noise_scale=result.noise_scale,
+        loss=result.loss,
+    )
+
+
+class Attempt(Record):
+    """One alternative of a rung: its forecast, and its measurement or why there is none."""
+
+    setup: Setup
+    foreseen: StepForecast
+    measured: Measured | None = None
+    failure: str = ""
+
+
+class RungResult(Record):
+    """A rung that was tried. `chosen` counts in `tried`: the best alternative, None where none could be measured. `key` is the
+    same for what would be measured alike. `base_ms` are the trials of the kept setup beside it, over which `gain` is. `seconds`
+    are what the rung took to try, `precompute_s` what its shards took once."""
+
+    title: str
+    key: str
+    tried: tuple[Attempt, ...]
+    chosen: int | None
+    kept: bool
+    reason: str
+    base_ms: tuple[float, ...] = ()
+    gain: Gain | None = None
+    losses: LossCheck | None = None
+    precompute_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether trying again would say the same: not where an engine was missing, or code raised that is mended elsewhere."""
+        ended = any(t.failure.startswith(("timed out", "out of memory")) for t in self.tried)
+        return self.chosen is not None or ended
+
+    @property
+    def best(self) -> Attempt | None:
+        return None if self.chosen is None else self.tried[self.chosen]
+
+    @property
+    def setup_and_measured(self) -> tuple[Setup, Measured]:
+        """Of the best alternative, where one could be measured."""
+        assert self.best is not None
+        assert self.best.measured is not None
+        return self.best.setup, self.best.measured
+
+
+class EndToEnd(Record):
+    """The first setup and the last that was kept, tried in turn after the climb. `first_ms` and `last_ms` are a step of each
+    trial, `gain` compares samples. `key` is the same for what would be measured alike."""
+
+    key: str
+    first_ms: tuple[float, ...]
+    last_ms: tuple[float, ...]
+    gain: Gain
+
+
+class LadderResult(Record):
+    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds. `end_to_end`: None
+    before the climb is over, where fewer than two rungs were kept, and where it could not be measured. `others`: in the stored
+    state, rungs that earlier climbs measured and that may be taken up."""
+
+    ladder: Ladder
+    baseline: RungResult
+    loss_spread: float = 0.0
+    rungs: tuple[RungResult, ...] = ()
+    end_to_end: EndToEnd | None = None
+    finished: bool = False
+    stopped: str = ""
+    others: tuple[RungResult, ...] = ()
+
+    @property
+    def start(self) -> Measured:
+        return self.baseline.setup_and_measured[1]
+
+    @property
+    def kept_attempt(self) -> Attempt:
+        best = next((r for r in reversed(self.rungs) if r.kept), self.baseline).best
+        assert best is not None
+        return best
+
+    @property
+    def kept(self) -> tuple[Setup, Measured]:
+        assert self.kept_attempt.measured is not None
+        return self.kept_attempt.setup, self.kept_attempt.measured
+
+
+def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:
+    """The gradient noise scale that was gathered, and of which setup's steps; None where none was. It has no samples where the
+    steps were too few to tell."""
+    attempts = [attempt for rung in (result.baseline, *result.rungs) for attempt in rung.tried]
+    scales = [
+        (a.setup, a.measured.noise_scale)
+        for a in attempts
+        if a.measured is not None and a.measured.noise_scale
+    ]
+    return next((scale for scale in scales if "samples" in scale[1]), scales[0] if scales else None)
+
+
+def job_time(
+    ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0
+) -> JobTime | None:
+    """The whole job at so many ms a step, with what shards take once; None where no job was named."""
+    if ladder.job is None:
+        return None
+    e, price = attempt.setup.execution, ladder.price_usd_per_hour
+    per_device = None if price is None else price / e.nproc_per_node
+    conditions = replace(
+        ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s
+    )
+    training = training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes)
+    return training.time(step_ms / 1e3, step_ms / 1e3 * attempt.foreseen.evaluating_share)
+
+
+def epoch_s(ladder: Ladder, attempt: Attempt, step_ms: float) -> float | None:
+    """Seconds of one epoch with its validation, at so many ms a step; None where nobody said how large an epoch is."""
+    job, c, e = ladder.job, ladder.conditions, attempt.setup.execution
+    if job is None or job.samples_per_epoch is None:
+        return None
+    steps, step_s = epoch_steps(job, e).steps, step_ms / 1e3
+    validation_s = (
+        c.evaluation_samples / e.global_batch * step_s * attempt.foreseen.evaluating_share
+    )
+    if c.evaluate_every_steps is not None:
+        validation_s += steps / c.evaluate_every_steps * c.evaluation_s
+    return steps * step_s + validation_s
+
+
+class LadderRow(Record):
+    """One rung. `ratio` is old time / new time of a sample, from trials of both in turn, over what was kept before; `total` is
+    the product of the ratios that lead to it. None where nothing was measured. `forecast_ms` and `measured_ms` are of the same
+    thing: a step. `epoch_s` holds the validation of an epoch; `no_forecast` is the reason where there is none.
+    """
+
+    title: str
+    forecast_ms: float | None = None
+    forecast_interval_ms: Interval | None = None
+    no_forecast: str = ""
+    measured_ms: float | None = None
+    measured_interval_ms: Interval | None = None
+    epoch_s: float | None = None
+    ratio: float | None = None
+    total: float | None = None
+    memory_gib: float | None = None
+    job_s: float | None = None
+    cost_usd: float | None = None
+    losses: str = ""
+    kept: bool = True
+    why: str = ""
+
+
+def rows_of(result: LadderResult) -> list[LadderRow]:
+    """The baseline and the rungs tried so far. Shards that were kept count in the jobs of the rungs after them."""
+    rows, precompute_s, total = (
+        [_row(result, result.baseline, result.baseline.title, 0.0, 1.0)],
+        0.0,
+        1.0,
+    )
+    for rung, tried in zip(
+        result.ladder.rungs, result.rungs, strict=False
+    ):  # it may have stopped early
+        rows.append(
+            _row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s, total)
+        )
+        precompute_s += tried.precompute_s if tried.kept else 0.0
+        total = rows[-1].total or total if tried.kept else total
+    return rows
+
+
+def _title(rung: Rung, result: RungResult) -> str:
+    """With the value that was judged, where several were tried."""
+    if result.chosen is None:
+        return result.title
+    values = rung.alternatives()[result.chosen]
+    several = (
+        key for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1
+    )
+    chosen = [f"{key} {values[key]}" for key in several]
+    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
+
+
+def _row(
+    ladder: LadderResult, result: RungResult, title: str, precompute_s: float, total_before: float
+) -> LadderRow:
+    best = result.best or (result.tried[0] if result.tried else None)
+    row = LadderRow(title=title, kept=False, why=result.reason)
+    if best is not None:
+        foreseen = best.foreseen
+        row = replace(
+            row,
+            forecast_ms=foreseen.step_ms,
+            forecast_interval_ms=foreseen.interval_ms,
+            no_forecast=foreseen.reason,
+        )
+    if best is None or best.measured is None:
+        return row
+    measured = best.measured
+    ratio = None if result.gain is None else result.gain.ratio
+    job = job_time(ladder.ladder, best, measured.step_time_ms, precompute_s)
+    return replace(
+        row,
+        measured_ms=measured.step_time_ms,
+        measured_interval_ms=measured.interval_ms,
+        epoch_s=epoch_s(ladder.ladder, best, measured.step_time_ms),
+        ratio=ratio,
+        total=total_before * (1.0 if ratio is None else ratio),
+        memory_gib=measured.peak_memory_gib,
+        job_s=None if job is None else job.total_s,
+        cost_usd=None if job is None else job.usd,
+        losses="" if result.losses is None else result.losses.verdict,
+        kept=result.kept,
+    )
+
+
+def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:
+    """A trial as the journal records runs, with what was forecast for it."""
+    e, measured, foreseen = attempt.setup.execution, attempt.measured, attempt.foreseen
+    fields: dict[str, Any] = {}
+    if foreseen.step_ms is not None and foreseen.interval_ms is not None:
+        fields |= {
+            "forecast_ms": foreseen.step_ms,
+            "forecast_low_ms": foreseen.interval_ms.low,
+            "forecast_high_ms": foreseen.interval_ms.high,
+            "forecast_basis": foreseen.basis,
+        }
+    if measured is None:
+        fields |= {
+            "outcome": _OUTCOMES.get(attempt.failure.partition(":")[0], "crashed"),
+            "reason": printable(attempt.failure),
+        }
+    else:
+        fields |= {
+            "outcome": "ok",
+            "step_time_ms": measured.step_time_ms,
+            "interval_ms": measured.interval_ms,
+            "losses": measured.losses,
+            "peak_memory_gib": measured.peak_memory_gib,
+            "reserved_memory_gib": measured.reserved_memory_gib,
+            "environment": measured.environment,
+            "loss": measured.loss,
+        }
+    return Entry(
+        id=new_id(),
+        created_at=now_utc(),
+        kind="run",
+        model=model,
+        device=device,
+        execution=e,
+        num_devices=e.world_size,
+        seed=seed,
+        notes=words_of(attempt.setup),
+        **fields,
+    )

@@ -1,0 +1,406 @@
+"""Slurm: jobs are submitted, followed in the queue and in their logs, and cancelled where nobody waits for them any more.
+
+Slurm's own commands do all of it. `sbatch --wait` polls too coarsely (42 s for a job of 12 s), so squeue is asked, one
+question for all jobs, running or ended: ``--states=all`` shows an ended job for MinJobAge (five minutes by default), from the
+same memory that ``scontrol show job`` reads. Source: squeue's manual, job state and reason codes. Jobs are judged by their
+result files, which must lie where this machine and the nodes see them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainpace.core.child import ending_of
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import Record, write_whole
+from trainpace.core.units import format_duration
+from trainpace.run.job import (
+    GRACE_S,
+    Ended,
+    Follower,
+    Job,
+    Launcher,
+    OnLine,
+    State,
+    ended_job,
+    file_name,
+    first_error,
+    prepare,
+)
+from trainpace.run.slurm_script import Shape, SlurmOptions, array_script, batch_script, shape_of
+
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+ANSWER_S = 60.0
+PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys(
+    "NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0
+)
+"""How long a job may look lost before Slurm puts it back into the queue; and how long the result of one that completed may take
+to be seen from here: network file systems remember for a while what is not there."""
+CANCEL_S = 60.0
+"""Slurm gives cancelled ranks KillWait (30 s by default) to end by themselves."""
+CONTROLLER_S = 600.0
+"""Jobs go on while Slurm's controller is away; it is asked again for so long."""
+FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
+"""For squeue --Format: each field in full, then a bar."""
+
+_WAITING = (
+    "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
+)
+_ENDED = (
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"
+    " REVOKED TIMEOUT".split()
+)
+_NEVER = {
+    "BadConstraints": "no node has what it asks for",
+    "InvalidAccount": "the account is not known",
+    "InvalidQOS": "the QOS is not known",
+    "DependencyNeverSatisfied": "what it depends on has failed",
+    "PartitionTimeLimit": "the partition does not allow jobs of that time",
+    "JobHeldAdmin": "an administrator holds it",
+    "launch_failed_requeued_held": "it could not be started on its nodes",
+}
+
+
+class Slurm(Launcher):
+    """Jobs in a Slurm cluster. `poll_s`: seconds between two questions to its controller."""
+
+    name = "slurm"
+    options: SlurmOptions = SlurmOptions()
+    poll_s: float = 2.0
+
+    def check(self) -> None:
+        absent = [name for name in COMMANDS if shutil.which(name) is None]
+        if absent:
+            raise TrainpaceError(
+                f"Slurm is not here: {', '.join(absent)} not found.",
+                "Run this on a machine of the cluster from which jobs are submitted, or launch with"
+                " torchrun.",
+            )
+
+    def text(self, job: Job) -> str:
+        return batch_script(job, self.options, self.options.python or sys.executable)
+
+    def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
+        """Time in the queue does not count; `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole
+        seconds."""
+        return self.run_all((job,), on_line)[0]
+
+    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
+        """One array for all jobs of the same shape. Raises TrainpaceError where Slurm refuses them, or is gone for long."""
+        self.check()
+        if len({job.log for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(
+            jobs
+        ):
+            raise TrainpaceError(
+                "two jobs that run at the same time need logs and results of their own."
+            )
+        shapes: dict[Shape, list[Job]] = {}
+        for job in jobs:
+            shapes.setdefault(shape_of(job), []).append(job)
+        followed: list[_Followed] = []
+        try:
+            for alike in shapes.values():
+                followed += self._submit(alike, on_line or (lambda _: None))
+            _follow(followed, self.poll_s)
+        except BaseException:
+            _cancel_all(followed)
+            raise
+        ended = {f.job.result: f.ended for f in followed}
+        return tuple(end for job in jobs if (end := ended[job.result]) is not None)
+
+    def _submit(self, jobs: Sequence[Job], on_line: OnLine) -> list[_Followed]:
+        for job in jobs:
+            prepare(job)
+        alone = len(jobs) == 1
+        script = Path(
+            jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch")
+        )
+        python = self.options.python or sys.executable
+        write_whole(
+            script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python)
+        )
+        answer = _ask_to_start(script)
+        number = parse_submitted(answer.stdout)
+        if answer.returncode or not number:
+            refusal = (
+                answer.stderr.strip() or answer.stdout.strip() or "it gave no job number"
+            ).splitlines()[-1]
+            for prefix in ("sbatch: ", "error: ", "Batch job submission failed: "):
+                refusal = refusal.removeprefix(prefix)
+            raise TrainpaceError(
+                f"Slurm did not take {jobs[0].name}: {refusal.strip().rstrip('.')}."
+            )
+        return [
+            _Followed(job, number if alone else f"{number}_{i}", on_line)
+            for i, job in enumerate(jobs)
+        ]
+
+
+class _Followed:
+    def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
+        self.job, self.number = job, number
+        self.ended: Ended | None = None
+        self.tell, self._log = on_line, Follower(job.log, on_line)
+        self._last = JobStatus(state="PENDING")
+        self._news, self._state, self._reason = "", "", ""
+        self._state_of_cancelled: State = "failed"
+        self._changed_at = self._result_at = self._cancelled_at = float("inf")
+
+    def look(self, status: JobStatus, now: float) -> None:
+        """Take in what squeue says at `now` (seconds of a monotonic clock), and act on it."""
+        if status.state != self._state:
+            self._state, self._changed_at = status.state, now
+        if status is not GONE:
+            self._tell_news(status)
+            self._last = status
+        self._log.tell()
+        if self._result_at == float("inf") and Path(self.job.result).exists():
+            self._result_at = now
+        if self._cancelled_at < float("inf"):
+            if status.has_ended or now - self._cancelled_at > CANCEL_S:
+                self._end(self._state_of_cancelled, self._reason)
+        elif status.has_ended:
+            self._look_at_end(status, now)
+        elif status.hopeless:
+            self._cancel(
+                now, f"Slurm will not start {self.job.name}: {status.hopeless} ({status.reason})."
+            )
+        elif not status.waits and status.seconds > self.job.timeout_s:
+            self._cancel(
+                now, f"{self.job.name} did not end within {format_duration(self.job.timeout_s)}."
+            )
+            self._state_of_cancelled = "timed out"
+        elif now - self._result_at > GRACE_S:
+            self._cancel(now, "")
+
+    def _look_at_end(self, status: JobStatus, now: float) -> None:
+        patience_s = PATIENCE_S.get(status.state, 0.0)
+        if self._result_at == float("inf") and now - self._changed_at < patience_s:
+            with contextlib.suppress(OSError):  # has a network file system look again
+                os.listdir(Path(self.job.result).parent)
+            return
+        self._end(
+            state_of(status),
+            sentence_of(status, self.job.name, first_error(self.job.log)),
+            status.exit_code,
+        )
+
+    def _end(self, state: State, reason: str, exit_code: int | None = None) -> None:
+        self._log.tell(at_end=True)
+        self.ended = ended_job(
+            self.job, state, self._last.seconds, reason, exit_code, self._last.restarts + 1
+        )
+
+    def _cancel(self, now: float, reason: str) -> None:
+        self._cancelled_at, self._reason = now, reason
+        _ask("scancel", self.number)
+
+    def _tell_news(self, status: JobStatus) -> None:
+        news = f"waits in the queue ({status.reason})" if status.waits and status.reason else ""
+        clearing_up = (
+            status.state == "COMPLETING"
+        )  # of the attempt before, though counted as the next already
+        if not (status.waits or status.has_ended or clearing_up):
+            news = f"runs, attempt {status.restarts + 1}" if status.restarts else "runs"
+        if news and news != self._news:
+            self._news = news
+            self.tell(f"slurm: job {self.number}, {self.job.name}, {news}")
+
+
+def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
+    heard_at = time.monotonic()
+    while open_ := [f for f in followed if f.ended is None]:
+        queue, now = _queue(open_), time.monotonic()
+        if queue is not None:
+            heard_at = now
+            for one in open_:
+                one.look(queue.get(one.number, GONE), now)
+        elif now - heard_at > CONTROLLER_S:
+            raise TrainpaceError(
+                f"Slurm's controller has not answered for {format_duration(CONTROLLER_S)}."
+            )
+        if any(f.ended is None for f in open_):
+            time.sleep(poll_s)
+
+
+def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
+    """Run sbatch in a thread, so that Ctrl-C cannot interrupt it after the job was taken and before its number is known."""
+    with ThreadPoolExecutor(1) as pool:
+        submission = pool.submit(_ask, "sbatch", "--parsable", str(script))
+        try:
+            return submission.result()
+        except BaseException:
+            if number := parse_submitted(submission.result().stdout):
+                _ask("scancel", number)
+            raise
+
+
+def _queue(followed: Sequence[_Followed]) -> dict[str, JobStatus] | None:
+    """The state of these jobs in Slurm's queue; None where it does not answer."""
+    numbers = sorted({f.number.partition("_")[0] for f in followed})
+    answer = _ask(
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--jobs={','.join(numbers)}",
+        f"--Format={FIELDS}",
+    )
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return None
+    return parse_queue(answer.stdout)
+
+
+def _cancel_all(followed: Sequence[_Followed]) -> None:
+    """Cancel the jobs, and wait until they hold no node any more, or Slurm does not answer."""
+    open_ = [f for f in followed if f.ended is None]
+    numbers = [f.number for f in open_]
+    if not open_:
+        return
+    if _ask("scancel", *numbers).returncode:
+        open_[0].tell(
+            "slurm: not cancelled, for Slurm does not answer; do it later: scancel"
+            f" {' '.join(numbers)}"
+        )
+        return
+    end = time.monotonic() + CANCEL_S
+    while time.monotonic() < end:
+        queue = _queue(open_)
+        if queue is None or all(queue.get(f.number, GONE).has_ended for f in open_):
+            return
+        time.sleep(0.2)
+
+
+def _ask(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way. The user's
+    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    try:
+        return subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_S,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            check=False,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer: {error}")
+
+
+class JobStatus(Record):
+    """A job, or a task of an array, as squeue shows it. `seconds`: of this attempt; `exit_code`: None until it has ended."""
+
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    seconds: float = 0.0
+    exit_code: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        return self.state in _WAITING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it holds no node any more. GONE: Slurm has forgotten it."""
+        return self.state in _ENDED or self.state == "GONE"
+
+    @property
+    def hopeless(self) -> str:
+        """The reason why it will never start; "" where it may."""
+        if not self.waits:
+            return ""
+        return _NEVER.get(
+            self.reason,
+            _NEVER["launch_failed_requeued_held"] if self.state == "REQUEUE_HOLD" else "",
+        )
+
+
+GONE = JobStatus(state="GONE")
+
+
+def parse_submitted(text: str) -> str:
+    """The job's number from sbatch --parsable: ``123`` or ``123;cluster``. "" for anything else."""
+    match = re.match(r"\s*(\d+)(?:;\S*)?\s*$", text)
+    return match.group(1) if match else ""
+
+
+def parse_queue(text: str) -> dict[str, JobStatus]:
+    """The jobs in lines of FIELDS, by their number (``12``, ``12_3``)."""
+    jobs = {}
+    for line in text.splitlines():
+        words = line.strip().split("|")
+        if len(words) >= 6:
+            number, state, reason, restarts, used, code = words[:6]
+            state = state.partition(" ")[0]  # "CANCELLED by 0" in some versions
+            jobs[number] = JobStatus(
+                state=state,
+                reason="" if reason == "None" else reason,
+                restarts=int(restarts) if restarts.isdigit() else 0,
+                seconds=_seconds(used),
+                exit_code=_exit_code(code) if state in _ENDED else None,
+            )
+    return jobs
+
+
+def state_of(status: JobStatus) -> State:
+    """The contract's state of a job that left no result."""
+    if status.state in ("CANCELLED", "REVOKED"):
+        return "cancelled"
+    return "timed out" if status.state in ("TIMEOUT", "DEADLINE") else "failed"
+
+
+def sentence_of(status: JobStatus, name: str, error: str) -> str:
+    """One sentence of why `name` is not done; `error` is the first error of its log, where it has one."""
+    if status.state in ("FAILED", "COMPLETED", "GONE") and error:
+        return error
+    ending = f"{name} left no result: it {ending_of(status.exit_code or 0)}."
+    sentences = {
+        "FAILED": ending,
+        "COMPLETED": ending,
+        "CANCELLED": f"{name} was cancelled by somebody else.",
+        "REVOKED": f"{name} was taken over by another cluster.",
+        "TIMEOUT": f"{name} ran into Slurm's time limit.",
+        "DEADLINE": f"{name} could not end before its deadline.",
+        "OUT_OF_MEMORY": f"{name} was given less memory than it needs, and Slurm ended it.",
+        "NODE_FAIL": f"a node of {name} failed, and Slurm did not start it again.",
+        "BOOT_FAIL": f"a node of {name} could not be started.",
+        "LAUNCH_FAILED": f"{name} could not be started on its nodes.",
+        "PREEMPTED": f"{name} had to make way for another job, and Slurm did not start it again.",
+        "GONE": f"Slurm no longer knows {name}, which left no result.",
+    }
+    return sentences.get(
+        status.state, f"{name} is {status.state.lower()}, says Slurm, and left no result."
+    )
+
+
+def _seconds(used: str) -> float:
+    """The seconds of ``1-02:03:04``, ``2:03:04`` or ``0:05``; 0 for INVALID."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
+    if not match:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
+
+
+def _exit_code(text: str) -> int | None:
+    """The exit code in ``3:0`` (code and signal) or in wait(2)'s status; 128 + N for signal N, as shells have it."""
+    code, colon, number = text.partition(":")
+    if not code.isdigit():
+        return None
+    status, signal_ = (int(code), int(number or 0)) if colon else divmod(int(code), 256)
+    return 128 + (signal_ & 0x7F) if signal_ & 0x7F else status

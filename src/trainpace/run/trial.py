@@ -1,0 +1,305 @@
+"""A trial: a few real steps of a task under one execution. Which engine can run it, how it is run, and what it gave."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.core.intake import read_json
+from trainpace.core.outcome import Interval
+from trainpace.core.records import Record, load, make_folder, save
+from trainpace.core.statistics import mean_and_half_width, median, median_interval
+from trainpace.run.job import Ended, Job, Launcher
+
+WORKER = "trainpace.run.trial_worker"
+
+EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
+"""plain: one process and no engine. ddp, fsdp2, deepspeed: through Lightning Fabric's strategies."""
+FailureKind = Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
+_ENGINE_IN_WORDS = {
+    "plain": "one plain process",
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed",
+}
+_ZERO_STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2, 3)}
+
+
+class LoaderSettings(Record):
+    """A rank's data loader. `shards`: a folder that `precompute` wrote, read in place of the task's own dataset."""
+
+    workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool = True
+    pin_memory: bool = False
+    shards: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or (self.prefetch_factor is not None and self.prefetch_factor < 1):
+            raise TrainpaceError(
+                "a loader has 0 or more workers, which fetch 1 or more batches ahead."
+            )
+
+
+class Trial(Record):
+    """`task` is FILE.py:FUNCTION or a model spec. Steps take the samples of a permutation of the dataset that `seed` and the
+    global batch alone decide, so that the losses of two trials with the same global batch are of the same samples.
+
+    The first `warmup_steps` are not counted; then `steps` are, or as many as `seconds` hold. `noise_scale`: gather the gradient
+    noise scale in as many steps again as were timed, after them.
+    """
+
+    task: str
+    execution: Execution
+    engine: EngineName = "plain"
+    loader: LoaderSettings = LoaderSettings()
+    device: str = "cpu"
+    warmup_steps: int = 3
+    steps: int | None = None
+    seconds: float = 10.0
+    seed: int = 0
+    threads_per_process: int | None = None
+    noise_scale: bool = False
+
+    def __post_init__(self) -> None:
+        if (
+            self.warmup_steps < 0
+            or (self.steps is not None and self.steps < 1)
+            or not 0 < self.seconds < float("inf")
+        ):
+            raise TrainpaceError(
+                "a trial has 0 or more steps of warm-up, and then 1 or more steps or above 0"
+                " seconds."
+            )
+        if self.threads_per_process is not None and self.threads_per_process < 1:
+            raise TrainpaceError("a process has 1 or more threads.")
+
+
+class FailedTrial(Record):
+    """A trial that gave no result: one sentence of why, and where its log is. misuse: it could not have worked as it was asked
+    for; the sentence says what to change."""
+
+    kind: FailureKind
+    reason: str
+    log: str = ""
+
+
+class TrialResult(Record):
+    """The result as rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
+    `step_time_ms`: their median, which a step that something else delayed does not move; their mean where batches hold different
+    amounts of data (`uneven`), as with sentences of many lengths, where a median would leave the long ones out.
+
+    `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
+    `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
+    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by. `reserved_memory_gib`: what the allocator held.
+    `loss`: the name of the loss, None where it is not known.
+    """
+
+    step_ms: tuple[float, ...]
+    data_wait_ms: tuple[float, ...]
+    losses: tuple[float, ...]
+    step_time_ms: float
+    interval_ms: Interval
+    samples_per_second: float
+    peak_memory_gib: float | None
+    start_up_s: float
+    world_size: int
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    reserved_memory_gib: float | None = None
+    loss: str | None = None
+    uneven: bool = False
+
+
+def result_of(
+    step_ms: Sequence[float], samples_per_step: float, run: str, uneven: bool = False, **fields: Any
+) -> TrialResult:
+    """The result of the counted steps of one `run` (trial, run), with the other fields as they are given."""
+    if uneven:
+        middle, half = mean_and_half_width(step_ms)
+        low, high, basis = (
+            max(0.0, middle - half),
+            middle + half,
+            f"the mean of the counted steps of one {run}",
+        )
+    else:
+        middle, basis = median(step_ms), f"order statistics of the counted steps of one {run}"
+        low, high = median_interval(step_ms)
+    return TrialResult(
+        step_ms=tuple(step_ms),
+        step_time_ms=middle,
+        uneven=uneven,
+        samples_per_second=1e3 * samples_per_step / middle,
+        interval_ms=Interval(low=low, high=high, coverage=0.9, basis=basis),
+        **fields,
+    )
+
+
+def engine_for(execution: Execution) -> EngineName:
+    """The usual engine of an execution: DeepSpeed for ZeRO 1, 2 and offloaded optimizer states, FSDP2 for full sharding."""
+    if (
+        execution.zero_stage in (1, 2)
+        or execution.offload_optimizer != execution.offload_parameters
+    ):
+        return "deepspeed"
+    if execution.zero_stage == 3:
+        return "fsdp2"
+    return "plain" if execution.world_size == 1 else "ddp"
+
+
+def check_engine(engine: EngineName, execution: Execution) -> None:
+    """Raise Contradiction for an execution that this engine does not have, naming one that does."""
+    e, name = execution, _ENGINE_IN_WORDS[engine]
+    offloads, deepspeed, fsdp2 = (
+        e.offload_optimizer or e.offload_parameters,
+        engine == "deepspeed",
+        engine == "fsdp2",
+    )
+    rules = (
+        (
+            e.tp * e.pp * e.cp > 1,
+            (
+                f"trials run data parallelism; tp {e.tp}, pp {e.pp}, cp {e.cp} divide the model's"
+                " own code."
+            ),
+            "Try it in your script: its own launcher starts it.",
+        ),
+        (
+            engine == "plain" and e.world_size > 1,
+            f"{name} is not {e.world_size} ranks.",
+            "Use the engine ddp, fsdp2 or deepspeed.",
+        ),
+        (
+            e.engine == "data_parallel",
+            "nn.DataParallel is not among the engines of trials.",
+            "Use DDP.",
+        ),
+        (
+            e.zero_stage not in _ZERO_STAGES[engine],
+            f"{name} has no ZeRO stage {e.zero_stage}.",
+            "Use deepspeed for stages 1 and 2, fsdp2 or deepspeed for 3, ddp for none.",
+        ),
+        (e.precision == "fp8", "no engine of trials has fp8.", "Use amp_bf16 or bf16."),
+        (
+            fsdp2 and e.precision == "amp_fp16",
+            "FSDP2 has no gradient scaler, which amp_fp16 needs.",
+            "Use amp_bf16, or deepspeed.",
+        ),
+        (
+            fsdp2 and e.offload_optimizer != e.offload_parameters,
+            "FSDP2 offloads parameters, gradients and optimizer states together.",
+            "Offload both, or use deepspeed.",
+        ),
+        (
+            engine in ("plain", "ddp") and offloads,
+            f"{name} offloads nothing.",
+            "Use deepspeed with a ZeRO stage, or fsdp2.",
+        ),
+        (
+            deepspeed and e.offload_optimizer and e.zero_stage == 0,
+            "DeepSpeed offloads the optimizer from ZeRO stage 1 on.",
+            "Use ZeRO stage 1, 2 or 3.",
+        ),
+        (
+            deepspeed and e.offload_parameters and e.zero_stage != 3,
+            "DeepSpeed offloads parameters in ZeRO stage 3.",
+            "Use ZeRO stage 3.",
+        ),
+        (
+            deepspeed and e.shard_size not in (None, e.data_parallel_size),
+            "DeepSpeed's ZeRO shards over all ranks.",
+            "Hybrid sharding is fsdp2's.",
+        ),
+        (
+            not e.reshard_after_forward and not fsdp2,
+            f"{name} has no parameters to keep gathered.",
+            "reshard_after_forward off is fsdp2's.",
+        ),
+        (
+            e.activation_checkpointing == "selective",
+            "no engine of trials checkpoints selectively: that is in a model's own code.",
+            "Use full, or none.",
+        ),
+    )
+    for broken, sentence, hint in rules:
+        if broken:
+            raise Contradiction(sentence, hint)
+
+
+def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
+    """The reason why the noise scale, which needs the gradient of a part of a batch, cannot be gathered; "" where it can."""
+    e = execution
+    if engine == "deepspeed":
+        return "DeepSpeed does not show the gradients of a part of a batch: use ddp or fsdp2."
+    if e.accumulation > 1 or (engine == "ddp" and e.world_size > 1 and e.precision != "amp_fp16"):
+        return ""
+    return (
+        "the gradient noise scale needs a part of the batch to hold against the whole: accumulation"
+        " of 2 or more, or ranks under DDP (in another precision than amp_fp16)."
+    )
+
+
+def run_trial(
+    trial: Trial, launcher: Launcher, folder: Path, timeout_s: float
+) -> TrialResult | FailedTrial:
+    """The trial's result, or why there is none. The folder takes the request, the result and logs. Raises TrainpaceError where
+    the launcher is missing, or the engine has no such execution: nothing is started then."""
+    job = job_of(trial, folder, timeout_s)
+    launcher.check()
+    return outcome(job, launcher.run(job))
+
+
+def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
+    """Write the request, and say what is to be started. Raises TrainpaceError as `run_trial` does."""
+    check_engine(trial.engine, trial.execution)
+    folder = folder.absolute()
+    make_folder(folder)
+    request, result = folder / "request.json", str(folder / "result.json")
+    for old in (Path(result), failure_file(result)):
+        old.unlink(missing_ok=True)
+    save(_with_absolute_paths(trial), request)
+    e, threads = trial.execution, trial.threads_per_process
+    return Job(
+        name=f"trial-{folder.name}",
+        program=("-m", WORKER, str(request), result),
+        folder=str(folder),
+        result=result,
+        nnodes=e.nnodes,
+        nproc_per_node=e.nproc_per_node,
+        cpus_per_process=None if threads is None else threads + trial.loader.workers,
+        gpus_per_node=e.nproc_per_node if trial.device != "cpu" else 0,
+        timeout_s=timeout_s,
+        environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def failure_file(result: str) -> Path:
+    return Path(f"{result}.failed")
+
+
+def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
+    if ended.state == "done":
+        return load(job.result, TrialResult)
+    if ended.state == "failed" and (failure := failure_file(job.result)).is_file():
+        answer: dict[str, Any] = read_json(failure)
+        kinds: dict[str, FailureKind] = {"out_of_memory": "out of memory", "misuse": "misuse"}
+        kind: FailureKind = next((kind for key, kind in kinds.items() if answer.get(key)), "failed")
+        return FailedTrial(
+            kind=kind, reason=f"{answer['error']} {answer['hint']}".strip(), log=ended.log
+        )
+    return FailedTrial(kind=ended.state, reason=ended.reason, log=ended.log)
+
+
+def _with_absolute_paths(trial: Trial) -> Trial:
+    """The trial with absolute paths: on another host it may be started from another folder."""
+    file, colon, name = trial.task.rpartition(":")
+    task = f"{Path(file).absolute()}{colon}{name}" if file.endswith(".py") else trial.task
+    if file == "transformers":
+        task = f"{file}{colon}{Path(name).absolute()}"
+    shards = trial.loader.shards and str(Path(trial.loader.shards).absolute())
+    return replace(trial, task=task, loader=replace(trial.loader, shards=shards))

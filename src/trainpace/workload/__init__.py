@@ -1,0 +1,86 @@
+"""A model becomes a table of operators: model specs, tasks, and tracing on the meta device."""
+
+from typing import TYPE_CHECKING
+
+from trainpace.core.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.workload.adapters import adapted
+    from trainpace.workload.bare import Copier, meta_memo, meta_optimizer, on_meta, sparse
+    from trainpace.workload.blocks import longest_chain
+    from trainpace.workload.blockwise import BlockwiseOptimizer
+    from trainpace.workload.documents import Documents, PackedRow, nearest_multiple
+    from trainpace.workload.explaining import in_short
+    from trainpace.workload.generator import RANDOM_FAMILIES, is_random, parse_random
+    from trainpace.workload.kinds import FUNCTIONS, GATHERS, KINDS, ROW_WORK, TRAFFIC_SHARES, WORK
+    from trainpace.workload.operators import Row, rows_of
+    from trainpace.workload.optional_packages import import_package
+    from trainpace.workload.quantised import packed_away
+    from trainpace.workload.skipping_attention import OPERATOR, UNKNOWN, flex_attention
+    from trainpace.workload.specs import build_task
+    from trainpace.workload.stored import stored_precision
+    from trainpace.workload.task import (
+        Task,
+        WholeStep,
+        longest_first,
+        recompute_activations,
+        usual_optimizer,
+    )
+    from trainpace.workload.task_optimizers import (
+        ScalarsReadAsOne,
+        is_torchs,
+        make_optimizer,
+        optimizer_name,
+    )
+    from trainpace.workload.tensors import map_tensors, tensors_in
+    from trainpace.workload.trace import trace_task
+    from trainpace.workload.workload import (
+        AS_IT_IS,
+        ATTENTION,
+        ATTENTION_BACKWARD_MODEL_SHARE,
+        ATTENTION_KINDS,
+        CONV,
+        CONV_KERNEL,
+        CONV_OUT,
+        CONV_STRIDE,
+        CONVOLUTION_KINDS,
+        GEMM,
+        GROUPED,
+        LARGEST,
+        MATRIX_KINDS,
+        MOST_SIZES,
+        OTHER,
+        PHASES,
+        PLAIN,
+        Adaptation,
+        AttentionSizes,
+        Blocks,
+        Counts,
+        Flags,
+        Floats,
+        Form,
+        MemoryProfile,
+        Mode,
+        Operators,
+        OtherSizes,
+        Phase,
+        TracedForm,
+        Variant,
+        Workload,
+        at_batch,
+        attention_widths,
+        form_of,
+        multiplies_activations,
+    )
+    from trainpace.workload.workloads import (
+        is_saved,
+        load_workload,
+        load_workloads,
+        names_code,
+        packaged_names,
+        packaged_workload,
+        trace_many,
+        workload_on_its_way,
+    )
+
+__getattr__, __all__ = exports(__name__, __file__)

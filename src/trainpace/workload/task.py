@@ -1,0 +1,148 @@
+"""A task: model, loss, optimizer and samples. Every kind of model spec ends as one."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.optimizers import FOR_LANGUAGE, FOR_OTHERS
+from trainpace.workload.batches import forward, loss_by
+from trainpace.workload.task_optimizers import optimizer_name
+from trainpace.workload.tensors import tensors_in
+
+LOOKED_AT = 1000
+
+
+class WholeStep(NamedTuple):
+    """A training step that runs forward, backward and updates by itself, and the optimizers that it steps."""
+
+    run: Callable[[Any], Any]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+    @property
+    def optimizer_name(self) -> str:
+        return " + ".join(dict.fromkeys(optimizer_name(optimizer) for optimizer in self.optimizers))
+
+
+class Task(NamedTuple):
+    """A model with its loss, optimizer and samples.
+
+    `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
+    model alone. `loss_name`: of the loss's class or function, None where it has none (a lambda, a model that computes its own).
+    `notes`: sentences about what was taken for granted in making the task, or of what was asked for is not in it.
+    `batch_to_trace(n)` gives samples that are all alike, where those of `make_batch` vary in size. `settings`: what the task's
+    own loader or trainer says of an `Execution`, by the names of its fields. `pads`: its batches hold padding. `step`, where
+    there is one, takes the place of loss and optimizer, and the model is all that it uses. `autocast`: it runs under
+    torch.autocast in 16 bits too.
+    """
+
+    name: str
+    model: nn.Module
+    forward: Callable[[nn.Module, Any], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    make_batch: Callable[[int], Any]
+    optimizer: torch.optim.Optimizer | None
+    sample: str
+    sequence_length: int | None = None
+    dataset: Any = None
+    collate: Callable[[list[Any]], Any] | None = None
+    loss_name: str | None = None
+    notes: tuple[str, ...] = ()
+    batch_to_trace: Callable[[int], Any] | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+    pads: bool = False
+    step: WholeStep | None = None
+    autocast: bool = False
+
+    @classmethod
+    def of_step(
+        cls, name: str, model: nn.Module, step: WholeStep, make_batch: Callable[[int], Any]
+    ) -> "Task":
+        """A task with a step of its own, whose loss and forward pass alone cannot be had."""
+
+        def refused(_: nn.Module, __: Any) -> Any:
+            raise TrainpaceError(
+                f"{name} has a step of its own, which runs as a whole: forecast and measure do"
+                " that.",
+                "For anything else return a model, its loss and its optimizer.",
+            )
+
+        return cls(name, model, refused, refused, make_batch, None, "", step=step)
+
+
+def image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
+    """A classifier of images of that shape (channels, height, width), with cross-entropy."""
+
+    def criterion(out: Any, labels: torch.Tensor) -> torch.Tensor:
+        scores = out[0] if isinstance(out, tuple) else getattr(out, "logits", out)
+        return nn.functional.cross_entropy(scores, labels)
+
+    def make_batch(n: int) -> Any:
+        return torch.randn(n, *shape), torch.randint(0, classes, (n,))
+
+    sample, loss_name = (
+        " x ".join(map(str, shape)) + " image",
+        name_of_loss(nn.functional.cross_entropy),
+    )
+    return Task(
+        name, model, forward, loss_by(criterion), make_batch, None, sample, loss_name=loss_name
+    )
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Switch on activation checkpointing by the model's own means, block by block."""
+    # transformers renamed its switch in 5.x; the random state of a meta device cannot be saved, and need not be
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        if hasattr(model, switch):
+            try:
+                getattr(model, switch)(options)
+            except (
+                ValueError
+            ) as error:  # every model of transformers has the switch, and not every one can
+                raise TrainpaceError(
+                    str(error), "In your own file, call torch.utils.checkpoint in the model."
+                ) from None
+            return
+    if hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    else:
+        raise TrainpaceError(
+            f"{type(model).__name__} has no switch for activation checkpointing.",
+            "transformers and timm models have one; in your own file, call torch.utils.checkpoint"
+            " in the model.",
+        )
+
+
+def name_of_loss(criterion: Callable[..., Any]) -> str | None:
+    """The name of a loss as its code has it, ``CrossEntropyLoss`` or ``cross_entropy``; None for a lambda."""
+    inner = getattr(criterion, "func", criterion)  # of functools.partial
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return None if name == "<lambda>" else name.lstrip("_")
+
+
+def usual_optimizer(task: Task) -> str:
+    """What a task without an optimizer of its own is taken to be trained with: what its trainer names, else AdamW where samples
+    are sequences of tokens."""
+    if "optimizer" in task.settings:
+        return str(task.settings["optimizer"])
+    return FOR_OTHERS if task.sequence_length is None else FOR_LANGUAGE
+
+
+def longest_first(task: Task, n: int) -> Any | None:
+    """A batch of the n samples with the most elements, where samples vary in length; None where all are alike.
+
+    Only the first 1,000 samples are looked at: reading a data set whole may take hours.
+    """
+    if task.dataset is None:
+        return None
+    assert task.collate is not None, "a task with a data set knows how to make batches of it"
+    looked = min(len(task.dataset), LOOKED_AT)
+    sizes = [sum(t.numel() for t in tensors_in(task.dataset[i])) for i in range(looked)]
+    if len(set(sizes)) == 1:
+        return None
+    longest = sorted(range(looked), key=lambda i: -sizes[i])[:n]
+    return task.collate([task.dataset[longest[i % len(longest)]] for i in range(n)])

@@ -1,0 +1,100 @@
+"""``python -m trainpace.workload.trace_worker``: trace model specs in a process of its own."""
+
+import gc
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.records import from_json, save, to_json
+from trainpace.core.worker import explain, serve
+from trainpace.workload.workload import Adaptation, Variant, Workload
+
+COMPILER = "torch._dynamo"
+
+
+class _StandIn(ModuleType):
+    """Keeps torch from importing its compiler for a trace, which compiles nothing: a quarter of a small model's tracing time.
+
+    Optimizers, dispatch modes and `out=` wrappers mark functions as not to be compiled, and import `torch._dynamo` for it. This
+    does that much. Asked for anything else, as by a model that calls torch.compile, it gives way to the module itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(COMPILER)
+        self.__spec__ = importlib.util.find_spec(COMPILER)
+
+    @staticmethod
+    def disable(function: Any, *_: Any, **__: Any) -> Any:
+        return function
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # the import system looks for these
+            raise AttributeError(name)
+        if sys.modules.get(COMPILER) is self:
+            del sys.modules[COMPILER]
+        return getattr(importlib.import_module(COMPILER), name)
+
+
+def keep_torch_light() -> None:
+    """Put the stand-in in the compiler's place, unless it is there already. For a process that only traces."""
+    if COMPILER not in sys.modules:
+        sys.modules[COMPILER] = _StandIn()
+
+
+def _work(request: dict[str, Any]) -> str:
+    gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
+    from trainpace.workload.trace import record, trace
+
+    keep_torch_light()
+    gc.freeze()
+    gc.enable()
+
+    def variant_of(one: dict[str, Any]) -> Variant:
+        given = one["variant"]
+        return Variant(**given | {"adaptation": Adaptation(*given["adaptation"])})
+
+    def traced(one: dict[str, Any]) -> Workload:
+        return trace(one["spec"], one["forms"], variant_of(one))
+
+    if "workload" in request:
+        from trainpace.workload.traced_updates import with_optimizer
+
+        return to_json(
+            with_optimizer(from_json(request["workload"], Workload), request["optimizer"])
+        )
+    if "lengths" in request:
+        from trainpace.workload.family import Traced, cover
+
+        def at_length(length: int) -> Traced:
+            return record(
+                request["spec"],
+                request["forms"],
+                variant_of(request)._replace(sequence_length=length),
+            )
+
+        return to_json(cover(request["lengths"], at_length))
+    if "files" not in request:
+        return to_json(traced(request))
+    reasons: dict[str, str] = {}
+    for file, one in request["files"].items():
+        try:
+            save(traced(one), file)
+        except Exception as error:  # a model's code may raise anything, and the next ones are to be traced all the same
+            reasons[file] = str(error) if isinstance(error, TrainpaceError) else explain(error)
+    return json.dumps(reasons)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter(
+        "ignore"
+    )  # timm and transformers warn of old names that somebody else chose
+    serve(_work)

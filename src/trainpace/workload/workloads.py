@@ -1,0 +1,238 @@
+"""Get a Workload: from its file, from the package for a built-in model, from the cache, or by tracing a spec in a child process.
+
+``zoo_workloads/NAME.VARIANT.json.gz`` holds a workload in all three number forms, where VARIANT is an optimizer, or a mode in
+which none steps, so that a forecast of a built-in model needs no torch. ``make zoo-workloads`` traces them with the torch of
+requirements.lock.
+"""
+
+import contextlib
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from trainpace.core import records
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.optimizers import FOR_OTHERS, optimizer_called
+from trainpace.core.worker import run_isolated, started_isolated
+from trainpace.workload import trace_cache as cache
+from trainpace.workload.family import GRID, Family, Lengths
+from trainpace.workload.workload import PLAIN, Form, Variant, Workload
+
+TRACE_TIMEOUT_S = 300.0
+_WORKER = "trainpace.workload.trace_worker"
+FOLDER = Path(__file__).parent / "zoo_workloads"
+OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
+VARIANTS = {name: Variant(name) for name in OPTIMIZERS}
+VARIANTS |= {
+    "forward_backward": Variant(mode="forward_backward"),
+    "inference": Variant(mode="inference"),
+}
+
+
+def load_workload(
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant = PLAIN,
+    timeout_s: float = TRACE_TIMEOUT_S,
+) -> Workload:
+    """The workload of a spec: read from ``WORKLOAD.json``, taken from the package for a built-in model, or else traced."""
+    with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
+        return workload()
+
+
+@contextlib.contextmanager
+def workload_on_its_way(
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant = PLAIN,
+    timeout_s: float = TRACE_TIMEOUT_S,
+) -> Iterator[Callable[[], Workload]]:
+    """Start tracing a spec, in a process of its own; whatever the model's code does is one sentence at worst.
+
+    Gives what waits for the workload, so that something can be done meanwhile.
+    """
+    if is_saved(spec):
+        saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
+        yield lambda: _with_optimizer(saved, variant.optimizer, timeout_s)
+        return
+    assert isinstance(spec, str), "a workload is saved"
+    packaged = packaged_workload(spec, forms, variant)
+    if packaged is not None:
+        yield lambda: packaged
+        return
+    request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
+    file = cache.file_of(request)
+    found = cache.kept(file, Workload) or _of_family(request)
+    if found is not None:
+        yield lambda: found
+        return
+    with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
+
+        def traced() -> Workload:
+            text = answer()
+            workload = records.from_json(text, Workload, f"the trace of {spec}")
+            cache.keep(file, text)
+            return workload
+
+        yield traced
+
+
+def load_workloads(
+    spec: str | Workload,
+    forms: Sequence[Form],
+    variant: Variant,
+    lengths: Sequence[int],
+    timeout_s: float = TRACE_TIMEOUT_S,
+) -> dict[int, Workload]:
+    """The workloads of a spec at several sequence lengths, of which as few are traced as tell all, in one process.
+
+    Raises TrainpaceError for a spec whose length is its own: a saved workload, or a function in a file.
+    """
+    if len(lengths) == 1:
+        return {
+            lengths[0]: load_workload(
+                spec, forms, variant._replace(sequence_length=lengths[0]), timeout_s
+            )
+        }
+    if is_saved(spec) or names_code(spec):
+        name = spec if isinstance(spec, str) else f"this workload of {spec.model}"
+        raise TrainpaceError(
+            f"{name} has a sequence length of its own, and cannot be forecast at several.",
+            "Name a configuration: transformers:CONFIG.json.",
+        )
+    plain = variant._replace(sequence_length=None)
+    requests = {
+        length: {
+            "spec": spec,
+            "forms": list(forms),
+            "variant": plain._replace(sequence_length=length)._asdict(),
+        }
+        for length in lengths
+    }
+    found = {
+        length: _of_family(request) or cache.kept(cache.file_of(request), Workload)
+        for length, request in requests.items()
+    }
+    missing = [length for length, workload in found.items() if workload is None]
+    if missing:
+        request = {"spec": spec, "forms": list(forms), "variant": plain._asdict()}
+        text = run_isolated(
+            _WORKER, {**request, "lengths": missing}, timeout_s * len(missing), f"tracing {spec}"
+        )
+        answer = records.from_json(text, Lengths, f"the traces of {spec}")
+        for workload in answer.traced:
+            assert workload.sequence_length is not None, "it was traced at a length"
+            cache.keep(cache.file_of(requests[workload.sequence_length]), records.to_json(workload))
+        for family in answer.families:
+            _keep_family(request, family)
+        found |= {length: answer.at(length) for length in missing}
+    return {length: workload for length, workload in found.items() if workload is not None}
+
+
+def _family_file(request: Mapping[str, Any], rest: int) -> Path | None:
+    variant = {**request["variant"], "sequence_length": None}
+    return cache.file_of({**request, "variant": variant, "family": rest})
+
+
+def _of_family(request: Mapping[str, Any]) -> Workload | None:
+    """The workload of a request that traces at other lengths tell; None where none are kept that do."""
+    length = request["variant"]["sequence_length"]
+    family = None if length is None else cache.kept(_family_file(request, length % GRID), Family)
+    return family.at(length) if family is not None and family.holds(length) else None
+
+
+def _keep_family(request: Mapping[str, Any], family: Family) -> None:
+    """Keep a family, unless the one that is kept holds as many lengths or more."""
+    file = _family_file(request, family.least % GRID)
+    before = cache.kept(file, Family)
+    if before is None or family.size > before.size:
+        cache.keep(file, records.to_json(family))
+
+
+def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float) -> Workload:
+    """The saved workload with an optimizer that was asked for, its own where none was."""
+    if (
+        optimizer is None
+        or workload.mode != "train"
+        or optimizer_called(optimizer) == workload.optimizer
+        or not workload.trained
+    ):
+        return workload
+    request = {"workload": records.to_json(workload), "optimizer": optimizer}
+    answer = run_isolated(
+        _WORKER, request, timeout_s, f"tracing the update of {workload.model} by {optimizer}"
+    )
+    return records.from_json(answer, Workload, f"the trace of {optimizer}'s update")
+
+
+def is_saved(spec: str | Workload) -> bool:
+    """Has it been traced: is it a workload, or does it name a file that holds one?"""
+    return isinstance(spec, Workload) or (
+        spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:"))
+    )
+
+
+def names_code(spec: str | Workload) -> bool:
+    """Does it name a function in a Python file, which building the model runs?"""
+    return isinstance(spec, str) and spec.rpartition(":")[0].endswith(".py")
+
+
+def trace_many(
+    models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S
+) -> dict[str, str]:
+    """Trace several specs in one process, each into its file: {file: (spec, form, variant)}. Saves starting torch each time.
+
+    Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to
+    are traced one by one, so that one bad model costs itself alone.
+    """
+    requests = {
+        file: {"spec": spec, "forms": [form], "variant": variant._asdict()}
+        for file, (spec, form, variant) in models.items()
+    }
+    what = f"tracing {len(models)} models"
+    try:
+        return dict(
+            json.loads(run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what))
+        )
+    except UserCodeError as error:
+        if len(models) == 1:
+            return dict.fromkeys(models, str(error))
+    reasons: dict[str, str] = {}
+    for file, one in models.items():
+        if not Path(file).is_file():
+            reasons |= trace_many({file: one}, timeout_s)
+    return reasons
+
+
+def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
+    """The packaged trace of a built-in model, None for everything else."""
+    name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)
+    optimizer = optimizer_called(variant.optimizer or FOR_OTHERS)
+    usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
+    if not name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
+        return None
+    file = packaged_file(name[1], optimizer if variant.mode == "train" else variant.mode)
+    if not file.is_file():
+        return None
+    workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
+    assumed = variant.optimizer is None and variant.mode == "train"
+    return replace(
+        workload,
+        model=spec,
+        assumes_optimizer=assumed,
+        forms={form: workload.forms[form] for form in forms},
+    )
+
+
+def packaged_names() -> list[str]:
+    """The built-in models whose traces are packaged; asking takes no torch."""
+    return sorted({file.name.partition(".")[0] for file in FOLDER.iterdir()})
+
+
+def packaged_file(name: str, variant: str) -> Path:
+    return FOLDER / f"{name}.{variant}.json.gz"

@@ -1,0 +1,15 @@
+import pytest
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Makes a worker module of the body of `work(request)`; its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(body):
+        lines = "\n".join(f"    {line}" for line in body.splitlines())
+        text = f"from trainpace.core import serve\ndef work(request):\n{lines}\nif __name__ == '__main__':\n    serve(work)\n"
+        (tmp_path / "made_worker.py").write_text(text)
+        return "made_worker"
+
+    return make

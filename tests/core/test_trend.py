@@ -1,0 +1,61 @@
+"""A sweep as a whole: its shape, its line, and the smallest batch that is nearly as good as the best."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trainpace.core.trend import trend_of
+
+BATCHES = list(range(1, 65))
+X = np.array(BATCHES, dtype=float)
+
+
+def trend(step_ms, batches=BATCHES):
+    return trend_of(batches, step_ms, 1e3 * np.array(batches) / step_ms)
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 10))
+def test_a_line_is_found_with_its_slope_and_its_fixed_part(fixed, slope):
+    found = trend(fixed + slope * X)
+    assert found.shape == "linear"
+    assert found.fixed_ms == pytest.approx(fixed, rel=1e-6, abs=1e-6 * slope)
+    assert found.ms_per_sample == pytest.approx(slope, rel=1e-6)
+    assert found.r_squared == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "shape"),
+    [
+        (5 + X + 0.1 * X**2, "quadratic"),
+        (5000 + 0.01 * (X - 10) * (X - 30) * (X - 60), "linear"),
+        (500 + 0.01 * (X - 10) * (X - 30) * (X - 60), "cubic"),
+        (np.where(X > 32, 50.0, 1.0), "none of these"),
+    ],
+    ids=["parabola", "nearly flat", "cubic", "a cliff"],
+)
+def test_the_shape_is_the_simplest_that_fits(step_ms, shape):
+    assert trend(step_ms).shape == shape
+
+
+@given(st.floats(0, 200), st.floats(0.1, 5))
+@example(24.0, 0.1)  # whose 40 samples are worse by exactly 5 %
+def test_the_knee_is_the_smallest_within_5_per_cent(fixed, slope):
+    found = trend(fixed + slope * X)
+    rate = X / (fixed + slope * X)
+    assert rate[found.knee_batch - 1] >= 0.95 * rate.max() - 1e-12
+    assert (rate[: found.knee_batch - 1] < 0.95 * rate.max() + 1e-12).all()
+    assert found.best_samples_per_second == pytest.approx(1e3 * rate.max())
+
+
+def test_the_worst_place_of_the_line_and_the_uneven_ones_are_named():
+    step_ms = 10 + X + 8.0 * (X > 16)
+    found = trend(step_ms)
+    assert found.worst_batch == 1
+    line = found.fixed_ms + found.ms_per_sample
+    assert found.worst_error == pytest.approx(line / step_ms[0] - 1)
+    assert found.uneven == ((16, pytest.approx(8.0 / 26.0)),)
+
+
+def test_few_sizes_have_no_trend():
+    assert trend_of([1, 2, 3], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) is None

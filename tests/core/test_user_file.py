@@ -1,0 +1,54 @@
+"""Names from a user's file: as a script's, as a package's member, and refused in words that help."""
+
+import sys
+
+import pytest
+
+from trainpace.core.errors import UnknownName, UnreadableInput
+from trainpace.core.user_file import is_users, load_name
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def test_a_file_that_imports_its_neighbour(folder):
+    (folder / "beside_mine.py").write_text("four = 4\n")
+    (folder / "mine_alone.py").write_text("from beside_mine import four\n")
+    assert load_name(folder / "mine_alone.py", "four") == 4
+
+
+@pytest.mark.parametrize("with_init", [True, False])
+def test_relative_imports(folder, with_init):
+    inner = folder / f"project_{with_init}" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "above.py").write_text("from .constants import four\n")
+    (inner.parent / "constants.py").write_text("four = 4\n")
+    (inner / "mine.py").write_text("from ..above import four\n")
+    for place in (inner, inner.parent) if with_init else ():
+        (place / "__init__.py").touch()
+    assert load_name(inner / "mine.py", "four") == 4
+
+
+def test_names_that_are_not_there(folder):
+    text = "from pathlib import Path as Training\ntrainset = 1\nif __name__ == '__main__':\n    train_set = 2\n"
+    (folder / "mine_script.py").write_text(text)
+    with pytest.raises(UnknownName, match=r"Nearest: trainset\. What a function or `if __name__"):
+        load_name(folder / "mine_script.py", "train_set")
+    with pytest.raises(UnknownName, match=r"'train_sets'\. Nearest: trainset\.$"):
+        load_name(folder / "mine_script.py", "train_sets")
+    with pytest.raises(UnreadableInput, match="no such file"):
+        load_name(folder / "none.py", "trainset")
+
+
+def test_the_users_code_is_told_from_libraries():
+    import random
+
+    import torch
+
+    import trainpace
+
+    assert is_users(__file__)
+    assert not any(is_users(m.__file__) for m in (torch, torch.nn.functional, random, trainpace))

@@ -1,0 +1,262 @@
+"""What an examination finds, judged: every fault that is planted in its values is named, with something to do about it."""
+
+import pytest
+from msgspec.structs import replace
+
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
+from trainpace.diagnose import Elsewhere, Expected
+from trainpace.diagnose import health_checks as checks
+from trainpace.measure import Machine, detect
+from trainpace.measure.gpus import Gpu
+
+SOFTWARE = {
+    "torch": "2.13.0",
+    "accelerator": "cuda",
+    "name": "NVIDIA A100-SXM4-80GB",
+    "count": 1,
+    "versions": {"gpu": "NVIDIA A100-SXM4-80GB", "cuda": "12.8"},
+    "backend": "nccl",
+    "shared_memory_gib": 62.0,
+}
+A100 = Gpu(name="NVIDIA A100-SXM4-80GB", cuda="12.8", pcie_generation_max=4, pcie_width_max=16)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return replace(detect(), gpus=(A100,))
+
+
+def software(machine, kind="cuda", **changed):
+    return [
+        check
+        for check in checks.software_check({**SOFTWARE, **changed}, machine, kind)
+        if check.status != "ok"
+    ]
+
+
+def test_nothing_to_say(machine):
+    assert software(machine) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "finding", "advice"),
+    [
+        (
+            {"versions": {"cuda": "13.0"}},
+            "cuda",
+            "built for CUDA 13.0, and the driver knows CUDA up to 12.8",
+            "Update the driver",
+        ),
+        ({"accelerator": None}, "cpu", "this torch sees no GPU", "build of torch for CUDA"),
+        ({"count": 2, "backend": ""}, "cuda", "no library for exchanges", "NCCL"),
+        ({"shared_memory_gib": 1 / 16}, "cuda", "64 MiB", "--shm-size"),
+    ],
+)
+def test_a_faulty_installation(machine, changed, kind, finding, advice):
+    (check,) = software(machine, kind, **changed)
+    assert check.status == "problem"
+    assert finding in check.finding
+    assert advice in check.advice
+
+
+def test_a_gpu_that_torch_sees_is_not_missed_where_the_cpu_was_asked_for(machine):
+    assert software(machine, "cpu", count=1) == []
+
+
+def products(device, **tflops):
+    return list(checks.products_check({"tflops": tflops, "failed": {}}, device))
+
+
+@pytest.mark.parametrize(
+    ("device_ms", "status"), [(300, "ok"), (320, "ok"), (3.0, "problem"), (900, "problem")]
+)
+def test_clocks(device_ms, status):
+    assert checks.clock_check({"device_ms": device_ms, "host_ms": 305}).status == status
+
+
+def test_products_beside_the_datasheet():
+    a100 = find_device("A100")
+    (fine,) = products(a100, fp32=18.0, tf32=120.0, bf16=260.0)
+    assert fine.status == "ok"
+    assert "bf16 260 TFLOP/s (83 % of the datasheet)" in fine.finding
+    (capped,) = products(a100, fp32=18.0, bf16=100.0)
+    assert capped.status == "problem"
+    assert capped.advice.startswith("Products in bf16 are far below")
+    (unknown,) = products(None, fp32=0.05)
+    assert "datasheet" not in unknown.finding
+    (none,) = products(a100)
+    assert none.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "status"),
+    [
+        ("A100", "bf16", "problem"),
+        ("A100", "fp8", None),
+        ("H100", "fp8", "problem"),
+        (None, "bf16", "note"),
+        ("T4", "tf32", None),
+        ("A100", "fp32", "problem"),
+    ],
+)
+def test_a_format_that_fails(device, name, status):
+    """Of a card that has it: a fault. Of one without: nothing to say. Of an unknown one: worth knowing."""
+    card = None if device is None else find_device(device)
+    values = {
+        "tflops": {"fp16": 200.0},
+        "failed": {name: "RuntimeError: no kernel image is available"},
+    }
+    found = [check for check in checks.products_check(values, card) if check.part == "formats"]
+    assert [check.status for check in found] == ([] if status is None else [status])
+    assert all(
+        f"in {name}" in check.finding and "no kernel image" in check.finding for check in found
+    )
+
+
+def test_slow_fp8_is_no_fault():
+    (check,) = products(find_device("H100"), fp8=300.0)
+    assert check.status == "ok"
+
+
+@pytest.mark.parametrize(("pinned", "status"), [(24.0, "ok"), (6.0, "problem")])
+def test_copies_beside_the_slot(machine, pinned, status):
+    check = checks.copies_check(
+        {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, machine
+    )
+    assert check.status == status
+    assert ("x16) can do 32" in check.finding) == (status == "problem")
+    unknown = replace(machine, gpus=())
+    assert (
+        checks.copies_check(
+            {"to_device": 5.0, "to_host": 5.0, "to_device_pinned": pinned}, unknown
+        ).status
+        == "ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ({"allocated_gib": 0.0625, "recovered": True}, "ok"),
+        ({"allocated_gib": 0.0, "recovered": True}, "problem"),
+        ({"allocated_gib": 4.0}, "problem"),
+        ({"allocated_gib": 0.0625, "recovered": False}, "problem"),
+        ({"allocated_gib": None}, "note"),
+    ],
+)
+def test_memory(values, status):
+    assert checks.memory_check(values, 0.0625).status == status
+
+
+def measured(median_ms: float) -> Measurement:
+    return Measurement(
+        model="resnet18",
+        device="NVIDIA A100-SXM4-80GB",
+        execution=Execution(micro_batch=64),
+        step_times_ms=(median_ms,) * 9,
+        warmup_ms=(),
+        step=StepTime(
+            forward_ms=median_ms / 3,
+            backward_ms=median_ms / 2,
+            optimizer_ms=median_ms / 6,
+            idle_ms=0.0,
+        ),
+        median_ms=median_ms,
+        interval_ms=Interval(low=median_ms, high=median_ms, coverage=0.9, basis=""),
+        peak_memory_gib=None,
+        reserved_memory_gib=None,
+        losses=(),
+        environment={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ms", "status", "speed"),
+    [(20.0, "ok", "100 %"), (10.0, "ok", "200 %"), (50.0, "problem", "40 %")],
+)
+def test_the_known_step(ms, status, speed):
+    expected = Expected(
+        step_ms=20.0, interval_ms=Interval(low=16.0, high=25.0, coverage=0.9, basis="")
+    )
+    (check,) = checks.step_check(measured(ms), expected)
+    assert check.status == status
+    assert speed in check.finding
+    (alone,) = checks.step_check(measured(ms), None)
+    assert alone.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("rate", "status", "said"), [(337.0, "ok", "9.5 times"), (8000.0, "note", "0.4 times")]
+)
+def test_beside_what_others_measured(rate, status, said):
+    other = Elsewhere(
+        model="ResNet18",
+        batch=64,
+        samples_per_second=rate,
+        source="PROFET",
+        differences=("fp32 instead of torch_fp32",),
+    )
+    _, check = checks.step_check(measured(20.0), Expected(step_ms=20.0, elsewhere=(other,)))
+    assert (check.part, check.status) == ("others", status)
+    assert "runs at 3,200 samples/s" in check.finding
+    assert said in check.finding
+    assert check.finding.endswith(
+        f"ResNet18 at batch 64, {rate:,.0f} samples/s (fp32 instead of torch_fp32); PROFET."
+    )
+
+
+def test_clocks_during_the_known_step():
+    capped = DeviceRun(
+        sm_mhz=1095,
+        sm_mhz_low=1095,
+        sm_mhz_high=1095,
+        sm_mhz_max=1410,
+        held_by=("its power limit",),
+    )
+    _, clocks = checks.step_check(replace(measured(20.0), run=capped), None)
+    assert (
+        clocks.finding
+        == "During the known step: the clock was held down by its power limit: 1,095 MHz of 1,410."
+    )
+    assert clocks.status == "note"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"gpu_problem": "Driver/library version mismatch", "gpus": ()},
+            "as it should: Driver/library version mismatch.",
+        ),
+        ({"gpu_problem": "GPU 1: GPU is lost"}, "as it should: GPU 1: GPU is lost."),
+        ({"gpus": (A100, Gpu(name=None))}, "as it should: GPU 1 gives no figures."),
+    ],
+)
+def test_a_broken_driver_is_something_to_mend(machine, changed, said):
+    (driver,) = (
+        check
+        for check in checks.machine_checks(replace(machine, **changed))
+        if check.part == "driver"
+    )
+    assert driver.status == "problem"
+    assert driver.finding.endswith(said)
+    assert "nvidia-smi" in driver.advice
+    assert not any(check.part == "driver" for check in checks.machine_checks(machine))
+
+
+def test_what_the_driver_says_is_told():
+    capped = replace(
+        A100,
+        power_limit_w=150.0,
+        power_limit_default_w=400.0,
+        throttled_by=("the power limit",),
+        other_processes=2,
+    )
+    told = " ".join(
+        check.finding
+        for check in checks.machine_checks(replace(detect(), gpus=(capped,), load_average=0.0))
+    )
+    for words in ("limited to 150 W", "held down by the power limit", "2 other programs use"):
+        assert words in told

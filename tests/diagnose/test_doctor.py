@@ -1,0 +1,196 @@
+"""`trainpace doctor`: the real command, on this machine and on broken ones."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trainpace import measure as accelerator
+from trainpace import verbs
+from trainpace.core.catalogue_reader import find_device
+from trainpace.core.errors import UserCodeError
+from trainpace.core.execution import Execution
+from trainpace.core.outcome import Interval, Measurement, StepTime
+from trainpace.diagnose import Check, examination, examine
+from trainpace.diagnose import health_probes as parts
+from trainpace.measure import detect
+from trainpace.measure.gpus import detect_gpus
+from trainpace.report import TerminalProgress, examination_json, examination_page, print_examination
+
+
+def trainpace(*arguments, cwd):
+    command = [sys.executable, "-m", "trainpace", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, text=True, capture_output=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path):
+    run = trainpace("doctor", "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "is in order, and measuring works on it." in run.stdout
+    for part in ("torch", "products", "memory", "step", "watch", "loader", "storage"):
+        assert f"\n  {part} " in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_device_that_is_not_here(tmp_path):
+    run = trainpace("doctor", "--device", "cuda", cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.endswith(
+        "this torch sees no CUDA device. Install a build of torch for CUDA, or for ROCm on an AMD GPU; or use --device cpu.\n"
+    )
+
+
+def test_a_driver_that_does_not_answer():
+    class Broken:
+        class NVMLError(Exception):
+            pass
+
+        class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801
+            pass
+
+        class NVMLError_DriverNotLoaded(NVMLError):  # noqa: N801
+            pass
+
+        @classmethod
+        def nvmlInit(cls):
+            raise cls.NVMLError("GPU is lost")
+
+    gpus, problem = detect_gpus(Broken)
+    assert gpus == ()
+    assert problem is not None
+
+
+def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
+    """One part raises, one hangs, one crashes; the others are examined all the same."""
+    faults = {
+        "products": "raise RuntimeError('no kernel image')",
+        "loader": "import os; os.kill(os.getpid(), 11)",
+        "memory": "import time; time.sleep(600)",
+    }
+    (tmp_path / "faulty_parts.py").write_text(
+        "import json\nfrom trainpace.core import serve\n"
+        f"FAULTS = {faults!r}\n"
+        "def work(request):\n"
+        "    try:\n"
+        "        exec(FAULTS.get(request['part'], ''))\n"
+        "    except Exception as error:\n"
+        "        return json.dumps({'error': repr(error), 'trace': 'Traceback ...'})\n"
+        "    return json.dumps({'values': {'torch': '2', 'accelerator': None, 'name': '', 'count': 1, 'versions': {}, 'backend': 'gloo',\n"
+        "        'shared_memory_gib': 8, 'allocated_gib': 0.0625}})\n"
+        "serve(work)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(examination, "PARTS_MODULE", "faulty_parts")
+    monkeypatch.setattr(examination, "PART_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(examination, "_step", refuse)
+    monkeypatch.setattr(
+        examination, "_watched", lambda kind: Check(part="watch", status="ok", finding="Fine.")
+    )
+    found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
+    status = {check.part: check.status for check in found.checks}
+    assert (status["products"], status["loader"], status["step"]) == ("failed", "failed", "failed")
+    assert status["memory"] == "failed"
+    assert (status["torch"], status["storage"]) == ("ok", "ok")
+    (hung,) = (check for check in found.checks if check.part == "memory")
+    assert hung.finding == "This part hung or took too long, and was ended."
+    assert found.traces == {"products": "Traceback ..."}
+    assert not found.is_well
+    print_examination(found, None)
+    said = capsys.readouterr().out
+    assert "4 things to look at" in said
+    assert "no kernel image" in said
+    page = examination_page(found)
+    assert "Not all is well with" in page
+    assert "no kernel image" in page
+    assert "Traceback ..." in page
+    assert examination_json(found)["well"] is False
+
+
+def test_products_that_raise_or_are_wrong_are_named(monkeypatch):
+    def raising(matrix):
+        raise RuntimeError("no kernel image is available")
+
+    made = {
+        "fp32": lambda matrix: lambda: matrix @ matrix,
+        "bf16": raising,
+        "fp16": lambda matrix: lambda: 1.01 * (matrix @ matrix),
+        "tf32": lambda matrix: lambda: matrix * float("nan"),
+    }
+    monkeypatch.setattr(parts, "_products", lambda kind: made)
+    monkeypatch.setattr(parts, "SECONDS_A_PRODUCT", 0.0)
+    found = parts.products("cpu")
+    assert list(found["tflops"]) == ["fp32"]
+    assert found["failed"] == {
+        "bf16": "RuntimeError: no kernel image is available",
+        "fp16": "a product is off by 1 %",
+        "tf32": "a product is off by nan %",
+    }
+
+
+def test_a_cpu_has_no_tf32():
+    assert set(parts._products("cpu")) == {"fp32", "bf16", "fp16"}
+
+
+def test_only_a_cpu_is_held_against_the_profile_of_the_cpu(monkeypatch):
+    """A GPU that the catalogue does not know has no forecast beside it."""
+
+    def profile(progress):
+        raise AssertionError("the CPU's profile was asked for")
+
+    monkeypatch.setattr(verbs.doctor, "profile_here", profile)
+    assert verbs.doctor._expected(None, "cuda", None, None) is None
+    with pytest.raises(AssertionError, match="was asked for"):
+        verbs.doctor._expected(None, "cpu", None, None)
+
+
+def test_a_card_in_the_catalogue_has_a_forecast_and_what_others_measured_on_it():
+    known = Measurement(
+        model="resnet18",
+        device="T4",
+        execution=Execution(micro_batch=64, precision="torch_fp32", optimizer="sgd_momentum"),
+        step_times_ms=(150.0,),
+        warmup_ms=(),
+        step=StepTime(forward_ms=150.0),
+        median_ms=150.0,
+        peak_memory_gib=None,
+        losses=(),
+        interval_ms=Interval(low=149.0, high=151.0, coverage=0.9, basis=""),
+        environment={},
+    )
+    expected = verbs.doctor._expected(known, "cuda", find_device("T4"), TerminalProgress())
+    assert 50 < expected.step_ms < 500
+    first = expected.elsewhere[0]
+    assert (first.model, first.batch) == ("ResNet18", 64)
+    assert first.samples_per_second == pytest.approx(1e3 * 64 / 189.985)
+
+
+def test_a_torch_that_crashes_leaves_an_answer(monkeypatch, capsys):
+    def crash(kind):
+        raise UserCodeError("looking for a device gave no answer: it was ended by signal 11.")
+
+    monkeypatch.setattr(accelerator, "device_here", crash)
+    found = verbs.doctor.run(verbs.doctor.DoctorRequest(), TerminalProgress())
+    assert [check.finding for check in found.checks if check.status == "failed"] == [
+        "looking for a device gave no answer: it was ended by signal 11."
+    ]
+    assert not found.is_well
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_failed_part(monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", ".")
+
+    parts = [
+        ("storage", refused),
+        ("torch", lambda: [Check(part="torch", status="ok", finding="Fine.")]),
+    ]
+    monkeypatch.setattr(examination, "_parts", lambda *_: parts)
+    found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
+    status = {check.part: check.status for check in found.checks}
+    assert (status["storage"], status["torch"]) == ("failed", "ok")
+
+
+def refuse(*_):
+    raise UserCodeError("the model's code raised.", "")

@@ -1,0 +1,267 @@
+"""torch.profiler's traces: real ones, cut and written here, and files that are none."""
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import made_traces as made
+from trainpace.core.errors import UnreadableInput
+from trainpace.core.intake import pieces
+from trainpace.diagnose import read_profiled
+from trainpace.diagnose import trace_events as events
+from trainpace.diagnose.kineto import read_kineto
+from trainpace.measure import kind_of, kind_of_copy, short
+
+PUBLIC = Path(__file__).parent / "public"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"
+
+
+def test_a_public_step_of_a_small_model_is_bound_by_launching():
+    found = read_profiled(EXAMPLES / "kineto_v100.json")
+    [rank] = found.ranks
+    assert found.verdict == "launch"
+    assert (rank.device, rank.steps, rank.told_by[:12]) == (
+        "Tesla V100-DGXS-32GB",
+        1,
+        "ProfilerStep",
+    )
+    assert found.step_ms == pytest.approx(13.41)
+    shares = {s.cause: s.ms for s in found.shares}
+    assert math.fsum(shares.values()) == pytest.approx(13.41)
+    assert shares["data"] == pytest.approx(0.725)
+    assert shares["compute"] == pytest.approx(
+        0.020, abs=1e-6
+    )  # twelve kernels of one to three microseconds
+    assert shares["host_to_device"] == pytest.approx(0.002, abs=1e-6)
+    assert rank.kernels == 12
+    assert found.kernels[0].name == "volta_sgemm_128x32_nt"
+
+
+def test_a_public_cut_with_one_kernel_and_its_rank_at_the_end():
+    trace = read_kineto(PUBLIC / "hta_one_kernel.json")
+    assert (trace.rank, len(trace.kernels), len(trace.operators)) == (0, 1, 3)
+    assert trace.kernels.start_us[0] - trace.kernels_launched_us[0] == 64_135
+    assert kind_of(trace.names[trace.kernels.name[0]]) == "matrix"
+
+
+SCRIPT = """
+import sys
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(128, 64), torch.randn(128, 1))
+with profile(
+    activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=6, repeat=1),
+    on_trace_ready=lambda profiler: profiler.export_chrome_trace(sys.argv[1]),
+) as profiler:
+    for x, y in torch.utils.data.DataLoader(data, batch_size=16):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        profiler.step()
+"""
+"""In a process of its own: torch's profiler, stopped while it warms up again, has crashed."""
+
+
+def test_a_trace_of_this_torch_is_read(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "trace.json.gz"
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(out)], check=True, capture_output=True, timeout=300
+    )
+    found = read_profiled(out)
+    [rank] = found.ranks
+    assert (rank.steps, rank.on_device) == (6, False)
+    shares = {s.cause: s.share for s in found.shares}
+    assert math.fsum(shares.values()) == pytest.approx(1)
+    assert shares["compute"] > 0
+    assert shares["optimizer"] > 0
+    assert shares["data"] > 0
+    assert found.verdict in ("compute", "optimizer", "own_code", "data")
+    assert any("No kernel of a GPU" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize("layout", [{}, {"indent": 1}, {"separators": (",", ":")}])
+@pytest.mark.parametrize("piece_bytes", [7, 1000, 1 << 22])
+def test_a_file_gives_the_same_in_pieces_of_any_size_and_layout(
+    layout, piece_bytes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("trainpace.core.intake.PIECE_BYTES", piece_bytes)
+    trace = made.trace_of(made.events_of(made.LAUNCHING, 3), rank=3, world_size=8)
+    trace["traceEvents"].append(
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": 'größer }, {"ph"',
+            "ts": made.CLOCK_US,
+            "dur": 1.5,
+            "args": {},
+        }
+    )
+    (tmp_path / "t.json").write_text(json.dumps(trace, ensure_ascii=False, **layout))
+    found = read_kineto(tmp_path / "t.json")
+    assert (found.rank, found.world_size, found.device) == (3, 8, "NVIDIA H100 80GB HBM3")
+    assert (len(found.kernels), len(found.operators), len(found.calls)) == (57, 58, 57)
+    assert 'größer }, {"ph"' in found.names
+
+
+def test_runs_of_events_are_decoded_at_once(tmp_path, monkeypatch):
+    made.write(tmp_path / "t.json", made.trace_of(made.events_of(made.LAUNCHING, 100)))
+    alone = []
+    monkeypatch.setattr(
+        events, "_event", lambda value, real=events._event: (alone.append(value), real(value))[1]
+    )
+    assert len(read_kineto(tmp_path / "t.json").kernels) == 1900
+    assert len(alone) < 10
+
+
+def test_an_array_of_events_alone_is_a_trace(tmp_path):
+    (tmp_path / "t.json").write_text(json.dumps(made.events_of(made.COMPUTING, 2)))
+    assert len(read_kineto(tmp_path / "t.json").kernels) == 6
+
+
+def test_what_no_event_can_be_is_left_out_and_counted(tmp_path):
+    events_ = made.events_of(made.COMPUTING, 2)
+    wrong = [
+        {"ts": "soon"},
+        {"ts": None},
+        {"dur": -1},
+        {"ts": 1e300},
+        {"dur": float("nan")},
+        {"ts": True},
+    ]
+    events_ += [
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 1.0, "dur": 1.0} | one for one in wrong
+    ]
+    events_ += [
+        None,
+        7,
+        [],
+        {},
+        {"ph": "X"},
+        {"ph": "X", "cat": 3, "name": "k"},
+        {"ph": "X", "cat": "kernel", "name": {}},
+    ]
+    events_ += [
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": made.CLOCK_US, "dur": 1, "args": args}
+        for args in ([], "x", {"correlation": "1"})
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events_}))
+    found = read_kineto(tmp_path / "t.json")
+    assert (len(found.kernels), found.skipped) == (9, 6)
+
+
+GOOD = json.dumps(made.trace_of(made.events_of(made.COMPUTING, 3))).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no trace in JSON"),
+        (b"7", "no trace in JSON"),
+        (b"{}", "neither an operator nor a kernel"),
+        (b'{"traceEvents": 3}', "neither an operator nor a kernel"),
+        (b'{"traceEvents": []}', "neither an operator nor a kernel"),
+        (GOOD[:-40], "cut short or damaged"),
+        (GOOD[: len(GOOD) // 2], "cut short or damaged"),
+        (GOOD.replace(b'"ph"', b'"ph', 1), "cut short or damaged"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "nested"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * 10_000 + b"}]}", "thousands of digits"),
+        (b"\xff\xfe\x00", "no trace in JSON"),
+        (gzip.compress(GOOD)[:-200], "cut short"),
+        (gzip.compress(GOOD)[:-8] + b"\x00" * 8, "cannot be unpacked"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(content, says, tmp_path):
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(UnreadableInput, match=says):
+        read_kineto(tmp_path / "t.json")
+
+
+def test_a_bomb_ends_at_the_limit(tmp_path):
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(b" " * 20_000_000))
+    with pytest.raises(UnreadableInput, match="more than 1 MiB"):
+        list(pieces(tmp_path / "t.json.gz", 1 << 20))
+
+
+def test_one_event_may_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "MOST_VALUE_BYTES", 1 << 12)
+    monkeypatch.setattr("trainpace.core.intake.PIECE_BYTES", 1 << 12)
+    (tmp_path / "t.json").write_bytes(b'{"traceEvents": [{"name": "' + b"a" * (1 << 16) + b'"}]}')
+    with pytest.raises(UnreadableInput, match="a value of more than"):
+        read_kineto(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (made.GEMM, "matrix"),
+        (made.ADD, "memory"),
+        (made.ALL_REDUCE, "communication"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        (
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8>(Params)",
+            "matrix",
+        ),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_SE_K1", "matrix"),
+        (
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)",
+            "matrix",
+        ),
+        ("void cudnn::ops::nchwToNhwcKernel<__half, float>", "memory"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "memory"),
+        (
+            "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16",
+            "matrix",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
+            "memory",
+        ),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::conv_like>", "memory"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Metadata, FusedAdamMathFunctor<float>>",
+            "memory",
+        ),
+        ("triton_poi_fused_add_mul_0", "memory"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", "memory"),
+        ("my_kernel", "other"),
+    ],
+)
+def test_kernels_are_told_by_their_names(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_copies_are_told_by_their_direction():
+    names = (
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy DtoH (Device -> Pageable)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memset (Device)",
+        "Memcpy PtoP (Device -> Device)",
+    )
+    assert [kind_of_copy(name) for name in names] == [
+        "copy",
+        "copy",
+        "memory",
+        "memory",
+        "communication",
+    ]
+
+
+def test_short_names_keep_what_tells_kernels_apart():
+    assert short(made.ADD) == "vectorized_elementwise_kernel add"
+    assert (
+        short("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128>(P)")
+        == "Kernel cutlass_80_tensorop_s1688gemm_128x128"
+    )
+    assert short(made.ALL_REDUCE) == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    assert short("<>") == "<>"

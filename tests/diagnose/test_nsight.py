@@ -1,0 +1,138 @@
+"""Exports of Nsight Systems: made here after the documented schema, since no real one was at hand."""
+
+import sqlite3
+
+import pytest
+
+import made_traces as made
+from trainpace.core.errors import UnreadableInput
+from trainpace.diagnose import read_profiled
+from trainpace.diagnose.nsight import read_nsight
+
+
+def changed(path, *statements):
+    with sqlite3.connect(path) as base:
+        for statement in statements:
+            base.execute(statement)
+    base.close()
+    return path
+
+
+def shares(training):
+    return {s.cause: round(s.ms, 2) for s in training.shares if s.ms > 0.005}
+
+
+def test_steps_by_nvtx_and_the_same_shares_as_of_torch(tmp_path):
+    found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.EXCHANGING]))
+    assert shares(found) == {"compute": 5.0, "communication": 5.0}
+    [rank] = found.ranks
+    assert (rank.told_by, rank.steps, rank.device) == (
+        "ranges named step #",
+        7,
+        "NVIDIA A100-SXM4-80GB",
+    )
+    assert rank.hidden_ms == pytest.approx(1.0)
+    assert found.kernels[0].name == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def test_waiting_for_the_device_is_told_by_the_runtimes_calls(tmp_path):
+    found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.SYNCHRONISING]))
+    assert found.verdict == "logging"
+    assert shares(found) == {"logging": 6.21, "compute": 3.79}
+
+
+def test_an_idle_device_without_a_reason_is_said_to_have_none(tmp_path):
+    found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.WAITING_FOR_DATA]))
+    assert found.shares[0].in_words == "the device idle, for reasons not recorded"
+
+
+def test_each_process_is_a_rank(tmp_path):
+    found = read_profiled(
+        made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING, made.EXCHANGING])
+    )
+    assert [rank.rank for rank in found.ranks] == [0, 1]
+    assert [rank.communication_ms for rank in found.ranks] == pytest.approx([0.0, 6.0])
+
+
+def test_two_reports_are_two_nodes(tmp_path):
+    for node in "ab":
+        made.write_nsight(tmp_path / f"{node}.sqlite", [made.COMPUTING, made.COMPUTING])
+    assert [rank.rank for rank in read_profiled(tmp_path).ranks] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE NVTX_EVENTS",
+        "DROP TABLE TARGET_INFO_GPU",
+        "DROP TABLE CUPTI_ACTIVITY_KIND_MEMCPY",
+        "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME",
+        "DROP TABLE StringIds",
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN demangledName",
+        "UPDATE StringIds SET value = CAST(x'ff00fe' AS TEXT)",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = 'p', correlationId = 'c'",
+    ],
+)
+def test_what_an_export_lacks_is_done_without(statement, tmp_path):
+    file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), statement)
+    found = read_profiled(file)
+    assert found.on_device
+    assert found.verdict == "compute"
+
+
+def test_without_marks_the_whole_trace_is_told(tmp_path):
+    found = read_profiled(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], nvtx=""))
+    assert (found.ranks[0].told_by, round(found.step_ms)) == ("", 80)
+    assert any("No steps can be told" in line for line in found.warnings)
+
+
+def test_old_exports_without_processes_are_one_process(tmp_path):
+    column = "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid"
+    file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.SYNCHRONISING]), column)
+    assert read_profiled(file).verdict == "logging"
+
+
+def test_times_that_cannot_be_right_are_left_out(tmp_path):
+    file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING], steps=3)
+    changed(
+        file,
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE correlationId = 1",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = start - 1 WHERE correlationId = 2",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 9223372036854775807 WHERE correlationId = 3",
+    )
+    [trace] = read_nsight(file)
+    assert (len(trace.kernels), trace.skipped) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",),
+        ("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL",),
+        (
+            "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL",
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n)"
+            " SELECT start, start AS end FROM n",
+        ),
+    ],
+)
+def test_a_database_without_kernels_is_refused(statements, tmp_path):
+    file = changed(made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING]), *statements)
+    with pytest.raises(UnreadableInput, match="no kernel of a GPU"):
+        read_nsight(file)
+
+
+def test_a_damaged_database_is_one_sentence_and_nothing_is_written(tmp_path):
+    file = made.write_nsight(tmp_path / "r.sqlite", [made.COMPUTING])
+    whole = file.read_bytes()
+    for content in (
+        whole[:5000],
+        whole[:4096] + b"\x00" * 4096 + whole[8192:],
+        b"SQLite format 3\x00" + b"\xff" * 5000,
+        b"no",
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UnreadableInput):
+            read_nsight(file)
+        assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,74 @@
+"""Reading measured runs: CSV and Parquet alike, and what is wrong with a file in one sentence."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.forecast import read_runs
+
+CSV = """model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms,seq_len,unknown
+resnet18,T4,fp32,32,200.5,,x
+resnet18,V100,amp_fp16,64,,nan,y
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_csv_and_parquet_read_alike(tmp_path):
+    from_csv = read_runs(write(tmp_path, CSV))
+    assert [run.step_time_ms for run in from_csv] == [200.5, None]
+    assert from_csv[0].seq_len is None
+    table = pa.table(
+        {
+            "model_spec": ["resnet18", "resnet18"],
+            "gpu_canonical": ["T4", "V100"],
+            "precision": ["fp32", "amp_fp16"],
+            "batch_per_gpu": [32, 64],
+            "step_time_ms": [200.5, float("nan")],
+            "seq_len": [None, None],
+            "unknown": ["x", "y"],
+        }
+    )
+    pq.write_table(table, tmp_path / "runs.parquet")
+    assert read_runs(tmp_path / "runs.parquet") == from_csv
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a,b\n1,2\n", "neither a column model_spec nor model"),
+        ("model_spec,batch_per_gpu\nresnet18,many\n", "not a finite number"),
+        ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
+        ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
+        ("", "neither"),
+        (
+            "model_spec,attention\nresnet18,flash9\n",
+            "flash1, flash2, flash3, flash4, cudnn, native",
+        ),
+    ],
+)
+def test_wrong_files_are_one_sentence(tmp_path, text, word):
+    with pytest.raises(TrainpaceError, match=word) as error:
+        read_runs(write(tmp_path, text))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_damaged_parquet_is_one_sentence(tmp_path):
+    path = tmp_path / "runs.parquet"
+    path.write_bytes(b"PAR1" + bytes(range(200)))
+    with pytest.raises(TrainpaceError, match="not a readable Parquet"):
+        read_runs(path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(b"\xff\xfe\x00model_spec\n")
+    with pytest.raises(TrainpaceError, match="neither Parquet nor CSV"):
+        read_runs(path)

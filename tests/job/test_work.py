@@ -1,0 +1,291 @@
+"""Worked examples of the sources, and what must hold for every number."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.job import (
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    epoch_steps,
+    learning_rate_advice,
+    total_steps,
+)
+
+sizes = st.integers(1, 64)
+samples = st.integers(1, 10**6)
+
+
+def executions():
+    return st.builds(
+        Execution,
+        micro_batch=sizes,
+        accumulation=sizes,
+        nnodes=st.integers(1, 8),
+        nproc_per_node=st.integers(1, 8),
+    )
+
+
+def test_1000_samples_in_batches_of_10_are_100_steps():
+    assert epoch_steps(Schedule(samples=1000), Execution(micro_batch=10)).steps == 100
+
+
+def test_accumulation_2_halves_the_micro_batch_and_keeps_100_updates():
+    execution = Execution(micro_batch=5, accumulation=2)
+    assert execution.global_batch == 10
+    assert epoch_steps(Schedule(samples=1000), execution).steps == 100
+
+
+def test_two_devices_with_batch_2_are_an_effective_batch_of_4():
+    assert Execution(micro_batch=2, nproc_per_node=len([2, 3])).global_batch == 4
+
+
+def test_global_batch_with_nodes_and_processes():
+    execution = Execution(micro_batch=8, accumulation=4, nnodes=2, nproc_per_node=8)
+    assert (execution.world_size, execution.data_parallel_size, execution.global_batch) == (
+        16,
+        16,
+        512,
+    )
+
+
+def test_tensor_and_pipeline_parallelism_divide_the_data_parallel_size():
+    execution = Execution(micro_batch=1, nnodes=4, nproc_per_node=8, tp=4, pp=2)
+    assert execution.data_parallel_size == 4
+    with pytest.raises(Contradiction, match="tp 3"):
+        Execution(nproc_per_node=8, tp=3)
+
+
+def test_imagenet_on_eight_gpus():
+    steps = epoch_steps(Schedule(samples=1281167), Execution(micro_batch=32, nproc_per_node=8))
+    assert (steps.steps, steps.last_step_samples) == (5005, 143)
+
+
+def test_tokens_are_packed_into_samples():
+    schedule = Schedule(tokens=10_000, sequence_length=1024)
+    assert schedule.samples_per_epoch == 9
+    with pytest.raises(Contradiction):
+        Schedule(tokens=10, sequence_length=1024).samples_per_epoch  # noqa: B018
+    with pytest.raises(TrainpaceError, match="sequence length"):
+        Schedule(tokens=10)
+    with pytest.raises(Contradiction):
+        Schedule(tokens=10, sequence_length=2, samples=4)
+
+
+def refusal_of(ask):
+    with pytest.raises(TrainpaceError) as refused:
+        ask()
+    return str(refused.value)
+
+
+def test_what_says_the_size_of_an_epoch_twice_or_not_at_all():
+    assert refusal_of(lambda: Schedule(samples=4, tokens=10, sequence_length=2)) == (
+        "both samples (4) and tokens (10) say how large an epoch is. Give one of them."
+    )
+    assert refusal_of(lambda: Schedule(tokens=10)) == (
+        "tokens need a sequence length to become samples. Add `sequence_length`."
+    )
+    assert refusal_of(lambda: Schedule(tokens=10, sequence_length=1024).samples_per_epoch) == (
+        "10 tokens are less than one sample of 1024 (sequence_length). Give more tokens or a shorter sequence."
+    )
+    assert Schedule(tokens=1024, sequence_length=1024).samples_per_epoch == 1
+    assert refusal_of(lambda: epoch_steps(Schedule(max_steps=3), Execution())) == (
+        "how many samples an epoch has is not known. Add `samples` or `tokens`."
+    )
+    assert refusal_of(lambda: total_steps(Schedule(samples=10), Execution())) == (
+        "the length of the run is not known. Add `epochs` or `max_steps`."
+    )
+
+
+def test_drop_last_that_leaves_nothing_says_so():
+    loader = refusal_of(
+        lambda: epoch_steps(Schedule(samples=10, drop_last=True), Execution(micro_batch=16))
+    )
+    assert loader == (
+        "10 samples do not fill one step: micro-batch 16 x accumulation 1 x data-parallel size 1 = 16 samples, with drop_last."
+        " Use a smaller batch, or keep the last batch."
+    )
+    eight = Execution(micro_batch=4, accumulation=8)
+    trainer = refusal_of(
+        lambda: epoch_steps(Schedule(samples=10, partial_accumulation="drop"), eight)
+    )
+    assert (
+        "micro-batch 4 x accumulation 8 x data-parallel size 1 = 32 samples, with partial accumulation dropped."
+        in trainer
+    )
+
+
+def test_what_is_dropped_is_not_counted_as_seen():
+    """23 samples in micro-batches of 4, three to a step: five full micro-batches and one of 3, so one full step and one more."""
+    execution = Execution(micro_batch=4, accumulation=3)
+    all_of_it = epoch_steps(Schedule(samples=23), execution)
+    assert asdict(all_of_it) == {
+        "steps": 2,
+        "micro_steps_per_rank": 6,
+        "samples_seen": 23,
+        "last_step_samples": 11,
+    }
+    loader = epoch_steps(Schedule(samples=23, drop_last=True), execution)
+    assert asdict(loader) == {
+        "steps": 2,
+        "micro_steps_per_rank": 5,
+        "samples_seen": 20,
+        "last_step_samples": 8,
+    }
+    trainer = epoch_steps(
+        Schedule(samples=23, drop_last=True, partial_accumulation="drop"), execution
+    )
+    assert asdict(trainer) == {
+        "steps": 1,
+        "micro_steps_per_rank": 3,
+        "samples_seen": 12,
+        "last_step_samples": 12,
+    }
+    only_trainer = epoch_steps(Schedule(samples=23, partial_accumulation="drop"), execution)
+    assert asdict(only_trainer) == {
+        "steps": 2,
+        "micro_steps_per_rank": 6,
+        "samples_seen": 23,
+        "last_step_samples": 11,
+    }
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_speed_up_is_above_nothing(ratio):
+    assert refusal_of(lambda: SpeedUp(ratio=ratio)) == f"a speed-up of {ratio} is not above 0."
+    assert SpeedUp(ratio=0.5).share_of_old_time == 2  # slower is a ratio below 1
+
+
+def test_a_global_batch_that_micro_batches_do_not_give():
+    assert accumulation_for_global_batch(64, 32, 2) == 1
+    assert refusal_of(lambda: accumulation_for_global_batch(250, 32, 2)) == (
+        "global batch 250 is not a multiple of micro-batch 32 x data-parallel size 2 = 64."
+        " Nearest global batches: 192 and 256; or a micro-batch that divides 250."
+    )
+    assert "Nearest global batches: 64; or" in refusal_of(
+        lambda: accumulation_for_global_batch(50, 32, 2)
+    )
+    assert "Nearest global batches: 64; or" in refusal_of(
+        lambda: accumulation_for_global_batch(0, 32, 2)
+    )
+
+
+def test_both_rules_for_the_learning_rate():
+    advice = learning_rate_advice(1, 4, 0.1)
+    assert (advice.linear, advice.square_root) == pytest.approx((0.4, 0.2))
+    assert (advice.linear_factor, advice.square_root_factor) == (4, 2)
+    assert (advice.old_global_batch, advice.new_global_batch, advice.learning_rate) == (1, 4, 0.1)
+    factors = learning_rate_advice(1024, 256)
+    assert (factors.linear, factors.square_root, factors.learning_rate) == (None, None, None)
+    assert (factors.linear_factor, factors.square_root_factor) == (0.25, 0.5)
+    assert learning_rate_advice(4, 1, 0.1).linear == pytest.approx(0.025)
+    assert (
+        refusal_of(lambda: learning_rate_advice(256, 0))
+        == "global batches are counts from 1, not 0."
+    )
+    assert (
+        refusal_of(lambda: learning_rate_advice(-3, 256))
+        == "global batches are counts from 1, not -3."
+    )
+    for rate in (0.0, -1.0, float("inf")):
+        assert refusal_of(lambda rate=rate: learning_rate_advice(1, 2, rate)) == (
+            f"the learning rate is {rate}; it must be above 0."
+        )
+
+
+@given(samples, executions())
+def test_every_sample_is_seen_once_without_drop_last(n, execution):
+    epoch = epoch_steps(Schedule(samples=n), execution)
+    assert epoch.samples_seen == n
+    assert epoch.steps == -(-n // execution.global_batch)
+    assert 0 < epoch.last_step_samples <= execution.global_batch
+    assert (epoch.steps - 1) * execution.global_batch + epoch.last_step_samples == n
+
+
+@given(samples, executions())
+def test_dropping_never_adds_steps(n, execution):
+    keep = epoch_steps(Schedule(samples=n), execution).steps
+    for schedule in (
+        Schedule(samples=n, drop_last=True),
+        Schedule(samples=n, drop_last=True, partial_accumulation="drop"),
+    ):
+        try:
+            assert epoch_steps(schedule, execution).steps <= keep
+        except Contradiction:
+            assert n < execution.global_batch or schedule.drop_last
+
+
+@given(samples, executions())
+def test_dropping_everything_partial_is_a_floor(n, execution):
+    assume(n >= execution.global_batch)
+    schedule = Schedule(samples=n, drop_last=True, partial_accumulation="drop")
+    assert epoch_steps(schedule, execution).steps == n // execution.global_batch
+
+
+@given(samples, sizes, sizes, st.integers(1, 8))
+def test_the_same_global_batch_gives_the_same_steps(n, micro, accumulation, ranks):
+    """However it is split into micro-batches, accumulation and ranks."""
+    split = Execution(micro_batch=micro, accumulation=accumulation, nproc_per_node=ranks)
+    whole = Execution(micro_batch=micro * accumulation * ranks)
+    assert split.global_batch == whole.global_batch
+    assert (
+        epoch_steps(Schedule(samples=n), split).steps
+        == epoch_steps(Schedule(samples=n), whole).steps
+    )
+
+
+@given(samples, executions(), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_more_epochs_are_never_fewer_steps(n, execution, a, b):
+    few, many = sorted((a, b))
+    assert total_steps(Schedule(samples=n, epochs=few), execution) <= total_steps(
+        Schedule(samples=n, epochs=many), execution
+    )
+
+
+def test_fractional_epochs_and_max_steps():
+    execution = Execution(micro_batch=10)
+    assert total_steps(Schedule(samples=1000, epochs=0.5), execution) == 50
+    assert total_steps(Schedule(samples=100, epochs=0.1), execution) == 1
+    assert total_steps(Schedule(samples=1000, epochs=3, max_steps=120), execution) == 120
+    assert total_steps(Schedule(max_steps=120), execution) == 120
+    assert total_steps(Schedule(samples=1000, epochs=3, max_steps=1000), execution) == 300
+    # in floating point 55,000.00000000001, and a count that a share of a thousand millionth would change
+    assert total_steps(Schedule(samples=50_000, epochs=1.1), Execution()) == 55_000
+    assert total_steps(Schedule(samples=10**10, epochs=1.0), Execution()) == 10**10
+    assert total_steps(Schedule(samples=10**10 + 1, epochs=1.0), Execution()) == 10**10 + 1
+    # less than a step is one, and a hundredth more than a step is two
+    assert total_steps(Schedule(samples=1000, epochs=1e-12), execution) == 1
+    assert total_steps(Schedule(samples=1000, epochs=0.0101), execution) == 2
+    with pytest.raises(TrainpaceError):
+        total_steps(Schedule(epochs=3), execution)
+
+
+@pytest.mark.parametrize("name", ["samples", "tokens", "sequence_length", "max_steps"])
+def test_counts_are_from_1_to_1e18(name):
+    others = {"sequence_length": 1} if name == "tokens" else {}
+    assert getattr(Schedule(**{name: 10**18}, **others), name) == 10**18
+    for wrong in (0, 10**18 + 1):
+        said = refusal_of(lambda wrong=wrong: Schedule(**{name: wrong}, **others))
+        assert said == f"{name} is {wrong}; it must be a whole number from 1 to 1e18."
+    assert Schedule(epochs=1e18).epochs == 1e18
+    assert refusal_of(lambda: Schedule(epochs=0.0)) == "epochs is 0.0; it must be above 0."
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}]
+)
+def test_impossible_schedules(wrong):
+    with pytest.raises(TrainpaceError):
+        Schedule(**wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp"]
+)
+def test_impossible_executions(name):
+    with pytest.raises(TrainpaceError, match=name):
+        Execution(**{name: 0})

@@ -1,0 +1,555 @@
+"""Machines as the system tells of them: faked trees, a faked psutil, a faked NVML, and this machine."""
+
+import errno
+import os
+import platform
+import socket
+import sys
+import types
+from pathlib import Path
+
+import cpuinfo
+import msgspec
+import psutil
+import pytest
+
+from trainpace.core import records
+from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import filesystem_of
+from trainpace.measure.detection import Machine, detect, detect_cpu, warnings_of
+from trainpace.measure.gpus import Gpu, detect_gpus
+from trainpace.measure.storage import measure_storage
+
+
+def tree(root, files):
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def processors(sockets, name="Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"):
+    return "".join(
+        f"processor\t: {i}\nmodel name\t: {name}\nphysical id\t: {i % sockets}\n\n"
+        for i in range(2 * sockets)
+    )
+
+
+CACHE = "sys/devices/system/cpu/cpu0/cache"
+FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq"
+SERVER = {
+    "proc/cpuinfo": processors(2),
+    "proc/self/cgroup": "0::/\n",
+    "proc/1/cgroup": "0::/init.scope\n",
+    "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
+    f"{FREQUENCY}/base_frequency": "2600000\n",
+    f"{FREQUENCY}/cpuinfo_max_freq": "3700000\n",
+    f"{FREQUENCY}/scaling_governor": "performance\n",
+    f"{CACHE}/index0/level": "1\n",
+    f"{CACHE}/index0/type": "Data\n",
+    f"{CACHE}/index0/size": "32K\n",
+    f"{CACHE}/index1/level": "1\n",
+    f"{CACHE}/index1/type": "Instruction\n",
+    f"{CACHE}/index1/size": "64K\n",
+    f"{CACHE}/index2/level": "2\n",
+    f"{CACHE}/index2/type": "Unified\n",
+    f"{CACHE}/index2/size": "1024K\n",
+    f"{CACHE}/index3/level": "3\n",
+    f"{CACHE}/index3/type": "Unified\n",
+    f"{CACHE}/index3/size": "22M\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch, request):
+    """psutil tells of a server without GPUs; gives what changes some of it."""
+
+    def change(cores=(64, 32), affinity=range(33), memory_gib=377.58, load=0.52, nvml=None):
+        monkeypatch.setattr(
+            psutil, "cpu_count", lambda logical=True: cores[0] if logical else cores[1]
+        )
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(affinity), raising=False)
+        monkeypatch.setattr(
+            psutil, "virtual_memory", lambda: types.SimpleNamespace(total=memory_gib * 2**30)
+        )
+        monkeypatch.setattr(psutil, "getloadavg", lambda: (load, 0.58, 0.59))
+        monkeypatch.setitem(sys.modules, "pynvml", nvml or fake_nvml(init="LibraryNotFound"))
+
+    if request.function not in (test_this_machine, test_pynvml_has_what_is_asked):
+        change()
+        monkeypatch.setattr(cpuinfo, "get_cpu_info", dict)
+    return change
+
+
+def test_a_server(tmp_path):
+    m = detect(tree(tmp_path, SERVER))
+    assert m.cpu.name == "Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"
+    assert (m.cpu.sockets, m.cpu.physical_cores, m.cpu.logical_cores, m.cpu.affinity_cores) == (
+        2,
+        32,
+        64,
+        33,
+    )
+    assert (m.cpu.base_mhz, m.cpu.max_mhz, m.cpu.governor) == (2600, 3700, "performance")
+    assert (m.cpu.l1d_bytes, m.cpu.l2_bytes, m.cpu.l3_bytes) == (32 * 2**10, 2**20, 22 * 2**20)
+    assert m.memory_gib == 377.58
+    assert (m.memory_limit_gib, m.cpu.quota_cores, m.container, m.on_battery) == (
+        None,
+        None,
+        False,
+        None,
+    )
+    assert (m.operating_system, m.kernel, m.load_average) == (
+        "Ubuntu 24.04.1 LTS",
+        platform.release(),
+        0.52,
+    )
+    assert warnings_of(m) == ()
+
+
+def test_the_base_clock_may_be_in_the_name(tmp_path):
+    files = {name: text for name, text in SERVER.items() if not name.endswith("base_frequency")}
+    assert detect_cpu(tree(tmp_path, files)).base_mhz == 2600
+
+
+def test_sockets_are_told_by_sys_first(tmp_path):
+    topology = {
+        f"sys/devices/system/cpu/cpu{i}/topology/physical_package_id": f"{i // 2}\n"
+        for i in range(8)
+    }
+    assert detect_cpu(tree(tmp_path, {**SERVER, **topology})).sockets == 4
+
+
+def test_a_processor_that_linux_does_not_name_is_described_by_py_cpuinfo(tmp_path, monkeypatch):
+    files = {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n\nHardware\t: board\n"}
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Neoverse-N1"})
+    assert detect_cpu(tree(tmp_path / "a", files)).name == "Neoverse-N1"
+    monkeypatch.setattr(
+        cpuinfo,
+        "get_cpu_info",
+        lambda: (_ for _ in ()).throw(Exception("works only on X86 and ARM")),
+    )
+    assert detect_cpu(tree(tmp_path / "b", files)).name == platform.machine()
+
+
+def test_nothing_to_read(tmp_path, monkeypatch, server):
+    server(cores=(None, None))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    m = detect(tmp_path)
+    assert (
+        m.cpu.logical_cores,
+        m.cpu.usable_cores,
+        m.cpu.sockets,
+        m.cpu.l2_bytes,
+        m.container,
+    ) == (None,) * 5
+    assert m.gpus == ()
+    assert m.python
+    assert warnings_of(m) == ()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/a/cpu.max": "400000 100000\n",
+            "sys/fs/cgroup/a/b/memory.max": "8589934592\n",
+            "sys/fs/cgroup/a/memory.max": "17179869184\n",
+        },
+        # a container without a cgroup namespace: the path is the host's, the limits are at the top
+        {
+            "proc/self/cgroup": "0::/kubepods/pod1/x\n",
+            "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            "sys/fs/cgroup/memory.max": "8589934592\n",
+        },
+        {
+            "proc/self/cgroup": "4:memory:/slurm/job\n3:cpu,cpuacct:/slurm/job\n0::/\n",
+            "sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_quota_us": "400000\n",
+            "sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": "8589934592\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    ],
+    ids=["v2", "v2 in a container", "v1"],
+)
+def test_limits_of_the_control_group(tmp_path, files):
+    m = detect(tree(tmp_path, {**SERVER, **files, "proc/1/cgroup": "0::/docker/123\n"}))
+    assert m.cpu.quota_cores == 4
+    assert m.cpu.usable_cores == 4
+    assert m.memory_limit_gib == 8
+    assert warnings_of(m) == (
+        "this process can use 4 of 32 physical cores, because of a CPU quota.",
+        "the container may use 8.0 GiB of the machine's 377.6 GiB.",
+    )
+
+
+def test_a_limit_above_the_memory_is_none(tmp_path):
+    files = {**SERVER, "sys/fs/cgroup/memory.max": str(2**50)}
+    assert detect(tree(tmp_path, files)).memory_limit_gib is None
+
+
+@pytest.mark.parametrize(
+    ("supplies", "expected"),
+    [
+        (
+            {
+                "BAT0/type": "Battery",
+                "BAT0/status": "Discharging",
+                "AC/type": "Mains",
+                "AC/online": "0",
+            },
+            True,
+        ),
+        (
+            {
+                "BAT0/type": "Battery",
+                "BAT0/status": "Charging",
+                "AC/type": "Mains",
+                "AC/online": "1",
+            },
+            False,
+        ),
+        ({"BAT0/type": "Battery", "BAT0/status": "Discharging"}, True),
+        ({"AC/type": "Mains", "AC/online": "1"}, False),
+        ({"mouse/type": "Battery", "mouse/scope": "Device", "mouse/status": "Discharging"}, None),
+    ],
+)
+def test_batteries(tmp_path, supplies, expected):
+    m = detect(tree(tmp_path, {f"sys/class/power_supply/{k}": v for k, v in supplies.items()}))
+    assert m.on_battery is expected
+    assert bool(warnings_of(m)) is (expected is True)
+
+
+# ---- GPUs ----
+
+H200 = Gpu(
+    name="NVIDIA H200",
+    driver="550.90.07",
+    cuda="12.4",
+    memory_gib=143771 / 1024,
+    pcie_generation=5,
+    pcie_generation_max=5,
+    pcie_width=16,
+    pcie_width_max=16,
+    sm_mhz=1980,
+    sm_mhz_max=1980,
+    memory_mhz=3201,
+    memory_mhz_max=3201,
+    power_limit_w=700,
+    power_limit_default_w=700,
+    power_limit_max_w=700,
+    compute_capability="9.0",
+    mig=False,
+    ecc=True,
+    persistence=True,
+    temperature_c=34,
+    performance_state=0,
+    other_processes=0,
+)
+
+
+class FakeError(Exception):
+    pass
+
+
+class LibraryNotFound(FakeError):
+    pass
+
+
+class DriverNotLoaded(FakeError):
+    pass
+
+
+class NoPermission(FakeError):
+    pass
+
+
+ERRORS = {kind.__name__: kind for kind in (LibraryNotFound, DriverNotLoaded, NoPermission)}
+
+
+def fake_nvml(absent=(), init=None, count=1, **changed):
+    """H200s, as pynvml tells of them. `absent` are not supported by the GPU; `init` is the error that asking begins with."""
+
+    def begin():
+        if init:
+            raise ERRORS[init]("Insufficient Permissions")
+
+    device = {
+        "Name": b"NVIDIA H200",
+        "MemoryInfo": types.SimpleNamespace(total=143771 * 2**20),
+        "CurrPcieLinkGeneration": 5,
+        "MaxPcieLinkGeneration": 5,
+        "CurrPcieLinkWidth": 16,
+        "MaxPcieLinkWidth": 16,
+        "PowerManagementLimit": 700000,
+        "PowerManagementDefaultLimit": 700000,
+        "PowerManagementLimitConstraints": [200000, 700000],
+        "CudaComputeCapability": (9, 0),
+        "MigMode": [0, 0],
+        "EccMode": [1, 1],
+        "PersistenceMode": 1,
+        "PerformanceState": 0,
+        "CurrentClocksThrottleReasons": 1,
+        "ComputeRunningProcesses": [types.SimpleNamespace(pid=os.getpid())],
+        "MaxMigDeviceCount": 7,
+        **changed,
+    }
+    clocks = {"SM": (1980, 1980), "MEM": (3201, 3201)}
+
+    def answer(name, value):
+        def function(*_):
+            if name in absent:
+                raise FakeError("Not Supported")
+            return value
+
+        return function
+
+    functions = {f"nvmlDeviceGet{name}": answer(name, value) for name, value in device.items()}
+    return types.SimpleNamespace(
+        NVMLError=FakeError,
+        NVMLError_LibraryNotFound=LibraryNotFound,
+        NVMLError_DriverNotLoaded=DriverNotLoaded,
+        NVML_CLOCK_SM="SM",
+        NVML_CLOCK_MEM="MEM",
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=begin,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"550.90.07",
+        nvmlSystemGetCudaDriverVersion=lambda: 12040,
+        nvmlDeviceGetCount=lambda: count,
+        nvmlDeviceGetHandleByIndex=lambda i: "H200",
+        nvmlDeviceGetClockInfo=lambda _, kind: clocks[kind][0],
+        nvmlDeviceGetMaxClockInfo=lambda _, kind: clocks[kind][1],
+        nvmlDeviceGetTemperature=lambda _, kind: 34,
+        **functions,
+    )
+
+
+def test_gpus_of_a_server():
+    assert detect_gpus(fake_nvml(count=2)) == ((H200, H200), None)
+
+
+def test_nvml_with_figures_that_are_not_supported():
+    absent = (
+        "PowerManagementLimit",
+        "PowerManagementDefaultLimit",
+        "EccMode",
+        "MigMode",
+        "ComputeRunningProcesses",
+        "MemoryInfo",
+    )
+    ((gpu,), _) = detect_gpus(fake_nvml(absent))
+    assert gpu == msgspec.structs.replace(
+        H200,
+        power_limit_w=None,
+        power_limit_default_w=None,
+        ecc=None,
+        mig=None,
+        other_processes=None,
+        memory_gib=None,
+    )
+
+
+def test_nvml_with_mig_and_company():
+    nvml = fake_nvml(
+        MigMode=[1, 1],
+        ComputeRunningProcesses=[types.SimpleNamespace(pid=1), types.SimpleNamespace(pid=2)],
+    )
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda _, i: (
+        "slice" if i < 2 else (_ for _ in ()).throw(FakeError())
+    )
+    nvml.nvmlDeviceGetName = lambda handle: (
+        "NVIDIA H200 MIG 1g.18gb" if handle == "slice" else "NVIDIA H200"
+    )
+    ((gpu,), _) = detect_gpus(nvml)
+    assert gpu == msgspec.structs.replace(
+        H200, mig=True, mig_instances=("1g.18gb", "1g.18gb"), other_processes=2
+    )
+
+
+def test_a_slow_link(tmp_path, server):
+    server(nvml=fake_nvml(CurrPcieLinkGeneration=3, CurrentClocksThrottleReasons=0x8))
+    assert warnings_of(detect(tmp_path)) == (
+        "GPU 0 (NVIDIA H200) runs at PCIe generation 3 of 5.",
+        "the clocks of GPU 0 (NVIDIA H200) are held down by the hardware's slowdown.",
+    )
+
+
+def test_an_idle_laptop(tmp_path, server):
+    absent = (
+        "PowerManagementLimit",
+        "PowerManagementDefaultLimit",
+        "PowerManagementLimitConstraints",
+        "MigMode",
+        "EccMode",
+    )
+    server(
+        nvml=fake_nvml(
+            absent,
+            Name=b"RTX 3090 Laptop",
+            CurrPcieLinkGeneration=1,
+            CurrPcieLinkWidth=8,
+            PerformanceState=8,
+        )
+    )
+    # an idle link of generation 1 says nothing, 8 of 16 lanes do
+    assert warnings_of(detect(tmp_path)) == ("GPU 0 (RTX 3090 Laptop) has 8 of 16 PCIe lanes.",)
+
+
+def test_everything_that_disturbs_a_gpu(tmp_path, server):
+    nvml = fake_nvml(
+        Name="NVIDIA A100-SXM4-80GB",
+        PowerManagementLimit=350000,
+        PowerManagementDefaultLimit=400000,
+        CurrentClocksThrottleReasons=0x24,
+        MigMode=[1, 1],
+        ComputeRunningProcesses=[types.SimpleNamespace(pid=1), types.SimpleNamespace(pid=2)],
+    )
+    slices = ["NVIDIA A100 MIG 3g.40gb", "NVIDIA A100 MIG 1g.10gb"]
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda _, i: (
+        i if i < 2 else (_ for _ in ()).throw(FakeError())
+    )
+    nvml.nvmlDeviceGetName = lambda handle: (
+        slices[handle] if handle in (0, 1) else "NVIDIA A100-SXM4-80GB"
+    )
+    server(nvml=nvml)
+    who = "GPU 0 (NVIDIA A100-SXM4-80GB)"
+    assert warnings_of(detect(tmp_path)) == (
+        f"{who} is limited to 350 W, below its default of 400 W.",
+        f"the clocks of {who} are held down by its power limit and its temperature.",
+        f"{who} is divided into MIG instances (3g.40gb, 1g.10gb), so that a process gets a part of it.",
+        f"2 other programs use {who}.",
+    )
+
+
+@pytest.mark.parametrize("missing", ["LibraryNotFound", "DriverNotLoaded"])
+def test_no_driver_is_no_gpu(missing):
+    assert detect_gpus(fake_nvml(init=missing)) == ((), None)
+
+
+def test_a_driver_that_does_not_answer_is_said(tmp_path, server):
+    server(nvml=fake_nvml(init="NoPermission"))
+    m = detect(tmp_path)
+    assert (m.gpus, m.gpu_problem) == ((), "Insufficient Permissions")
+    assert warnings_of(m) == (
+        "the NVIDIA driver does not show every GPU (Insufficient Permissions).",
+    )
+
+
+def test_a_gpu_that_may_not_be_seen_hides_no_other():
+    nvml = fake_nvml(count=3)
+    nvml.nvmlDeviceGetHandleByIndex = lambda i: (
+        "H200" if i != 1 else (_ for _ in ()).throw(NoPermission("Insufficient Permissions"))
+    )
+    assert detect_gpus(nvml) == ((H200, H200), "GPU 1: Insufficient Permissions")
+
+
+def test_pynvml_has_what_is_asked():
+    import pynvml
+
+    made = fake_nvml()
+    assert [name for name in vars(made) if not hasattr(pynvml, name)] == []
+    assert issubclass(pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError)
+
+
+# ---- warnings that need no GPU ----
+
+
+@pytest.mark.parametrize(
+    ("changed", "files", "word"),
+    [
+        ({"affinity": range(4)}, {}, "4 of 32 physical cores, because of its CPU affinity"),
+        ({}, {f"{FREQUENCY}/scaling_governor": "powersave\n"}, 'governor is "powersave"'),
+        ({"load": 6.7}, {}, "load average is 6.7 on 33"),
+        (
+            {},
+            {"sys/fs/cgroup/memory.max": "8589934592\n"},
+            "this process's control group may use 8.0 GiB",
+        ),
+    ],
+)
+def test_one_thing_is_one_sentence(tmp_path, server, changed, files, word):
+    server(**changed)
+    (sentence,) = warnings_of(detect(tree(tmp_path, {**SERVER, **files})))
+    assert word in sentence
+
+
+# ---- storage ----
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [("/", "ext4"), ("/database", "ext4"), ("/data/x", "btrfs"), ("/data/my disk/x", "nfs4")],
+)
+def test_the_filesystem_of_a_folder(monkeypatch, folder, kind):
+    places = [("/", "ext4"), ("/data", "xfs"), ("/data/my disk", "nfs4"), ("/data", "btrfs")]
+    mounted = [types.SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounted)
+    assert filesystem_of(folder) == kind
+
+
+def test_storage_is_measured_and_leaves_nothing(tmp_path):
+    s = measure_storage(tmp_path, 3 * 2**20 + 1)
+    assert s.size_bytes == 3 * 2**20 + 1
+    assert 0.001 < s.write_gb_per_s < 100
+    assert 0.001 < s.read_gb_per_s < 100
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reads_from_memory_are_said(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise")
+    s = measure_storage(tmp_path, 2**20)
+    assert s.read_from_cache
+    m = msgspec.structs.replace(detect(tmp_path), storage=s)
+    assert "the storage's read speed is probably that of the page cache in memory." in warnings_of(
+        m
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory filesystem here")
+def test_a_memory_filesystem_is_memory():
+    assert measure_storage("/dev/shm", 2**20).read_from_cache
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(errno.ENOSPC, "no room for the 1 MiB"), (errno.EIO, "input/output error")]
+)
+def test_a_disk_that_fails_is_one_sentence(tmp_path, monkeypatch, code, word):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(TrainpaceError, match=word):
+        measure_storage(tmp_path, 2**20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none(tmp_path):
+    with pytest.raises(TrainpaceError, match="no such file"):
+        measure_storage(tmp_path / "none", 2**20)
+    with pytest.raises(TrainpaceError, match="too small"):
+        measure_storage(tmp_path, 0)
+
+
+# ---- this machine ----
+
+
+def test_this_machine():
+    m = detect()
+    assert m.cpu.logical_cores is None or m.cpu.logical_cores >= 1
+    if hasattr(os, "sched_getaffinity"):
+        assert m.cpu.affinity_cores == len(os.sched_getaffinity(0))
+    if hasattr(os, "sysconf"):
+        assert m.memory_gib == pytest.approx(
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, rel=0.01
+        )
+    text = records.to_json(m)
+    assert records.from_json(text, Machine) == m
+    assert isinstance(warnings_of(m), tuple)
+    assert socket.gethostname() not in text
+    assert str(Path.home()) not in text

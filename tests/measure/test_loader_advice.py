@@ -1,0 +1,182 @@
+"""From a measured loader to what to set, and to a plain no."""
+
+from msgspec.structs import replace
+
+from trainpace.core.records import from_json, to_json
+from trainpace.measure.loader_measurement import (
+    LoaderCost,
+    LoaderMeasurement,
+    LoaderPoint,
+    SampleCost,
+    Stage,
+    advise,
+    batch_ms,
+)
+from trainpace.report.loader import loader_json, next_step, verdict
+
+COST = LoaderCost(
+    sample_wall_ms=5, sample_cpu_ms=5, collate_ms=0, batch_size=10, send_ms=0, handover_ms=0
+)
+
+
+def point(workers, ms, startup_s=0.0):
+    return LoaderPoint(
+        workers=workers,
+        batch_size=10,
+        prefetch_factor=2 if workers else None,
+        pin_memory=False,
+        batch_ms=ms,
+        interval_ms=None,
+        predicted_ms=None,
+        startup_s=startup_s,
+        runs=1,
+    )
+
+
+def measurement(cost=COST, cores=4.0, given=None, startup_s=0.0, stages=()):
+    return LoaderMeasurement(
+        target="mine.py:data",
+        dataset="Data",
+        length=1000,
+        batch_size=10,
+        drop_last=False,
+        given_workers=given,
+        given_persistent=False,
+        is_task=False,
+        cores=cores,
+        memory_gib=8.0,
+        sample=SampleCost(
+            samples=8, wall_ms=cost.sample_wall_ms, cpu_ms=cost.sample_cpu_ms, first_ms=5.0
+        ),
+        cost=cost,
+        points=tuple(point(w, batch_ms(cost, w, cores), startup_s if w else 0.0) for w in range(6)),
+        variants=(),
+        stages=stages,
+        notes=(),
+        environment={},
+    )
+
+
+def test_data_bound_gets_the_fewest_workers_that_hide_it():
+    m = measurement()
+    a = advise(m, compute_ms=24, compute_cores=1)
+    assert (a.workers_now, a.now_ms) == (0, 74)
+    assert a.workers == 2  # 50 / 2 = 25, within 5 % of the 24 of the compute
+    assert a.step_ms == 25
+    assert a.saved_s_per_epoch == 4.9  # 100 steps of 49 ms
+    assert "68%" in verdict(m, a)
+    assert "saves 4.9 s an epoch (66%)" in verdict(m, a)
+    assert "num_workers=2" in next_step(m, a)
+
+
+def test_compute_bound_is_told_no():
+    m = measurement(given=1)
+    a = advise(m, compute_ms=200, compute_cores=1)
+    assert (a.workers, a.worth_it) == (1, False)
+    assert "No: other numbers of workers save nothing" in verdict(m, a)
+    assert next_step(m, a).startswith("Next: nothing to gain")
+
+
+def test_a_small_gain_is_named_and_refused():
+    cost = replace(COST, sample_wall_ms=0.3, sample_cpu_ms=0.3)
+    m = measurement(cost)
+    a = advise(m, compute_ms=100, compute_cores=1)
+    assert not a.worth_it
+    assert "No: other numbers of workers save nothing" in verdict(
+        m, a
+    )  # 3 % of a step: none is within 5 % of the best
+    a = advise(m, compute_ms=57, compute_cores=1)
+    assert (a.workers, a.worth_it) == (0, False)
+    assert "No: other numbers of workers save 300 ms an epoch (5%)" in verdict(m, a)
+
+
+def test_the_start_of_workers_is_paid_every_epoch():
+    m = measurement(startup_s=10.0)
+    a = advise(m, compute_ms=24, compute_cores=1)
+    assert a.saved_s_per_epoch < 0
+    assert (a.workers, a.worth_it) == (0, False)
+    brief = advise(measurement(startup_s=0.2), compute_ms=24, compute_cores=1)
+    assert brief.worth_it
+    assert brief.keep_workers
+    assert "persistent_workers=True" in next_step(m, brief)
+
+
+def test_fewer_workers_are_advised_where_cores_are_short():
+    m = measurement(cores=2.0, given=5)
+    a = advise(m)
+    assert a.workers == 2
+    assert a.limit == "cores"
+
+
+def test_workers_are_not_given_up_for_a_loader_alone():
+    """Loading a batch by itself is fastest in the process that wants it, but then nothing is loaded while it computes."""
+    cost = LoaderCost(
+        sample_wall_ms=0.01,
+        sample_cpu_ms=0.01,
+        collate_ms=0.1,
+        batch_size=10,
+        send_ms=1,
+        handover_ms=1,
+    )
+    m = measurement(cost, given=2)
+    assert advise(m).workers == 2
+    assert advise(m, compute_ms=0.0).workers == 0
+    alone = measurement(cost)
+    assert advise(alone).workers == 0
+    assert "give --compute-ms" in next_step(alone, advise(alone))
+
+
+def test_precomputing_what_costs_nothing_is_not_advised():
+    stages = (Stage(name="__getitem__", kind="function", wall_ms=0.01, offline=True),)
+    m = measurement(replace(COST, sample_wall_ms=0.01, sample_cpu_ms=0.01), stages=stages)
+    assert "precompute" not in next_step(m, advise(m))
+
+
+def test_the_measured_time_counts_and_not_the_predicted():
+    m = measurement()
+    slower = replace(m, points=tuple(replace(p, batch_ms=p.batch_ms * 2) for p in m.points))
+    assert advise(slower, 24, 1).step_ms_by_workers[1] == 100
+
+
+def test_precomputing_is_named_where_it_would_help():
+    stages = (
+        Stage(name="load", kind="", wall_ms=4.0, random=False, offline=True),
+        Stage(name="Flip", kind="transform", wall_ms=1.0, random=True),
+    )
+    m = measurement(stages=stages)
+    a = advise(m, compute_ms=5, compute_cores=1)
+    assert (a.offline_ms, a.offline_share) == (4.0, 0.8)
+    assert "precompute, which could save up to 4 ms (80%)" in next_step(m, a)
+    assert "precompute" not in next_step(m, advise(m, compute_ms=500, compute_cores=1))
+
+
+def test_records_survive_json():
+    m = measurement(stages=(Stage(name="load", kind="", wall_ms=4.0),))
+    assert from_json(to_json(m), LoaderMeasurement) == m
+    assert loader_json(m, advise(m))["samples_per_second"]["1"] == 200.0
+
+
+def test_a_step_that_waits_is_never_sent_to_the_compute():
+    """The workers' start takes more than they save, and every part of a sample is random."""
+    flip = Stage(name="Flip", kind="transform", wall_ms=5.0, random=True)
+    for stages, said in (
+        ((flip,), "make Flip cheaper: it is 100% of a sample"),
+        ((), "make a sample cheaper"),
+    ):
+        m = measurement(startup_s=10.0, stages=stages)
+        a = advise(m, compute_ms=2, compute_cores=1)
+        assert (a.workers, a.worth_it) == (0, False)
+        assert a.now_ms > 20 * 2  # 96 % of it are waiting
+        assert said in next_step(m, a)
+        assert "look at the compute" not in next_step(m, a)
+
+
+def test_the_dataset_behind_a_wrapper_is_named():
+    stages = (
+        Stage(name="Photos inside Crops", kind="dataset", wall_ms=4.0, random=False, offline=True),
+        Stage(name="the rest of __getitem__", kind="", wall_ms=0.1, random=True),
+    )
+    m = measurement(startup_s=10.0, stages=stages)
+    assert "trainpace precompute of Photos inside Crops as a dataset of its own" in next_step(
+        m, advise(m, 2, 1)
+    )

@@ -1,0 +1,356 @@
+"""Planted costs within a sample, found where they are."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate as collate
+
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.measure.loader_stages import (
+    OTHER,
+    REST,
+    dataset_stages,
+    function_stages,
+    is_random,
+    transform_stages,
+)
+from trainpace.measure.loader_timing import (
+    LoaderTarget,
+    Setting,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    loader_failure,
+    run_loader,
+    sample_cost,
+)
+from trainpace.shards.determinism import same, states
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+class Compose:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+    def __call__(self, x):
+        for transform in self.transforms:
+            x = transform(x)
+        return x
+
+
+class Burn:
+    def __init__(self, ms):
+        self.ms = ms
+
+    def __call__(self, x):
+        burn(self.ms / 1e3)
+        return x + 1
+
+
+class Noise:
+    def __call__(self, x):
+        return x + torch.rand(x.shape)
+
+
+class OwnGenerator:
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, x):
+        return x * self.generator.random()
+
+
+class Data:
+    def __init__(self, transform=None, sleep_ms=0.0, burn_ms=0.0, target_transform=None, length=40):
+        self.transform, self.target_transform = transform, target_transform
+        self.sleep_ms, self.burn_ms, self.length = sleep_ms, burn_ms, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.length:
+            raise IndexError(i)
+        time.sleep(self.sleep_ms / 1e3)
+        burn(self.burn_ms / 1e3)
+        x, y = torch.full((4,), float(i)), i
+        x = self.transform(x) if self.transform else x
+        return x, self.target_transform(y) if self.target_transform else y
+
+
+def target_of(dataset):
+    return LoaderTarget("mine.py:data", dataset, len(dataset), collate, 4, False)
+
+
+def test_waiting_and_computing_are_told_apart():
+    cost = sample_cost(target_of(Data(sleep_ms=6, burn_ms=2)), range(10), 8.0, passes=2)
+    assert cost.cpu_ms == pytest.approx(2, rel=0.3)
+    assert cost.wall_ms >= 8
+    assert cost.wait_ms >= 5
+    assert cost.cold_wall_ms is None
+    assert "in memory" in cost.note
+
+
+def test_files_are_noticed_and_read_cold(tmp_path):
+    class Files(Data):
+        def __getitem__(self, i):
+            return torch.from_numpy(np.load(tmp_path / f"{i}.npy"))
+
+    for i in range(10):
+        np.save(tmp_path / f"{i}.npy", np.zeros(100_000, np.uint8))
+    cost = sample_cost(target_of(Files(length=10)), range(10), 1.0, passes=2)
+    assert cost.files == 1
+    assert cost.file_bytes == pytest.approx(100_128)
+    assert (cost.cold_wall_ms is not None) or "page cache" in cost.note
+    assert cost.fetch_ms is None or cost.fetch_ms >= 0
+
+
+class Wrapper(torch.utils.data.Dataset):
+    """Random by itself, over a dataset that need not be."""
+
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
+
+    def __len__(self):
+        return len(self.wrapped)
+
+    def __getitem__(self, i):
+        x, y = self.wrapped[i]
+        return x + torch.rand(x.shape), y
+
+
+class Inner(Data, torch.utils.data.Dataset):
+    pass
+
+
+def test_datasets_side_by_side_have_chains_of_their_own():
+    parts = [Inner(Compose(Burn(2), Noise()), length=4) for _ in range(6)]
+    rest, burned, noise = transform_stages(
+        target_of(torch.utils.data.ConcatDataset(parts)), range(24)
+    )
+    assert (rest.name, burned.name, noise.name) == (REST, "Burn", "Noise")
+    assert burned.cpu_ms == pytest.approx(2, rel=0.3)  # all six, together
+    assert (burned.offline, noise.offline, noise.random) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        Wrapper,
+        lambda data: torch.utils.data.Subset(Wrapper(data), range(8)),
+        lambda data: Wrapper(torch.utils.data.Subset(data, range(8))),
+        lambda data: torch.utils.data.ConcatDataset([Wrapper(data), Wrapper(data)]),
+        lambda data: Wrapper(torch.utils.data.ConcatDataset([data, data])),
+    ],
+)
+def test_a_deterministic_dataset_behind_random_wrappers_is_found(wrap):
+    inner, *_, rest = dataset_stages(target_of(wrap(Inner(burn_ms=3, length=16))), range(8), 3.2)
+    assert inner.kind == "dataset"
+    assert " inside " in inner.name
+    assert inner.offline
+    assert not rest.offline
+    assert inner.wall_ms > 2
+    assert inner.wall_ms + rest.wall_ms == pytest.approx(3.2)
+
+
+def test_a_wrapper_over_what_is_random_itself_has_nothing_for_offline():
+    assert dataset_stages(target_of(Wrapper(Inner(Noise(), burn_ms=1))), range(4), 1.0) == ()
+    assert (
+        dataset_stages(
+            target_of(torch.utils.data.Subset(Inner(burn_ms=1), range(4))), range(4), 1.0
+        )
+        == ()
+    )  # all of it can be
+    assert dataset_stages(target_of(Data(Noise())), range(4), 1.0) == ()
+
+
+def test_the_transforms_are_ranked_and_the_random_ones_marked():
+    data = Data(
+        Compose(Burn(1), Compose(Burn(4), Noise()), Burn(2)),
+        burn_ms=3,
+        target_transform=lambda y: y + 1,
+    )
+    before = list(data.transform.transforms)
+    stages = transform_stages(target_of(data), range(12), passes=2)
+    assert [s.name for s in stages[:5]] == [REST, "Burn", "Burn", "Noise", "Burn"]
+    assert stages[5].kind == "target_transform"
+    assert [s.cpu_ms for s in stages[:3]] == pytest.approx([3, 1, 4], rel=0.35)
+    assert stages[4].cpu_ms == pytest.approx(2, rel=0.35)
+    assert [s.random for s in stages] == [False, False, False, True, False, False]
+    assert [s.offline for s in stages] == [True, True, True, False, False, True]
+    assert data.transform.transforms == before  # put back
+
+
+def test_a_random_number_outside_the_transforms_keeps_all_online():
+    class Crops(Data):
+        def __getitem__(self, i):
+            return self.transform(torch.full((4,), random.random()))
+
+    stages = transform_stages(target_of(Crops(Compose(Burn(0.1)))), range(8))
+    assert [s.random for s in stages] == [True, False]
+    assert not any(s.offline for s in stages)
+
+
+def test_a_generator_of_its_own_is_random():
+    stages = transform_stages(target_of(Data(OwnGenerator())), range(8))
+    assert [(s.name, s.random) for s in stages] == [(REST, False), ("OwnGenerator", True)]
+
+
+def test_the_random_states_are_left_alone_by_the_trials():
+    torch.manual_seed(3)
+    before = states()
+    assert is_random(target_of(Data(Noise())), 0)
+    assert not is_random(target_of(Data(Burn(0))), 0)
+    assert states() == before
+
+
+def test_functions_are_ranked_where_there_are_no_transforms():
+    def decode(i):
+        burn(0.004)
+        return torch.zeros(3) + i
+
+    class Plain(Data):
+        def __getitem__(self, i):
+            time.sleep(0.008)
+            return decode(i)
+
+    target = target_of(Plain())
+    assert transform_stages(target, range(8)) == ()
+    stages = function_stages(target, range(8), 12.0, random=False)
+    assert sum(s.wall_ms for s in stages) == pytest.approx(12, rel=0.03)
+    assert "time.sleep in __getitem__" in [s.name for s in stages[:2]]
+    # wall time: a busy machine moves the shares of 8 ms asleep and 4 ms at work
+    assert 2 < sum(s.wall_ms for s in stages if "burn" in s.name) < 10
+    assert all(s.offline for s in stages if s.name != OTHER)
+
+
+def test_a_sample_that_raises_is_named():
+    class Broken(Data):
+        def __getitem__(self, i):
+            if i == 3:
+                raise KeyError("no such label")
+            return torch.zeros(1)
+
+    with pytest.raises(
+        UserCodeError,
+        match=r"sample 3 cannot be had: the dataset raised KeyError at .* line \d+: 'no such label'",
+    ):
+        first_pass(target_of(Broken()), choose(40, 0), 1.0)
+
+
+def test_the_chosen_samples_are_distinct_and_within():
+    for length in (1, 3, 8, 600, 10**9):
+        indices = choose(length, 0)
+        assert len(set(indices)) == len(indices) == min(length, 512)
+        assert max(indices) < length
+        assert indices[0] == 0
+
+
+def test_equality_sees_every_kind():
+    tensor, array = torch.tensor([1.0, float("nan")]), np.arange(3)
+    assert same((tensor, {"a": [array]}, "x"), (tensor.clone(), {"a": [array.copy()]}, "x"))
+    assert not same((tensor, 1), (tensor, 2))
+    assert not same(array, array.astype(np.int32))
+    assert not same([1], (1,))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def data(): return []", "is a dataset of no samples"),
+        ("def data(): return 3", "is of type int, which is no dataset"),
+        ("def data(): return {'a': 1}", "is of type dict"),
+        (
+            "import torch.utils.data as d\nclass I(d.IterableDataset):\n  def __iter__(self): return iter([1])\ndef data(): return I()",
+            "IterableDataset",
+        ),
+        (
+            "import torch.utils.data as d\ndef data(): return d.DataLoader([1, 2], batch_size=None)",
+            "has no batch size",
+        ),
+        ("data = 3", "is of type int"),
+    ],
+)
+def test_what_is_no_dataset_is_said(tmp_path, code, said):
+    file = tmp_path / "bad_target.py"
+    file.write_text(code)
+    with pytest.raises(TrainpaceError, match=said):
+        load_target(f"{file}:data")
+
+
+def test_a_dataloader_brings_its_settings(tmp_path):
+    file = tmp_path / "with_loader.py"
+    file.write_text(
+        "import torch.utils.data as d\ndef f(samples): return samples\n"
+        "def data(): return d.DataLoader(list(range(9)), 4, num_workers=1, drop_last=True, collate_fn=f, prefetch_factor=3)"
+    )
+    target = load_target(f"{file}:data")
+    assert (target.batch_size, target.drop_last, target.given_workers, target.prefetch_factor) == (
+        4,
+        True,
+        1,
+        3,
+    )
+    assert target.collated([1]) == [1]
+    assert load_target(f"{file}:data", 2).batch_size == 2
+
+
+def test_samples_that_do_not_collate_are_said():
+    target = target_of(Data())
+    with pytest.raises(UserCodeError, match="2 samples do not make a batch"):
+        target.collated([torch.zeros(2), torch.zeros(3)])
+
+
+def test_a_waiting_loader_gains_by_workers():
+    target = target_of(Data(sleep_ms=5))
+    cost = loader_cost(target, 5.0, 0.0, range(8), 4)
+    alone = run_loader(target, Setting(0, 4), range(8), 0.2, 20)
+    two = run_loader(target, Setting(2, 4), range(8), 0.2, 10)
+    assert alone.batch_ms >= 20
+    assert two.batch_ms < 0.8 * alone.batch_ms
+    assert cost.batch_size == 4
+    assert cost.collate_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "sentence"),
+    [
+        (
+            EOFError(),
+            1,
+            "a worker of the DataLoader with 1 worker exited unexpectedly (EOFError: no message)",
+        ),
+        (
+            ConnectionResetError(104, "Connection reset by peer"),
+            2,
+            "a worker of the DataLoader with 2 workers exited unexpectedly "
+            "(ConnectionResetError: [Errno 104] Connection reset by peer)",
+        ),
+        (
+            EOFError("Caught EOFError in DataLoader worker process 0.\nEOFError: no data left"),
+            2,
+            "the DataLoader with 2 workers raised EOFError: EOFError: no data left",
+        ),
+        (
+            EOFError("no data left"),
+            0,
+            "the DataLoader with no workers raised EOFError: no data left",
+        ),
+        (
+            RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+            1,
+            "the DataLoader with 1 worker raised RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+        ),
+    ],
+)
+def test_a_worker_that_died_is_told_from_one_that_raised(error, workers, sentence):
+    assert loader_failure(error, workers) == sentence

@@ -1,0 +1,267 @@
+"""The climb over a made world: what helps is kept, what does not is undone and does not carry over."""
+
+import pytest
+from msgspec.structs import replace
+
+from ladder_world import LOSSES, World, ladder, result, rung
+from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.records import from_json, to_json
+from trainpace.job import Schedule
+from trainpace.run.climbing import END_TO_END, climb, preview
+from trainpace.run.ladder_results import LadderResult, rows_of
+from trainpace.run.trial import FailedTrial
+
+
+def by(setup):
+    """100 ms; workers halve it, bf16 makes it worse, shards divide it by ten, a larger micro-batch saves a little more."""
+    ms = 100.0
+    ms /= 2 if setup.loader.workers else 1
+    ms *= 2 if setup.execution.precision == "amp_bf16" else 1
+    ms /= 10 if setup.loader.shards else 1
+    return ms * {16: 1.0, 8: 1.5, 4: 2.0}[setup.execution.micro_batch]
+
+
+def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
+    world = World(by)
+    found = climb(
+        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")),
+        world.actions(),
+    )
+    assert [r.kept for r in found.rungs] == [True, False, True]
+    assert found.rungs[1].reason.startswith("slower: 0.50x")
+    setup, measured = found.kept
+    assert (setup.execution.precision, setup.loader.workers, setup.loader.shards) == (
+        "fp32",
+        2,
+        "shards",
+    )
+    assert measured.step_time_ms == 5
+    assert world.precomputed == ["train.py:photos"]
+    assert found.finished
+    assert world.kept[-1] == found
+
+
+def test_the_best_of_alternatives_is_kept():
+    start = ladder(rung("micro-batch", micro_batch=(4, 16, 8)))
+    start = replace(
+        start,
+        start=replace(
+            start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4)
+        ),
+    )
+    found = climb(start, World(by).actions())
+    assert found.rungs[0].chosen == 1
+    assert found.kept[0].execution.micro_batch == 16
+
+
+def test_alternatives_that_cannot_be_are_left_out_and_a_rung_of_none_is_undone():
+    found = climb(
+        ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)),
+        World(by).actions(),
+    )
+    assert not found.rungs[0].kept
+    assert "does not divide" in found.rungs[0].reason
+    assert found.rungs[1].chosen == 1
+    assert "does not divide" in found.rungs[1].tried[0].failure
+
+
+def test_a_rung_that_diverges_is_undone_however_fast():
+    def ms_of(setup):
+        if setup.execution.precision != "amp_bf16":
+            return 100.0
+        return result(10.0, [loss + 0.5 * i / 40 for i, loss in enumerate(LOSSES)])
+
+    found = climb(ladder(rung("bf16", precision="amp_bf16")), World(ms_of).actions())
+    assert not found.rungs[0].kept
+    assert found.rungs[0].losses.verdict == "diverges"
+    assert found.rungs[0].gain.faster
+
+
+@pytest.mark.parametrize("kind", ["timed out", "out of memory", "failed", "misuse"])
+def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
+    def ms_of(setup):
+        return FailedTrial(kind=kind, reason="it went wrong.") if setup.loader.workers else 100.0
+
+    found = climb(ladder(rung("workers", workers=2), rung("shards")), World(ms_of).actions())
+    assert not found.rungs[0].kept
+    assert found.rungs[0].reason == f"{kind}: it went wrong."
+    assert found.rungs[1].tried[0].setup.loader.workers == 0
+
+
+def test_a_baseline_that_fails_ends_it():
+    with pytest.raises(UserCodeError, match="the baseline cannot be measured: no disk"):
+        climb(
+            ladder(rung("shards")),
+            World(lambda _: FailedTrial(kind="failed", reason="no disk.")).actions(),
+        )
+
+
+def test_shards_that_cannot_be_made_undo_their_rung():
+    world = World(by)
+    actions = world.actions()._replace(
+        precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full."))
+    )
+    found = climb(ladder(rung("shards"), rung("workers", workers=1)), actions)
+    assert [r.kept for r in found.rungs] == [False, True]
+    assert "the disk is full" in found.rungs[0].reason
+
+
+def test_close_times_are_measured_again_in_turn():
+    world = World(lambda setup: 98.0 if setup.loader.workers else 100.0)
+    found = climb(ladder(rung("workers", workers=1)), world.actions())
+    again = [(s.loader.workers, name) for s, _, name in world.tried if "again" in name]
+    assert [workers for workers, _ in again] == [0, 1, 0, 1]
+    assert found.rungs[0].gain.trials == 5
+    assert len(found.rungs[0].best.measured.trials_ms) == 3
+
+
+def test_the_first_and_the_last_setup_are_measured_in_turn_in_the_end():
+    """The machine is slow in the first two trials, the baseline's: the rungs' product says more than both setups in turn."""
+    trials = iter(range(100))
+
+    def ms_of(setup):
+        return (2.0 if next(trials) < 2 else 1.0) * by(setup)
+
+    world = World(ms_of)
+    found = climb(ladder(rung("workers", workers=2), rung("shards")), world.actions())
+    ends = [
+        (setup.loader.workers, setup.loader.shards)
+        for setup, _, name in world.tried
+        if name.startswith(END_TO_END)
+    ]
+    assert ends == [(0, None), (2, "shards")] * 2
+    assert found.end_to_end.first_ms == (100.0, 100.0)
+    assert found.end_to_end.last_ms == (5.0, 5.0)
+    assert found.end_to_end.gain.ratio == pytest.approx(20)
+    assert rows_of(found)[-1].total == pytest.approx(40)
+
+
+def test_a_last_setup_that_fails_in_the_end_leaves_the_product():
+    world = World(by)
+    plain = world.try_it
+
+    def try_it(setup, seed, name):
+        failed = name.startswith(END_TO_END) and setup.loader.shards
+        return FailedTrial(kind="failed", reason="no disk.") if failed else plain(setup, seed, name)
+
+    world.try_it = try_it
+    found = climb(ladder(rung("workers", workers=2), rung("shards")), world.actions())
+    assert found.finished
+    assert found.end_to_end is None
+    assert world.said[-1] == "one of them failed: the total is the product of the rungs' speed-ups"
+
+
+def test_one_rung_that_was_kept_is_the_whole_and_not_measured_again():
+    world = World(by)
+    found = climb(
+        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16")), world.actions()
+    )
+    assert found.end_to_end is None
+    assert not [name for _, _, name in world.tried if name.startswith(END_TO_END)]
+
+
+def test_the_baseline_is_measured_with_two_seeds():
+    world = World(by)
+    climb(ladder(rung("workers", workers=1), seed=7), world.actions())
+    assert [seed for _, seed, _ in world.tried] == [7, 8, 7]
+
+
+def test_it_stops_early_only_when_asked():
+    rungs = (rung("bf16", precision="amp_bf16"), rung("workers", workers=2))
+    assert len(climb(ladder(*rungs), World(by).actions()).rungs) == 2
+    early = climb(ladder(*rungs), World(by).actions(), stop_early=True)
+    assert len(early.rungs) == 1
+    assert not early.finished
+    assert "bf16" in early.stopped
+
+
+def test_an_interrupted_climb_goes_on_where_it_was():
+    rungs = (rung("workers", workers=2), rung("shards"), rung("bf16", precision="amp_bf16"))
+    world = World(by)
+    world.try_it = _interrupted_at(world.try_it, 4)
+    with pytest.raises(KeyboardInterrupt):
+        climb(ladder(*rungs), world.actions())
+    state = from_json(to_json(world.kept[-1]), LadderResult)
+    assert [r.title for r in state.rungs] == ["workers"]
+    second = World(by)
+    found = climb(ladder(*rungs), second.actions(), state)
+    assert [name for _, _, name in second.tried if not name.startswith(END_TO_END)] == [
+        "shards-0",
+        "bf16-0",
+    ]
+    assert found == replace(
+        climb(ladder(*rungs), World(by).actions()), rungs=found.rungs, baseline=found.baseline
+    )
+
+
+def _interrupted_at(try_it, count):
+    left = iter(range(count - 1))
+
+    def inner(*arguments):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return try_it(*arguments)
+
+    return inner
+
+
+def test_only_what_is_the_same_is_taken_up():
+    rungs = (rung("workers", workers=2), rung("shards"))
+    done = climb(ladder(*rungs), World(by).actions())
+    for other in (
+        ladder(rung("workers", workers=(1, 2)), rungs[1]),  # other settings
+        ladder(rungs[1], rungs[0]),  # on top of something else
+    ):
+        world = World(by)
+        climb(other, world.actions(), done)
+        assert {name for _, _, name in world.tried} >= {"shards-0"} or "workers-1" in str(
+            world.tried
+        )
+        assert "baseline" not in {name for _, _, name in world.tried}
+    world = World(by)
+    climb(replace(ladder(*rungs), seconds=1.0), world.actions(), done)  # another kind of trial
+    assert len([name for _, _, name in world.tried if not name.startswith(END_TO_END)]) == 4
+    world = World(by)
+    assert climb(ladder(*rungs), world.actions(), done) == done
+    assert world.tried == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"), [("timed out", 0), ("out of memory", 0), ("misuse", 1), ("failed", 1)]
+)
+def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
+    rungs = ladder(rung("workers", workers=2))
+    failing = World(lambda s: FailedTrial(kind=kind, reason="x.") if s.loader.workers else 100.0)
+    done = climb(rungs, failing.actions())
+    world = World(by)
+    assert climb(rungs, world.actions(), done).rungs[0].kept == bool(again)
+    assert len(world.tried) == again
+
+
+def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compared():
+    world = World(lambda setup: 100.0 if setup.execution.global_batch == 16 else 200.0)
+    found = climb(
+        ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True),
+        world.actions(),
+    )
+    assert found.rungs[0].kept
+    assert found.rungs[0].gain.ratio == pytest.approx(2)
+    assert found.rungs[0].losses.verdict == "not compared"
+
+
+def test_every_measured_alternative_goes_into_the_journal():
+    world = World(by)
+    climb(ladder(rung("micro", micro_batch=(4, 8)), job=Schedule(max_steps=10)), world.actions())
+    assert [t.setup.execution.micro_batch for t in world.journal] == [16, 4, 8]
+
+
+def test_a_dry_run_tries_nothing():
+    world = World(by)
+    ahead = preview(
+        ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))),
+        world.actions(),
+    )
+    assert world.tried == world.precomputed == []
+    assert [a.title for a in ahead] == ["baseline", "shards", "five", "workers"]
+    assert ahead[2].attempts[0].failure
+    assert [len(a.attempts) for a in ahead] == [1, 1, 1, 2]

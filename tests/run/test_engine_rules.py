@@ -1,0 +1,86 @@
+"""What an engine cannot do is said before anything starts; the engine that an execution gets can do it."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.execution import Execution
+from trainpace.run.trial import LoaderSettings, Trial, check_engine, engine_for
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["fp32", "amp_bf16", "bf16"]),
+)
+def test_every_execution_gets_an_engine_that_has_it(ranks, stage, optimizer, parameters, precision):
+    assume(stage >= 1 or not optimizer)
+    assume(stage == 3 or not parameters)
+    e = Execution(
+        nproc_per_node=ranks,
+        zero_stage=stage,
+        offload_optimizer=optimizer,
+        offload_parameters=parameters,
+        precision=precision,
+    )
+    check_engine(engine_for(e), e)
+
+
+@pytest.mark.parametrize(
+    ("engine", "execution", "says"),
+    [
+        ("plain", {"nproc_per_node": 2}, "not 2 ranks"),
+        ("ddp", {"nproc_per_node": 2, "zero_stage": 2}, "no ZeRO stage 2"),
+        ("fsdp2", {"zero_stage": 1}, "no ZeRO stage 1"),
+        ("fsdp2", {"zero_stage": 3, "precision": "amp_fp16"}, "gradient scaler"),
+        ("fsdp2", {"zero_stage": 3, "offload_optimizer": True}, "together"),
+        ("deepspeed", {"zero_stage": 2, "offload_parameters": True}, "stage 3"),
+        ("deepspeed", {"zero_stage": 0, "offload_optimizer": True}, "stage 1 on"),
+        ("deepspeed", {"nproc_per_node": 4, "zero_stage": 3, "shard_size": 2}, "over all ranks"),
+        ("deepspeed", {"zero_stage": 3, "reshard_after_forward": False}, "keep gathered"),
+        ("ddp", {"nproc_per_node": 2, "tp": 2}, "tp 2"),
+        ("ddp", {"engine": "data_parallel"}, "DataParallel"),
+        ("ddp", {"offload_parameters": True}, "offloads nothing"),
+        ("plain", {"activation_checkpointing": "selective"}, "selectively"),
+        ("plain", {"precision": "fp8"}, "fp8"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(engine, execution, says):
+    with pytest.raises(Contradiction, match=says) as caught:
+        check_engine(engine, Execution(**execution))
+    assert caught.value.hint
+
+
+def test_the_rules_need_no_torch_and_no_engine():
+    code = "import sys, trainpace.run.trial; print(sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert not any(f"'{name}'" in loaded for name in ("torch", "lightning", "deepspeed"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"warmup_steps": -1},
+        {"steps": 0},
+        {"seconds": 0.0},
+        {"seconds": float("inf")},
+        {"threads_per_process": 0},
+    ],
+)
+def test_a_trial_that_cannot_be(wrong):
+    with pytest.raises(TrainpaceError):
+        Trial(task="m.py:task", execution=Execution(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"workers": -1}, {"workers": 1, "prefetch_factor": 0}])
+def test_a_loader_that_cannot_be(wrong):
+    with pytest.raises(TrainpaceError):
+        LoaderSettings(**wrong)

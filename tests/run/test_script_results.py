@@ -1,0 +1,52 @@
+"""What a trial of a script says, of trails as the recorder leaves them on a GPU."""
+
+import pytest
+
+from trainpace.run.script_trial import ScriptTrial, _does_otherwise, _result, _steps
+from trainpace.watch import COMMAND_FILE, read_processes, read_recording
+from trainpace.watch.inside.trail import FORWARD, PARTS, TRIALS, Step, TrailWriter
+
+
+def recorded(folder, samples=16, notes=()):
+    for rank in range(2):
+        trail = TrailWriter(
+            str(folder / f"process-{rank}-here.trail"),
+            {
+                "role": "process",
+                "pid": rank,
+                "host": "here",
+                "rank": rank,
+                "world_size": 2,
+                "cpus": 2,
+            },
+        )
+        parts = [0] * len(PARTS)
+        parts[FORWARD] = 10_000_000
+        for i in range(20):
+            at = i * parts[FORWARD]
+            plain = TRIALS.index("plain")
+            trail.step(
+                Step(plain, 1, i, at, at + parts[FORWARD], samples, 3.0 + rank, 0.0, tuple(parts))
+            )
+        for note in notes:
+            trail.note(note)
+        trail.flush()
+    (folder / COMMAND_FILE).write_text('{"command": ["x"], "seconds": 1.0, "exit_code": 0}')
+    return read_recording(folder), read_processes(folder)
+
+
+@pytest.mark.parametrize(("notes", "peak"), [((), None), (({"peak_allocated_gib": 1.5},), 1.5)])
+def test_what_the_allocator_holds_is_not_what_tensors_hold(notes, peak, tmp_path):
+    recording, processes = recorded(
+        tmp_path, notes=({"accelerator": "NVIDIA A100-SXM4-80GB"}, *notes)
+    )
+    steps = _steps(processes[0])
+    result = _result(recording, processes, steps, steps[5:], 0.0, 1.0)
+    assert (result.peak_memory_gib, result.reserved_memory_gib) == (peak, 4.0)
+    assert result.environment["gpu"] == "NVIDIA A100-SXM4-80GB"
+
+
+def test_large_batches_are_said_in_full(tmp_path):
+    trial = ScriptTrial(command=("x",), cwd=".", steps=9, world_size=2, global_batch=1000)
+    said = _does_otherwise(trial, *recorded(tmp_path, samples=2**19))
+    assert "say 1,000 samples a step, and the script took 1,048,576:" in said

@@ -1,0 +1,314 @@
+"""The Slurm launcher against commands that only say what Slurm's would."""
+
+from pathlib import Path
+
+import pytest
+
+from interrupting import interrupt_when, may_leave_a_file_open
+from trainpace.core.errors import TrainpaceError
+from trainpace.run import slurm
+from trainpace.run.job import Job
+from trainpace.run.slurm import Slurm
+from trainpace.run.slurm_script import SlurmOptions
+
+LAUNCHER = Slurm(poll_s=0.01)
+
+
+class Fake:
+    """`sbatch` gives number 7; each call of squeue runs the next of `answers` (shell), the last one ever after."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.write("sbatch", 'cp "$2" script; echo 7')
+        self.write("scontrol", "exit 1")
+        self.write("scancel", 'echo "$@" >> cancelled; touch done-for')
+        self.write(
+            "squeue",
+            "n=$(cat asked 2>/dev/null || echo 0); echo $((n + 1)) > asked; . ./answer$n 2>/dev/null || . ./last",
+        )
+
+    def write(self, name, code):
+        (self.folder / name).write_text(f'#!/bin/bash\ncd "{self.folder}"\n{code}\n')
+        (self.folder / name).chmod(0o755)
+
+    def answers(self, *snippets):
+        for i, snippet in enumerate(snippets[:-1]):
+            (self.folder / f"answer{i}").write_text(snippet)
+        (self.folder / "last").write_text(snippets[-1])
+
+    @property
+    def cancelled(self):
+        file = self.folder / "cancelled"
+        return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    for name, value in (
+        ("PATIENCE_S", dict.fromkeys(slurm.PATIENCE_S, 0.3)),
+        ("CONTROLLER_S", 0.5),
+        ("GRACE_S", 0.3),
+    ):
+        monkeypatch.setattr(slurm, name, value)
+    return Fake(tmp_path / "bin")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(
+        name="trial",
+        program=("rank.py",),
+        folder=str(tmp_path / "job"),
+        result=str(tmp_path / "job" / "result.json"),
+        timeout_s=100.0,
+    )
+
+
+def row(state, reason="None", restarts=0, used="0:05", code=0, number="7"):
+    return f"echo '{number}|{state}|{reason}|{restarts}|{used}|{code}|'"
+
+
+def leaving(job, *more):
+    return "\n".join([f"echo '{{}}' > {job.result}", *more])
+
+
+UNTIL_CANCELLED = "if [ -e done-for ]; then {}; else {}; fi"
+
+
+def test_a_job_that_leaves_its_result_is_done(fake, job):
+    said = []
+    log = f"echo 'step 1' >> {job.folder}/trial.log"
+    fake.answers(
+        row("PENDING", "Resources"),
+        f"{row('RUNNING')}; {log}",
+        leaving(job, row("COMPLETED", used="1:02")),
+    )
+    ended = LAUNCHER.run(job, said.append)
+    assert (ended.state, ended.reason, ended.seconds, ended.exit_code, ended.attempts) == (
+        "done",
+        "",
+        62.0,
+        0,
+        1,
+    )
+    assert said == [
+        "slurm: job 7, trial, waits in the queue (Resources)",
+        "slurm: job 7, trial, runs",
+        "step 1",
+    ]
+    assert (
+        (fake.folder / "script").read_text()
+        == LAUNCHER.text(job)
+        == Path(job.folder, "trial.sbatch").read_text()
+    )
+    assert not fake.cancelled
+
+
+def test_a_result_counts_whatever_slurm_says(fake, job):
+    fake.answers(leaving(job, row("FAILED", code=256)))
+    assert LAUNCHER.run(job).state == "done"
+    fake.answers(
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; " + leaving(job, "false")
+    )
+    assert LAUNCHER.run(job).state == "done"
+
+
+def test_without_a_result_it_has_failed(fake, job):
+    Path(job.folder).mkdir()
+    Path(job.result).write_text("of an earlier run")
+    error = f"printf 'Traceback (most recent call last):\\nValueError: odd\\n' >> {job.folder}/trial.log"
+    fake.answers(row("RUNNING"), f"{error}; {row('FAILED', code=256)}")
+    ended = LAUNCHER.run(job)
+    assert (ended.state, ended.reason, ended.exit_code) == ("failed", "ValueError: odd", 1)
+    assert ended.tail.endswith("ValueError: odd")
+
+
+def test_a_result_may_be_seen_late(fake, job):
+    fake.answers(*[row("COMPLETED")] * 3, leaving(job, row("COMPLETED")))
+    assert LAUNCHER.run(job).state == "done"
+    fake.answers(row("COMPLETED"))
+    assert LAUNCHER.run(job).reason == "trial left no result: it ended with exit code 0."
+
+
+def test_a_requeued_job_is_followed_to_its_end(fake, job):
+    said = []
+    fake.answers(
+        row("RUNNING"),
+        row("NODE_FAIL"),
+        row("COMPLETING", restarts=1),
+        row("PENDING", "BeginTime", 1),
+        row("RUNNING", restarts=1),
+        leaving(job, row("COMPLETED", restarts=1)),
+    )
+    ended = LAUNCHER.run(job, said.append)
+    assert (ended.state, ended.attempts) == ("done", 2)
+    assert [line.removeprefix("slurm: job 7, trial, ") for line in said] == [
+        "runs",
+        "waits in the queue (BeginTime)",
+        "runs, attempt 2",
+    ]
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
+def test_one_that_is_not_requeued_has_failed(fake, job, state):
+    fake.answers(row("RUNNING"), row(state))
+    ended = LAUNCHER.run(job)
+    assert ended.state == "failed"
+    assert "did not start it again" in ended.reason
+
+
+def test_its_time_begins_when_it_runs(fake, job):
+    cancelled, runs = row("CANCELLED", used="1:41", code=15), row("RUNNING", used="1:41")
+    fake.answers(
+        row("PENDING", "Priority", used="9:00:00"), UNTIL_CANCELLED.format(cancelled, runs)
+    )
+    ended = LAUNCHER.run(job)
+    assert (ended.state, ended.reason) == ("timed out", "trial did not end within 1 min 40 s.")
+    assert fake.cancelled == ["7"]
+
+
+def test_one_that_hangs_after_its_result_is_done(fake, job):
+    fake.answers(leaving(job, UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING"))))
+    assert LAUNCHER.run(job).state == "done"
+    assert fake.cancelled == ["7"]
+
+
+def test_one_that_somebody_else_cancels(fake, job):
+    fake.answers(row("RUNNING"), row("CANCELLED by 0"))
+    assert LAUNCHER.run(job).state == "cancelled"
+
+
+def test_one_that_can_never_start_is_not_waited_for(fake, job):
+    fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("PENDING", "PartitionTimeLimit")))
+    ended = LAUNCHER.run(job)
+    assert ended.state == "failed"
+    assert ended.reason.startswith(
+        "Slurm will not start trial: the partition does not allow jobs of that time"
+    )
+    assert fake.cancelled == ["7"]
+
+
+def test_a_controller_that_is_away_for_a_while(fake, job):
+    fake.answers(row("RUNNING"), "false", "false", leaving(job, row("COMPLETED")))
+    assert LAUNCHER.run(job).state == "done"
+    fake.answers(row("RUNNING"), "false")
+    with pytest.raises(TrainpaceError, match="not answered"):
+        Slurm(poll_s=0.05).run(job)
+    assert fake.cancelled[:1] == ["7"]  # in case it comes back
+
+
+@may_leave_a_file_open
+def test_ctrl_c_cancels(fake, job):
+    fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING")))
+
+    interrupt_when((fake.folder / "asked").exists)
+    with pytest.raises(KeyboardInterrupt):
+        LAUNCHER.run(job)
+    assert fake.cancelled == ["7"]
+
+
+@may_leave_a_file_open
+def test_ctrl_c_while_slurm_takes_it(fake, job):
+    fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
+
+    interrupt_when((fake.folder / "submitting").exists)
+    with pytest.raises(KeyboardInterrupt):
+        LAUNCHER.run(job)
+    assert fake.cancelled == ["7"]
+
+
+def test_what_could_not_be_cancelled_is_said(fake, job):
+    fake.write("scancel", "exit 1")
+    fake.answers(row("RUNNING"), "false")
+    said = []
+    with pytest.raises(TrainpaceError, match="not answered"):
+        Slurm(poll_s=0.05).run(job, said.append)
+    assert said[-1].endswith("scancel 7")
+
+
+def test_what_slurm_refuses(fake, job):
+    fake.write(
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1",
+    )
+    with pytest.raises(
+        TrainpaceError, match=r"^Slurm did not take trial: Invalid partition name specified\.$"
+    ):
+        LAUNCHER.run(job)
+
+
+def test_without_slurm_nothing_starts(fake, job, monkeypatch):
+    (fake.folder / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(fake.folder))
+    with pytest.raises(TrainpaceError, match="sbatch not found"):
+        LAUNCHER.check()
+    with pytest.raises(TrainpaceError, match="sbatch not found"):
+        LAUNCHER.run(job)
+    assert not Path(job.folder).exists()
+
+
+def test_the_users_defaults_for_squeue_hide_nothing(fake, job, monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    fake.answers('[ -z "$SQUEUE_PARTITION" ] && ' + leaving(job, row("COMPLETED")))
+    assert LAUNCHER.run(job).state == "done"
+
+
+def jobs_of(tmp_path, number, **more):
+    folder = tmp_path / "jobs"
+    return [
+        Job(
+            name=f"t{i}",
+            program=("r.py",),
+            folder=str(folder),
+            result=str(folder / f"{i}.json"),
+            **more,
+        )
+        for i in range(number)
+    ]
+
+
+def test_an_array_has_a_result_for_each_task(fake, tmp_path):
+    jobs = jobs_of(tmp_path, 3)
+    rows = "; ".join(
+        row(state, code=256 * (i == 1), number=f"7_{i}")
+        for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
+    )
+    later = "; ".join(
+        row(state, code=256 * (i == 1), number=f"7_{i}")
+        for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
+    )
+    fake.answers(leaving(jobs[0], rows), leaving(jobs[2], later))
+    assert [ended.state for ended in LAUNCHER.run_all(jobs)] == ["done", "failed", "done"]
+    assert "#SBATCH --array=0-2\n" in (fake.folder / "script").read_text()
+
+
+def test_jobs_of_other_shapes_are_other_arrays(fake, tmp_path):
+    first, second, wide = jobs_of(tmp_path, 3)
+    wide = Job(name="wide", program=("r.py",), folder=wide.folder, result=wide.result, nnodes=2)
+    fake.write(
+        "sbatch", "n=$(cat submitted 2>/dev/null || echo 6); echo $((n + 1)) | tee submitted"
+    )
+    rows = [
+        row("COMPLETED", number="7_0"),
+        row("FAILED", code=256, number="7_1"),
+        row("COMPLETED", number="8"),
+    ]
+    fake.answers(leaving(first, leaving(wide, "; ".join(rows))))
+    assert [ended.state for ended in LAUNCHER.run_all([first, wide, second])] == [
+        "done",
+        "done",
+        "failed",
+    ]
+
+
+def test_two_jobs_cannot_share_a_result(fake, job):
+    with pytest.raises(TrainpaceError, match="of their own"):
+        LAUNCHER.run_all([job, job])
+
+
+def test_options_reach_the_script(job):
+    text = Slurm(options=SlurmOptions(partition="gpu", python="py")).text(job)
+    assert "#SBATCH --partition=gpu\n" in text
+    assert "words=(py rank.py)" in text

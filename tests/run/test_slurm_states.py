@@ -1,0 +1,90 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.run.slurm import JobStatus, parse_queue, parse_submitted, sentence_of, state_of
+
+# squeue 22.05.8 --noheader --array --states=all, of an array whose task i exits with i, of a job that a signal ended and of
+# one that was requeued
+QUEUE = """\
+2_0|COMPLETED|None|0|0:01|0|
+2_3|FAILED|NonZeroExitCode|0|0:01|768|
+12|PENDING|BeginTime|1|0:00|0|
+13|RUNNING|None|2|1-02:03:04|0|
+14|FAILED|NonZeroExitCode|0|2:03:04|9|
+15|CANCELLED by 0|None|0|INVALID|0:15|
+"""
+
+
+def test_what_squeue_says():
+    found = parse_queue(QUEUE)
+    assert list(found) == ["2_0", "2_3", "12", "13", "14", "15"]
+    assert found["2_0"] == JobStatus(state="COMPLETED", seconds=1.0, exit_code=0)
+    assert (found["2_3"].exit_code, found["2_3"].has_ended) == (3, True)
+    assert (found["12"].waits, found["12"].reason, found["12"].restarts) == (True, "BeginTime", 1)
+    assert (found["13"].seconds, found["13"].has_ended, found["13"].exit_code) == (
+        93784.0,
+        False,
+        None,
+    )
+    assert (found["14"].exit_code, found["14"].seconds) == (137, 7384.0)
+    assert (found["15"].state, found["15"].seconds, found["15"].exit_code) == (
+        "CANCELLED",
+        0.0,
+        143,
+    )
+
+
+@given(st.text())
+def test_anything_else_is_no_job(text):
+    parse_queue(text)
+    parse_submitted(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("123\n", "123"), ("123;alpha\n", "123"), ("", ""), ("sbatch: error", "")]
+)
+def test_the_number_of_a_submitted_job(text, number):
+    assert parse_submitted(text) == number
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "error", "sentence"),
+    [
+        ({"state": "FAILED", "exit_code": 3}, "failed", "", "ended with exit code 3"),
+        ({"state": "FAILED", "exit_code": 1}, "failed", "ValueError: no", "ValueError: no"),
+        (
+            {"state": "FAILED", "exit_code": 137},
+            "failed",
+            "",
+            "SIGKILL, most likely for want of memory",
+        ),
+        ({"state": "COMPLETED", "exit_code": 0}, "failed", "", "no result"),
+        ({"state": "TIMEOUT"}, "timed out", "ValueError: no", "time limit"),
+        ({"state": "OUT_OF_MEMORY"}, "failed", "", "memory"),
+        ({"state": "NODE_FAIL"}, "failed", "RuntimeError: peer", "a node of a failed"),
+        ({"state": "PREEMPTED"}, "failed", "", "make way"),
+        ({"state": "CANCELLED"}, "cancelled", "", "cancelled by somebody else"),
+        ({"state": "GONE"}, "failed", "", "no longer knows"),
+        ({"state": "NEW_STATE"}, "failed", "", "is new_state, says Slurm"),
+    ],
+)
+def test_each_end_has_its_sentence(seen, state, error, sentence):
+    assert state_of(JobStatus(**seen)) == state
+    assert sentence in sentence_of(JobStatus(**seen), "a", error)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "hopeless"),
+    [
+        ("PENDING", "Resources", False),
+        ("PENDING", "Priority", False),
+        ("PENDING", "BeginTime", False),
+        ("PENDING", "PartitionTimeLimit", True),
+        ("PENDING", "launch_failed_requeued_held", True),
+        ("REQUEUE_HOLD", "None", True),
+        ("RUNNING", "InvalidQOS", False),
+    ],
+)
+def test_what_will_never_start(state, reason, hopeless):
+    assert bool(JobStatus(state=state, reason=reason).hopeless) == hopeless

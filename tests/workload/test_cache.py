@@ -1,0 +1,92 @@
+"""A model is traced once: the second question finds the trace in the user's cache."""
+
+import json
+
+import pytest
+
+from trainpace.workload import Variant, Workload, load_workload, workloads
+from trainpace.workload import trace_cache as cache
+
+CONFIG = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 1,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 50,
+}
+REQUEST = {"spec": "random:mlp:3", "forms": ["fp32"], "variant": {}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "traces"))
+    return tmp_path / "traces"
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The specs that were traced by a process, in order."""
+    specs, started = [], workloads.started_isolated
+
+    def counted(worker, request, *rest):
+        specs.append(request["spec"])
+        return started(worker, request, *rest)
+
+    monkeypatch.setattr(workloads, "started_isolated", counted)
+    return specs
+
+
+def test_the_second_time_nothing_is_traced_until_something_changes(tmp_path, traced):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    spec = f"transformers:{path}"
+    first, again = (load_workload(spec, ("fp32",), Variant(sequence_length=8)) for _ in range(2))
+    assert again.parameters == first.parameters
+    assert len(traced) == 1
+    load_workload(spec, ("fp32",), Variant(sequence_length=16))
+    assert len(traced) == 2
+    path.write_text(json.dumps(CONFIG | {"n_layer": 2}))
+    assert load_workload(spec, ("fp32",), Variant(sequence_length=8)).parameters > first.parameters
+    assert len(traced) == 3
+
+
+def test_a_users_own_file_is_traced_every_time(tmp_path, folder):
+    assert cache.file_of(REQUEST | {"spec": f"{tmp_path}/train.py:task"}) is None
+    assert cache.file_of(REQUEST | {"spec": f"transformers:{tmp_path}/none.json"}) is None
+    assert cache.file_of(REQUEST).parent == folder
+
+
+def test_the_tracer_itself_is_part_of_the_key(monkeypatch):
+    before = cache.file_of(REQUEST)
+    monkeypatch.setattr(cache, "_tracer", lambda: "changed")
+    assert cache.file_of(REQUEST) != before
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
+def test_a_damaged_trace_is_made_again(folder, traced, content):
+    file = cache.file_of(
+        {"spec": "random:mlp:3", "forms": ["fp32"], "variant": Variant()._asdict()}
+    )
+    folder.mkdir()
+    file.write_bytes(content)
+    load_workload("random:mlp:3", ("fp32",))
+    assert len(traced) == 1
+    assert cache.kept(file, Workload) is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(folder, tmp_path):
+    folder.write_text("a file where the folder should be")
+    assert load_workload("random:mlp:3", ("fp32",)).parameters > 0
+
+
+def test_the_oldest_go_first(folder, monkeypatch):
+    monkeypatch.setattr(cache, "MOST_KEPT", 2)
+    for name in "abc":
+        cache.keep(folder / f"{name}.json.gz", "{}")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_off(monkeypatch):
+    monkeypatch.setenv(cache.FOLDER, cache.OFF)
+    assert cache.file_of(REQUEST) is None

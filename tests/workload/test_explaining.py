@@ -1,0 +1,59 @@
+"""What is said where tracing stops."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainpace.workload.explaining import asks_for_values, explained, in_short
+
+
+class Peeking(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class SparseMoeBlock(Peeking):
+    pass
+
+
+def raised(model):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever torch raises
+        model(torch.zeros(2, 2, device="meta"))
+    return caught.value
+
+
+@pytest.mark.parametrize(("part", "advised"), [(Peeking(), False), (SparseMoeBlock(), True)])
+def test_only_a_mixture_of_experts_is_told_how_experts_are_traced(part, advised):
+    model = nn.Sequential(nn.Identity(), part)
+    said = str(explained("Net", raised(model), model))
+    assert "looks at the values of its tensors in 1" in said
+    assert "trainpace measure" in said
+    assert ("grouped_mm" in said) == advised
+
+
+@pytest.mark.parametrize("name", ["smoe", "homoeopathy", "moved", "Demoer"])
+def test_other_words_are_no_experts(name):
+    model = nn.Module()
+    model.add_module(name, Peeking())
+    model.forward = getattr(model, name).forward
+    assert "xpert" not in str(explained("Net", raised(model), model))
+
+
+def test_in_short_it_is_said_of_tracing():
+    error = raised(Peeking())
+    assert asks_for_values(error)
+    assert in_short(error).startswith(
+        "its code asks for values of tensors at test_explaining.py line"
+    )
+    assert (
+        in_short(RuntimeError("no.\nmore"))
+        == "its code does not run on tensors without values (no)"
+    )
+
+
+def test_a_constructor_of_cpu_tensors_is_told_in_words():
+    with pytest.raises(Exception, match="TensorOptions") as caught:
+        torch.LongTensor(torch.zeros(3, dtype=torch.long, device="meta"))
+    assert "(it gives one to a constructor of CPU tensors, such as torch.LongTensor)" in in_short(
+        caught.value
+    )

@@ -1,0 +1,106 @@
+"""The trace holds its products against torch's own count, and refuses what it cannot count."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.workload import Variant, operators
+from trainpace.workload.task import Task
+from trainpace.workload.trace import trace_task
+
+INFERENCE = Variant(mode="inference")
+
+
+class Applied(nn.Module):
+    """A product that is counted, and one more call on its result."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self.linear(x))
+
+
+def task(model):
+    return Task(
+        "planted",
+        model,
+        lambda m, x: m(x),
+        lambda m, x: m(x).sum(),
+        lambda n: torch.randn(n, 16),
+        None,
+        "a vector",
+    )
+
+
+@torch.library.custom_op("planted::product", mutates_args=())
+def planted_product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.T
+
+
+@planted_product.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape[0], x.shape[0], dtype=x.dtype, device=x.device)
+
+
+def test_another_librarys_operator_is_refused_by_name_with_its_module():
+    model = nn.Sequential(nn.Linear(16, 16), Applied(lambda x: planted_product(x)))
+    with pytest.raises(
+        TrainpaceError, match=r"planted::product in 1.* is another library's.*trainpace watch"
+    ):
+        trace_task(task(model), variant=INFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: torch.cdist(x, x), "aten::_cdist_forward"),
+        (lambda x: torch.linalg.svd(x)[1], "aten::_linalg_svd"),
+        (lambda x: torch.linalg.inv(x[:1].T @ x[:1]), "aten::linalg_inv_ex"),
+    ],
+)
+def test_a_product_that_no_row_counts_is_refused_by_name(call, name):
+    with pytest.raises(TrainpaceError, match=f"matrix products of {name}.* are not counted"):
+        trace_task(task(Applied(call)), variant=INFERENCE)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.linalg.vector_norm,
+        torch.cumsum,
+        lambda x: x.softmax(-1),
+        lambda x: torch.fft.rfft(x).abs(),
+    ],
+)
+def test_what_multiplies_no_matrices_is_traced(call):
+    model = Applied(lambda x: call(x, dim=-1) if call is torch.cumsum else call(x))
+    assert trace_task(task(model), variant=INFERENCE).notes == ()
+
+
+def test_a_wrong_count_is_said_with_the_operator(monkeypatch):
+    right = operators._gemm
+
+    def twice(*args):
+        row = right(*args)
+        return row._replace(flops=2 * row.flops, dims=(*row.dims[:3], 2 * row.dims[3]))
+
+    monkeypatch.setattr(operators, "_gemm", twice)
+    (note,) = trace_task(task(nn.Linear(16, 16)), variant=Variant("sgd")).notes
+    assert "100%" in note
+    assert "aten::addmm" in note or "aten::mm" in note
+
+
+def test_grouped_and_transposed_convolutions_agree_with_torch():
+    model = nn.Sequential(
+        nn.Unflatten(1, (4, 2, 2)),
+        nn.Conv2d(4, 8, 1, groups=2),
+        nn.ConvTranspose2d(8, 4, 2),
+        nn.Flatten(),
+        nn.Linear(36, 16),
+    )
+    workload = trace_task(task(model), ("fp32", "amp", "half"), Variant("sgd"))
+    assert workload.notes == ()

@@ -1,0 +1,35 @@
+"""What a Trainer's arguments and the dtype of its model say together, with the real libraries."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainpace.workload.trainer_task import as_with_a_gpu, trainer_task
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tasks" / "language_models.py"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture
+def trainer():
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("language_models", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return as_with_a_gpu(module.trainer)
+
+
+def test_bf16_over_a_model_in_fp32_is_autocast_over_fp32(trainer):
+    task = trainer_task("t", trainer)
+    assert (task.settings["precision"], task.autocast) == ("amp_bf16", False)
+
+
+def test_bf16_over_a_model_in_bf16_is_autocast_over_16_bits_but_for_what_is_in_fp32(trainer):
+    trainer.model.to(torch.bfloat16)
+    norm = next(p for name, p in trainer.model.named_parameters() if "norm" in name)
+    norm.data = norm.data.float()
+    task = trainer_task("t", trainer)
+    assert (task.settings["precision"], task.autocast) == ("bf16", True)
+    assert [p.keeps_dtype for p in task.model.parameters() if p.dtype == torch.float32] == [True]

@@ -1,0 +1,271 @@
+"""Keys of a transformers configuration: each that changes a step is used, or named as one that is not."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from trainpace.core.errors import TrainpaceError
+from trainpace.workload import Variant, stored_precision
+from trainpace.workload.trace import trace
+from trainpace.workload.transformers_config import transformers_task
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
+STEP = Variant("adamw", 32)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def write(**values):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(LLAMA | values))
+        return f"transformers:{path}"
+
+    return write
+
+
+def notes(spec):
+    with torch.device("meta"):
+        return transformers_task(spec.partition(":")[2], 32, None, True).notes
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_precision_decides_and_not_the_dtype_of_the_stored_weights(spec, key):
+    plain, stored = (
+        trace(spec(**values), ("fp32", "amp"), STEP) for values in ({}, {key: "bfloat16"})
+    )
+    for form in ("fp32", "amp"):
+        ours, theirs = plain.forms[form], stored.forms[form]
+        assert (
+            ours.memory.parameter_bytes
+            == theirs.memory.parameter_bytes
+            == pytest.approx(4 * plain.parameters, rel=0.001)
+        )
+        assert np.array_equal(ours.operators.flops, theirs.operators.flops)
+        assert np.array_equal(ours.operators.half, theirs.operators.half)
+
+
+@pytest.mark.parametrize(
+    ("values", "precision"),
+    [
+        ({}, None),
+        ({"dtype": "float32"}, None),
+        ({"dtype": "bfloat16"}, "bf16"),
+        ({"torch_dtype": "float16"}, "fp16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bf16"),
+        ({"dtype": 7}, None),
+    ],
+)
+def test_the_stored_precision(spec, values, precision):
+    assert stored_precision(spec(**values)) == precision
+
+
+def test_only_configurations_store_a_precision(tmp_path):
+    assert stored_precision("resnet50") is None
+    assert stored_precision(f"transformers:{tmp_path}/none.json") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"quantization_config": {"load_in_4bit": True}}, "quantization_config is not used"),
+        ({"gradient_checkpointing": True}, "--checkpointing full"),
+        ({"attn_implementation": "paged|sdpa"}, "paged|sdpa is not known"),
+        (
+            {"num_layer": 3, "use_cach": True},
+            "LlamaConfig does not know these keys, and they are not used: num_layer, use_cach",
+        ),
+    ],
+)
+def test_a_key_that_changes_nothing_here_is_named(spec, values, words):
+    (note,) = notes(spec(**values))
+    assert words in note
+
+
+def test_a_downloaded_configuration_needs_no_notes(spec):
+    downloaded = {
+        "_name_or_path": "meta-llama/x",
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.0",
+        "rope_theta": 5e5,
+        "use_cache": True,
+        "bos_token_id": 1,
+        "eos_token_id": [1, 2],
+        "pretraining_tp": 1,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.02,
+        "attn_implementation": "sdpa",
+    }
+    assert notes(spec(**downloaded)) == ()
+
+
+def test_eager_attention_is_traced_as_plain_products(spec):
+    kinds = [
+        trace(spec(**values), ("half",), STEP).forms["half"].operators.kind
+        for values in (
+            {},
+            {"attn_implementation": "eager"},
+            {"attn_implementation": "flash_attention_2"},
+        )
+    ]
+    assert ["attention" in kind for kind in kinds] == [True, False, True]
+
+
+def test_a_model_without_a_loss_is_refused_with_what_to_name(spec):
+    with pytest.raises(TrainpaceError, match=r"LlamaModel computes no loss.*ForCausalLM"):
+        notes(spec(architectures=["LlamaModel"]))
+
+
+def test_keys_and_values_for_generating_are_not_kept_in_training(spec):
+    with torch.device("meta"):
+        task = transformers_task(spec(use_cache=True).partition(":")[2], 32, None, True)
+    assert task.model.config.use_cache is False
+
+
+def of_class(tmp_path, kind, architecture):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
+    return f"transformers:{path}"
+
+
+def test_pictures_that_need_more_than_classes_are_refused_by_name(tmp_path):
+    pytest.importorskip("transformers")
+    model = of_class(tmp_path, "segformer", "SegformerForSemanticSegmentation")
+    with pytest.raises(
+        TrainpaceError, match="SegformerForSemanticSegmentation takes images"
+    ) as refused:
+        trace(model, ("fp32",), Variant("sgd"))
+    assert "SamModel" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("vit", "ViTForImageClassification"),
+        ("sam", "SamModel"),
+        ("rt_detr", "RTDetrForObjectDetection"),
+    ],
+)
+def test_a_model_of_pictures_alone_has_no_sequence_length(tmp_path, kind, architecture):
+    path = of_class(tmp_path, kind, architecture).partition(":")[2]
+    with (
+        torch.device("meta"),
+        pytest.raises(TrainpaceError, match=f"{architecture} takes no tokens"),
+    ):
+        transformers_task(path, 128, None, True)
+
+
+def test_what_clip_leaves_out_is_of_a_training_step(tmp_path):
+    path = of_class(tmp_path, "clip", "CLIPModel").partition(":")[2]
+    with torch.device("meta"):
+        task = transformers_task(path, 16, None, True)
+    a_product = 2 * task.model.config.projection_dim
+    assert (
+        f"{3 * a_product} FLOPs of a training step" in task.notes[-1]
+    )  # forward, and backward for both of its sides
+    assert task.sequence_length == 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "instead"),
+    [("falcon", "FalconForCausalLM", "sdpa"), ("gptj", "GPTJForCausalLM", "eager")],
+)
+def test_a_model_without_skipping_attention_takes_what_it_has_and_says_so(
+    tmp_path, kind, architecture, instead
+):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": kind,
+                "architectures": [architecture],
+                "attn_implementation": "flash_attention_2",
+                "hidden_size": 64,
+                "n_embd": 64,
+                "num_hidden_layers": 1,
+                "n_layer": 1,
+                "num_attention_heads": 4,
+                "n_head": 4,
+                "vocab_size": 100,
+                "rotary_dim": 16,
+            }
+        )
+    )
+    with torch.device("meta"):
+        task = transformers_task(str(path), 32, None, True)
+    assert (
+        f"{architecture} cannot be built with flash_attention_2 here, and its attention is traced as {instead}"
+        in (" ".join(task.notes))
+    )
+    assert task.model.config._attn_implementation == instead
+
+
+@pytest.mark.slow
+def test_a_model_without_checkpointing_is_refused_in_a_sentence(tmp_path):
+    pytest.importorskip("transformers")
+    model = of_class(tmp_path, "rt_detr", "RTDetrForObjectDetection")
+    with pytest.raises(TrainpaceError, match="does not support activation checkpointing"):
+        trace(model, ("fp32",), Variant("sgd", checkpointing=True))
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "model_type": "t5",
+            "architectures": ["T5ForConditionalGeneration"],
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+        },
+        {
+            "model_type": "bart",
+            "architectures": ["BartForConditionalGeneration"],
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+        },
+    ],
+)
+def test_encoders_with_decoders_are_traced_in_both_modes(spec, values, mode):
+    pytest.importorskip("transformers")
+    workload = trace(
+        spec(**values), ("fp32",), Variant("sgd" if mode == "train" else None, 16, mode=mode)
+    )
+    assert "gemm" in workload.forms["fp32"].operators.kind
+
+
+def test_what_nobody_says_is_assumed_and_said(spec):
+    """AdamW, and 1,024 tokens of the 4,096 that the model takes: before it was SGD, and silent."""
+    workload = trace(spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant())
+    assert workload.optimizer_in_words == "adamw (assumed)"
+    assert workload.sequence_length == 1024
+    said = [note for note in workload.notes if "are assumed" in note]
+    assert said == [
+        "Samples of 1,024 tokens are assumed, of the 4,096 that the model takes (--sequence-length)."
+    ]
+    asked = trace(
+        spec(max_position_embeddings=4096, rope_theta=1e4), ("fp32",), Variant(None, 1024)
+    )
+    assert not any("are assumed" in note for note in asked.notes)
+    short = trace(spec(max_position_embeddings=128), ("fp32",), Variant())
+    assert not any("are assumed" in note for note in short.notes)
