@@ -14,7 +14,7 @@ from fitting.folds import HeldOut
 from fitting.relatedness import fit_relatedness
 from fitting.runs import Pair, is_same_model
 
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.forecast import Case
 from trainpace.forecast.intervals import Relatedness, Spreads, card_deviation, deviation
 from trainpace.forecast.posterior import Observed, Posterior, Run

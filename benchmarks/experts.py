@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fitting.prepare import prepared
 
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.forecast import MeasuredRun, Row, evaluate, read_runs
 from trainpace.forecast.intervals import COVERAGE, EXPERTS_SD
 

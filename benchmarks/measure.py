@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainpace.core.outcome import FailedProbe
-from trainpace.core.statistics import noise_of, repeat_interval
+from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.journal import Entry, Journal
 from trainpace.measure import Conditions, measure, probe
 from trainpace.measure.adaptive import next_batch

@@ -54,7 +54,7 @@ def task():
 _TRACE = """
 import json, resource, sys, time, torch
 if len(sys.argv) > 3: import transformers
-from trainpace.trace.trace import trace
+from trainpace.workload.trace import trace
 times = []
 for _ in range(3):
     start = time.perf_counter(); trace(sys.argv[1], [sys.argv[2]]); times.append(time.perf_counter() - start)

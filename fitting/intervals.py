@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.forecast.intervals import (
     COVERAGE,
     PARTS,

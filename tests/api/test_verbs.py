@@ -148,6 +148,7 @@ def test_importing_trainpace_imports_nothing_else():
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("trainpace")} == {
         "trainpace",
+        "trainpace.core",
         "trainpace.core.lazy",
     }
     assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}

@@ -232,7 +232,7 @@ def test_no_duration_comes_from_a_clock_that_can_be_set(tmp_path, monkeypatch):
 def test_wall_clocks_are_read_only_where_a_moment_is_meant():
     """Each of these notes when something was, for people, or compares it with files' own times; none takes a difference."""
     package = Path(__file__).parents[2] / "src" / "trainpace"
-    moments = {"watch/command.py", "launch/script.py"} | {
+    moments = {"watch/command.py", "run/script_trial.py"} | {
         f"watch/inside/{name}.py" for name in ("start", "copies", "crowding", "left_out")
     }
     words = ("time.time()", "time.time_ns()", "datetime.now() -", "utcnow")

@@ -8,7 +8,7 @@ def worker(tmp_path, monkeypatch):
 
     def make(body):
         lines = "\n".join(f"    {line}" for line in body.splitlines())
-        text = f"from trainpace.core import serve\ndef work(request):\n{lines}\nif __name__ == '__main__':\n    serve(work)\n"
+        text = f"from trainpace.core.worker import serve\ndef work(request):\n{lines}\nif __name__ == '__main__':\n    serve(work)\n"
         (tmp_path / "made_worker.py").write_text(text)
         return "made_worker"
 

@@ -212,7 +212,7 @@ def test_entries_survive_json() -> None:
 
 
 def test_reading_the_catalogue_imports_no_torch() -> None:
-    code = "import sys; from trainpace.core import catalogue; assert catalogue(); print('torch' in sys.modules)"
+    code = "import sys; from trainpace.core.catalogue_reader import catalogue; assert catalogue(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -72,7 +72,7 @@ def test_a_pools_worker_that_goes_beyond_is_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(workers, "LIMITS", Limits(0, 50))
     (tmp_path / "limited_pool.py").write_text(
-        "from trainpace.core import serve_lines\nrequests, answers = serve_lines()\nfor request in requests:\n"
+        "from trainpace.core.worker import serve_lines\nrequests, answers = serve_lines()\nfor request in requests:\n"
         + "\n".join(f"    {line}" for line in STARTS_200.splitlines())
     )
     with Pool("limited_pool", "", 1) as pool:
@@ -99,7 +99,7 @@ def test_a_pools_line_without_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(workers, "MOST_BYTES", 1 << 20)
     (tmp_path / "endless_pool.py").write_text(
-        "from trainpace.core import serve_lines\nrequests, answers = serve_lines()\nnext(requests)\n"
+        "from trainpace.core.worker import serve_lines\nrequests, answers = serve_lines()\nnext(requests)\n"
         "while True: answers.write('1' * 4096)\n"
     )
     with Pool("endless_pool", "", 1) as pool:

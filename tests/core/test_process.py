@@ -91,7 +91,7 @@ def test_a_child_ends_when_we_or_its_guard_are_killed(tmp_path, victim):
         "file.write_text(f'{os.getpid()} {os.getppid()}'); file.rename(sys.argv[1]); time.sleep(600)",
         str(tmp_path / "pids"),
     ]
-    code = f"import time\nfrom trainpace.core import Child\nwith Child({command!r}) as child:\n    child.wait()"
+    code = f"import time\nfrom trainpace.core.child import Child\nwith Child({command!r}) as child:\n    child.wait()"
     with subprocess.Popen([sys.executable, "-c", code]) as asker:
         pids = pids_in(tmp_path / "pids")
         os.kill(asker.pid if victim == "us" else pids[1], signal.SIGKILL)
@@ -257,7 +257,7 @@ def test_a_rank_that_was_killed_is_the_reason(worker):
 def test_a_pool_answers_every_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "made_pool.py").write_text(
-        "import json, sys\nfrom trainpace.core import serve_lines\nrequests, answers = serve_lines()\nprint('noise')\n"
+        "import json, sys\nfrom trainpace.core.worker import serve_lines\nrequests, answers = serve_lines()\nprint('noise')\n"
         "for request in requests:\n    if request['n'] < 0: sys.exit(3)\n"
         "    print(json.dumps({'square': request['n'] ** 2, 'argument': sys.argv[1]}), file=answers, flush=True)\n"
     )

@@ -70,7 +70,7 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
         "memory": "import time; time.sleep(600)",
     }
     (tmp_path / "faulty_parts.py").write_text(
-        "import json\nfrom trainpace.core import serve\n"
+        "import json\nfrom trainpace.core.worker import serve\n"
         f"FAULTS = {faults!r}\n"
         "def work(request):\n"
         "    try:\n"

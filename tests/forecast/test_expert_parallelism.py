@@ -11,7 +11,7 @@ from trainpace.core.cluster import Cluster
 from trainpace.core.errors import Contradiction
 from trainpace.core.execution import Execution
 from trainpace.core.software import Software
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.core.units import BYTES_PER_GIB
 from trainpace.forecast import Forecaster, Target, read_parallelism
 from trainpace.forecast.exchanges import CONTENTION

@@ -133,7 +133,7 @@ def refuse(*args, **kwargs):
     raise AssertionError("the network was asked")
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from trainpace.evidence import nearest, public_runs
-from trainpace.execution import Execution
+from trainpace.core.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.trace import load_workload
 import sys

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from trainpace.core.outcome import DeviceRun
-from trainpace.core.statistics import has_settled
+from trainpace.core.stats import has_settled
 from trainpace.measure import GpuMonitor, clock_in_words, run_in_words
 
 FOLDER = Path(__file__).parent / "nvml"

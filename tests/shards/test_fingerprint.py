@@ -27,7 +27,7 @@ SHOW = """
 import sys
 from trainpace.shards.user_dataset import load_dataset
 from trainpace.shards.user_dataset import fingerprint, settings_of
-from trainpace.records import to_json
+from trainpace.core.records import to_json
 dataset = load_dataset(sys.argv[1])
 print(to_json(fingerprint(dataset, sys.argv[1], settings_of(dataset))))
 """

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.core.statistics import student_t_95
+from trainpace.core.stats import student_t_95
 from trainpace.watch.inside.rounds import LEAST_BLOCK, T_95, fitted, settled, warm_up_steps
 
 

@@ -11,9 +11,9 @@ from trainpace.workload.trace import trace
 
 START = """
 import sys
-from trainpace.records import to_json
-from trainpace.trace.worker import keep_torch_light
-from trainpace.trace.trace import trace
+from trainpace.core.records import to_json
+from trainpace.workload.trace_worker import keep_torch_light
+from trainpace.workload.trace import trace
 from trainpace.workload import Variant
 keep_torch_light()
 """

@@ -81,9 +81,8 @@ def forecast(
     batch: int | str | Iterable[int] | None = ...,
     accumulate: int | str | None = ...,
     global_batch: int | str | None = ...,
-    precision: (
-        Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"] | None
-    ) = ...,
+    precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+    | None = ...,
     channels_last: bool = ...,
     compile: bool = ...,
     tp: int | str = ...,
@@ -120,10 +119,10 @@ def forecast(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: (
-        Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
-        | None
-    ) = ...,
+    cross_entropy: Literal[
+        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
+    ]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     image_size: int | str | None = ...,
@@ -150,12 +149,10 @@ def match(
     tokens: int | str | None = ...,
     max_steps: int | str | None = ...,
     global_batch: int | str | None = ...,
-    precision: (
+    precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+    | Iterable[
         Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
-        | Iterable[
-            Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
-        ]
-    ) = ...,
+    ] = ...,
     by: Literal["cost", "hours"] = ...,
     deadline: float | str | None = ...,
     budget: float | str | None = ...,
@@ -190,10 +187,10 @@ def match(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: (
-        Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
-        | None
-    ) = ...,
+    cross_entropy: Literal[
+        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
+    ]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
@@ -233,9 +230,8 @@ def plan(
     global_batch: int | str | None = ...,
     gpus_now: int | str | None = ...,
     nodes_now: int | str | None = ...,
-    precision: (
-        Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"] | None
-    ) = ...,
+    precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+    | None = ...,
     zero: Literal[0, 1, 2, 3] | None = ...,
     tp: int | str | None = ...,
     pp: int | str | None = ...,
@@ -273,10 +269,10 @@ def plan(
     software: str | os.PathLike[str] | None = ...,
     attention: str | os.PathLike[str] | None = ...,
     optimizer_implementation: Literal["foreach", "fused", "for_loop"] | None = ...,
-    cross_entropy: (
-        Literal["plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"]
-        | None
-    ) = ...,
+    cross_entropy: Literal[
+        "plain", "uncompiled", "fused", "fused_fp32", "chunked", "cut", "vocab_parallel"
+    ]
+    | None = ...,
     fp8_recipe: Literal["per_tensor", "block", "mxfp8"] | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
@@ -304,9 +300,8 @@ def measure(
     every: bool = ...,
     repeats: int | str | None = ...,
     until_oom: bool = ...,
-    precision: (
-        Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"] | None
-    ) = ...,
+    precision: Literal["fp32", "torch_fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
+    | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     accumulate: int | str = ...,
     device: str | os.PathLike[str] = ...,
@@ -409,12 +404,10 @@ def diagnose(
     block: int | str = ...,
     warm_up: int | str = ...,
     budget: float | str = ...,
-    without: (
+    without: Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
+    | Iterable[
         Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
-        | Iterable[
-            Literal["cached_batch", "no_sync", "few_samples", "muted", "fewer_threads", "bf16"]
-        ]
-    ) = ...,
+    ] = ...,
     output: str | os.PathLike[str] | None = ...,
 ) -> Diagnosis | ProfiledTraining:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved.
@@ -483,10 +476,8 @@ def verify(
     accumulate: int | str = ...,
     ranks: int | str = ...,
     steps: int | str = ...,
-    way: (
-        Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
-        | Iterable[Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]]
-    ) = ...,
+    way: Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
+    | Iterable[Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]] = ...,
     precision: Literal["fp32", "bf16", "amp_bf16"] = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Interval
-from trainpace.core.statistics import median_interval, warmup_steps
+from trainpace.core.stats import median_interval, warmup_steps
 from trainpace.core.units import format_duration
 
 FIRST_S = 5.0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record
-from trainpace.core.statistics import DRIFT, consecutive_blocks, student_t_95, warmup_steps
+from trainpace.core.stats import DRIFT, consecutive_blocks, student_t_95, warmup_steps
 
 COVERAGE = 0.9
 LEAST_BLOCK = 8

@@ -93,7 +93,7 @@ def _is_installed(folder: str) -> bool:
     paths, root = sysconfig.get_paths(), Path(folder)
     if any(
         root.is_relative_to(known)
-        for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parent)
+        for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parents[1])
     ):
         return True
     return holds_packages(top_of(folder))

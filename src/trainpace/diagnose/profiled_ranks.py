@@ -9,7 +9,7 @@ import numpy as np
 
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.records import Record
-from trainpace.core.statistics import median, median_interval
+from trainpace.core.stats import median, median_interval
 from trainpace.diagnose.interval_arithmetic import own_us
 from trainpace.diagnose.profiled_shares import split
 from trainpace.diagnose.profiled_steps import Windows, windows_of

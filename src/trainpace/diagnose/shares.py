@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from trainpace.core.records import Record
-from trainpace.core.statistics import mean_and_half_width
+from trainpace.core.stats import mean_and_half_width
 from trainpace.diagnose.device_shares import beside_a_device
 from trainpace.watch import (
     BEHIND,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.core.statistics import Z_95, student_t_95
+    from trainpace.core.stats import Z_95, student_t_95
     from trainpace.forecast.attention import (
         IMPLEMENTATIONS,
         Implementation,

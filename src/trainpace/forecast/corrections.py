@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.core.outcome import MFU_LIMIT, Forecast
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.forecast.forecasts import ForecastTable, RowKernels
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import (

@@ -18,7 +18,7 @@ import numpy as np
 from trainpace.core.cluster import Device
 from trainpace.core.outcome import StepTime
 from trainpace.core.records import Record, from_package
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Floats, Operators
 
 COVERAGE = 0.9

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Forecast, Interval, Measurement, StepTime
-from trainpace.core.statistics import Z_95
+from trainpace.core.stats import Z_95
 from trainpace.forecast.intervals import Relatedness, Spread, card_deviation, fitted_spreads
 from trainpace.workload import Counts, Flags, Floats, Workload
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.records import Record
-from trainpace.core.statistics import student_t_95
+from trainpace.core.stats import student_t_95
 from trainpace.forecast.intervals import COVERAGE, Spread
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.workload import (

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.core.outcome import STEP_PARTS, Interval
 from trainpace.core.records import Record
-from trainpace.core.statistics import noise_of, repeat_interval
+from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.journal.entry import Entry
 
 if TYPE_CHECKING:

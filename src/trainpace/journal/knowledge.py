@@ -13,7 +13,7 @@ from trainpace.core.catalogue_reader import find_device
 from trainpace.core.cluster import Cluster
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import PRECISIONS, Execution, Precision
-from trainpace.core.statistics import Z_95, noise_of, student_t_95
+from trainpace.core.stats import Z_95, noise_of, student_t_95
 from trainpace.forecast import (
     LARGEST_RATIO,
     PARTS,

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpace.core.outcome import FailedProbe, Interval, Measurement
 from trainpace.core.records import Record
-from trainpace.core.statistics import Noise, noise_of, repeat_interval
+from trainpace.core.stats import Noise, noise_of, repeat_interval
 from trainpace.core.trend import Trend, trend_of
 from trainpace.measure.adaptive import fitted_curve, unresolved
 from trainpace.measure.changes import StepCurve, find_changes

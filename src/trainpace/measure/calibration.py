@@ -14,7 +14,7 @@ from trainpace.core import records
 from trainpace.core.cluster import Device, HostLinks
 from trainpace.core.errors import TimedOut, TrainpaceError, UnknownName
 from trainpace.core.records import Record
-from trainpace.core.statistics import median
+from trainpace.core.stats import median
 from trainpace.core.worker import run_isolated, run_ranks
 from trainpace.forecast import MachineModel, wire_bytes
 from trainpace.measure.detection import Machine, detect

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from trainpace.core.records import to_json
-from trainpace.core.statistics import noise_of, repeat_interval
+from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.core.worker import serve
 from trainpace.measure import loader_timing as timing
 from trainpace.measure.detection import detect, environment

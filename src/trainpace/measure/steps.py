@@ -16,7 +16,7 @@ from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.execution import NUMBER_FORMATS
 from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
 from trainpace.core.records import to_json
-from trainpace.core.statistics import has_settled, median, median_interval, warmup_steps
+from trainpace.core.stats import has_settled, median, median_interval, warmup_steps
 from trainpace.core.worker import serve
 from trainpace.measure.detection import cpu_name, environment
 from trainpace.measure.device_clock import StepClock

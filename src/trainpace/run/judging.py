@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.core.records import Record
-from trainpace.core.statistics import noise_of, student_t_95
+from trainpace.core.stats import noise_of, student_t_95
 
 BETWEEN_PROCESSES = 0.05
 """Relative standard deviation that one trial's median is taken to have to the next process', where one of each was run. An

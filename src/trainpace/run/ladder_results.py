@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from trainpace.core.outcome import Interval, JobTime
 from trainpace.core.records import Record
-from trainpace.core.statistics import noise_of, repeat_interval
+from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.job import epoch_steps, training_of
 from trainpace.journal import Entry, new_id, now_utc, printable
 from trainpace.run.judging import Gain, LossCheck

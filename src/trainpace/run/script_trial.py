@@ -17,7 +17,7 @@ import msgspec
 
 from trainpace.core.child import no_command
 from trainpace.core.records import Record, write_whole
-from trainpace.core.statistics import median
+from trainpace.core.stats import median
 from trainpace.measure import cpu_name
 from trainpace.run.job import Ended, Job, Starts, run_here
 from trainpace.run.slurm import Slurm

@@ -12,7 +12,7 @@ from trainpace.core.execution import Execution
 from trainpace.core.intake import read_json
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record, load, make_folder, save
-from trainpace.core.statistics import mean_and_half_width, median, median_interval
+from trainpace.core.stats import mean_and_half_width, median, median_interval
 from trainpace.run.job import Ended, Job, Launcher
 
 WORKER = "trainpace.run.trial_worker"

@@ -21,7 +21,7 @@ from trainpace.core.execution import PRECISIONS, Precision
 from trainpace.core.intake import last_bytes
 from trainpace.core.outcome import Interval
 from trainpace.core.records import Record, load
-from trainpace.core.statistics import DRIFT
+from trainpace.core.stats import DRIFT
 from trainpace.diagnose import Diagnosis, diagnose, is_trace, loader_cost
 from trainpace.job import Question, Schedule, answer
 from trainpace.measure import batch_ms

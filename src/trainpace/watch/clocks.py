@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainpace.core.records import Record
-from trainpace.core.statistics import median
+from trainpace.core.stats import median
 from trainpace.watch.exchanges import RankStep
 
 CHUNK = 50

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trainpace.core.statistics import median
+from trainpace.core.stats import median
 from trainpace.watch.inside.trail import PARTS, Step
 
 ALIKE = 1.05

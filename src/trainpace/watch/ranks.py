@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 
 from trainpace.core.records import Record
-from trainpace.core.statistics import (
-    consecutive_blocks,
-    mean_and_half_width,
-    median,
-    median_interval,
-)
+from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.watch.counted import Counted
 from trainpace.watch.exchanges import WARM_UP_STEPS
 from trainpace.watch.inside.trail import LAST, PARTS, REPLACING, TRIALS, Fetch, Step

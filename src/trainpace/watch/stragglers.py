@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from trainpace.core.records import Record
-from trainpace.core.statistics import consecutive_blocks, mean_and_half_width, median
+from trainpace.core.stats import consecutive_blocks, mean_and_half_width, median
 from trainpace.watch.clocks import Clock, clocks, offsets
 from trainpace.watch.exchanges import RankStep, common
 from trainpace.watch.inside.trail import BACKWARD, DATA, FORWARD, LOADER_START, OPTIMIZER

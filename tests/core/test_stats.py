@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as students_t
 
-from trainpace.core.statistics import (
+from trainpace.core.stats import (
     median_interval,
     noise_of,
     repeat_interval,
