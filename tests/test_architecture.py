@@ -26,8 +26,8 @@ WITHOUT_FACE = {"core", "verbs", "callbacks"}
 """Packages whose modules are imported by name."""
 READ_FILES = {
     "core/intake.py": "the safe reader itself",
-    "core/child.py": "/proc and /sys",
     "core/guard.py": "/proc",
+    "core/host.py": "/proc and /sys",
     "core/limits.py": "/proc and /sys",
     "core/worker.py": "a worker's request and streams",
     "core/catalogue_reader.py": "packaged",
@@ -42,8 +42,6 @@ READ_FILES = {
     "configs/settings.py": "packaged",
     "configs/files.py": "writes backups",
     "measure/device_memory.py": "/proc",
-    "measure/loader_timing.py": "/proc",
-    "measure/detection.py": "/proc and /sys",
     "shards/opened_files.py": "/proc, and files that user code reads",
     "shards/reader.py": "shards, with checksums",
     "shards/files.py": "shards, as they are written",

@@ -18,7 +18,7 @@ STEP = Step(0, 1, 0, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS))
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
-    monkeypatch.setattr(crowding, "usable", lambda: 4)
+    monkeypatch.setattr(crowding, "usable_cores", lambda: 4)
     monkeypatch.setattr(crowding, "own_threads", lambda: 4)
     return Recorder(
         TrailWriter(str(tmp_path / "process-1-here.trail"), {"host": socket.gethostname()})

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainpace.core import guard
@@ -18,34 +17,6 @@ from trainpace.core.limits import Limits, Overstep
 
 GRACE_S = 15.0
 """How long the guard may take to end everything below it."""
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def allowed_cores(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> float:
-    """The cores that this process can keep busy: those that it may run on, or fewer where a control group has a quota, as
-    containers and Slurm's nodes may. Source: the kernel's cgroup-v2 (cpu.max) and sched-bwc (cpu.cfs_quota_us) documents.
-    """
-    cores = float(usable_cores())
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        for line in groups.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "cpu" in controllers.split(","):
-                group = root / "cpu" / path.lstrip("/")
-                quota, period = (
-                    (group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-                )
-            elif not controllers and (root / path.lstrip("/") / "cpu.max").exists():
-                quota, period = (root / path.lstrip("/") / "cpu.max").read_text().split()
-            else:
-                continue
-            if quota.strip() != "max" and int(quota) > 0:
-                cores = min(cores, int(quota) / int(period))
-    return cores
 
 
 class Child:

@@ -1,11 +1,134 @@
-"""Facts about the host: file systems and the page cache."""
+"""Facts about the host: cores, scheduling, the user's folders, file systems and installed packages.
 
+The recorder imports this module inside the user's script, so it imports only cheap parts of the
+standard library.
+"""
+
+import functools
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+UserFolder = Literal["data", "config", "cache"]
+
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_XDG_DEFAULTS: dict[UserFolder, str] = {
+    "data": ".local/share",
+    "config": ".config",
+    "cache": ".cache",
+}
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+# ---- cores
+
+
+def core_numbers() -> list[int] | None:
+    """Return the cores that this process may run on, or None if the system does not report them."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on. Quotas do not count here."""
+    numbers = core_numbers()
+    return (os.cpu_count() or 1) if numbers is None else len(numbers)
+
+
+def allowed_cores(root: Path = Path("/")) -> float:
+    """Return how many cores this process can keep busy: the usable ones, or its quota if smaller."""
+    return min(float(usable_cores()), quota_cores(root) or float("inf"))
+
+
+def quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the CPU quota of this process in cores, or None without one.
+
+    Containers and Slurm set quotas on any level of the cgroup tree, and the tightest one holds.
+    Source: the kernel's documents on cgroup v2 (cpu.max) and sched-bwc (cpu.cfs_quota_us).
+    """
+    quotas = []
+    for folder in cgroup_folders("cpu", root):
+        both = read_fact(folder / "cpu.max").split() or [
+            read_fact(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        # "max" and -1 mean that there is no quota
+        if len(both) == 2 and both[0].isdecimal() and both[1].isdecimal() and int(both[1]):
+            quotas.append(int(both[0]) / int(both[1]))
+    return min((quota for quota in quotas if quota), default=None)
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """Yield this process's cgroup folders and all their parents, for v2 and v1's `controller`.
+
+    In a container the path may be the host's, which is not mounted. The folder mounted at the top
+    is then the container's own.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in read_fact(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        tops = (controller, controllers) if controllers else (".", "unified")
+        folder = Path(*(part for part in Path(path).parts if part not in ("/", "..")))
+        for top in tops:
+            for level in (folder, *folder.parents):
+                yield base / top / level
+
+
+def read_fact(file: Path) -> str:
+    """Return the text of a file below /proc, /sys or /etc, or "" if it cannot be read."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def thread_times(thread: int | None = None) -> tuple[int, int] | None:
+    """Return (CPU time, run-queue wait) of a thread in nanoseconds, by default the calling one.
+
+    None if the system does not report it. Source: proc(5), schedstat.
+    """
+    try:
+        with open(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat") as file:
+            ran, waited, _ = file.read().split()
+    except (OSError, ValueError):
+        return None
+    return (int(ran), int(waited)) if int(ran) else None
+
+
+# ---- folders
+
+
+def user_folder(kind: UserFolder) -> Path:
+    """Return Trainpace's folder among the user's files, by the XDG base directory specification."""
+    home = os.environ.get(f"XDG_{kind.upper()}_HOME")
+    return (Path(home) if home else Path.home() / _XDG_DEFAULTS[kind]) / "trainpace"
+
+
+def temporary_environment(folder: str) -> dict[str, str]:
+    """Return environment variables that make `folder` a process's temporary folder.
+
+    torch.compile would put its cache there as well and compile everything again. Its cache stays
+    where torch has it by default.
+    """
+    import getpass
+    import tempfile
+
+    around = {"TMPDIR": folder}
+    try:
+        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    except (KeyError, OSError):  # a user without a name
+        return around
+    return around | {_INDUCTOR_CACHE: os.environ.get(_INDUCTOR_CACHE, compiled)}
+
+
+# ---- file systems
 
 
 def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
-    """The type of the filesystem that holds `folder`, such as ext4; None where the system does not tell."""
+    """Return the type of the file system that holds `folder`, such as ext4, or None if unknown."""
     import psutil
 
     place, kind, deepest = Path(folder).resolve(), None, -1
@@ -18,15 +141,15 @@ def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
 
 
 def drop_from_cache(handle: int) -> bool:
-    """Let the page cache forget a file's clean pages; False where the system has no such call."""
-    if not hasattr(os, "posix_fadvise"):  # macOS has no such call
+    """Remove a file's clean pages from the page cache. Returns False if the system cannot (macOS)."""
+    if not hasattr(os, "posix_fadvise"):
         return False
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
 
 def share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | None:
-    """Share of sampled places that can be read without waiting; None where the system does not say."""
+    """Return the share of sampled places that are in the page cache, or None if unknown."""
     flag = getattr(os, "RWF_NOWAIT", None)
     if flag is None:
         return None
@@ -39,3 +162,30 @@ def share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | N
         except OSError:
             return None
     return ready / samples
+
+
+# ---- installed packages
+
+
+def top_of(folder: str) -> str:
+    """Return the folder that holds the package of `folder` (absolute), or `folder` itself."""
+    while (
+        os.path.isfile(os.path.join(folder, "__init__.py"))
+        and (above := os.path.dirname(folder)) != folder
+    ):
+        folder = above
+    return folder
+
+
+@functools.cache
+def holds_packages(folder: str) -> bool:
+    """Return True if pip installed packages into `folder`.
+
+    pip leaves a folder named *.dist-info beside each package.
+    """
+    if not {*folder.split(os.sep)}.isdisjoint(_PACKAGE_FOLDERS):
+        return True
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.core.errors import UnknownName, UnreadableInput
-from trainpace.core.installed import holds_packages, top_of
+from trainpace.core.host import holds_packages, top_of
 
 
 def load_name(path: Path, name: str, what: str = "name") -> Any:

@@ -8,7 +8,6 @@ prints goes to stderr.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import queue
@@ -30,6 +29,7 @@ from trainpace.core.errors import (
     UnreadableInput,
     UserCodeError,
 )
+from trainpace.core.host import temporary_environment
 from trainpace.core.intake import MOST_BYTES, json_of, read_json
 from trainpace.core.limits import Limits, usual_limits
 from trainpace.core.units import format_duration, gib_from_bytes
@@ -293,12 +293,7 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
             ValueError,
         ):  # this process's own standard error is no file
             output = subprocess.DEVNULL
-        around = {**os.environ, "TMPDIR": name}
-        with contextlib.suppress(KeyError, OSError):  # a user without a name
-            compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-            around.setdefault(
-                "TORCHINDUCTOR_CACHE_DIR", compiled
-            )  # where torch keeps it by default
+        around = {**os.environ, **temporary_environment(name)}
         with Child(
             [*_PYTHON, module, *files], around, None, LIMITS or usual_limits(), stdout=output
         ) as worker:

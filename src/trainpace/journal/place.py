@@ -5,17 +5,12 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from trainpace.core.host import user_folder
+
 
 def default_place() -> str:
     """$TRAINPACE_JOURNAL, or journal.db in the user's data folder."""
-    named = os.environ.get("TRAINPACE_JOURNAL")
-    if named:
-        return named
-    return str(
-        Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-        / "trainpace"
-        / "journal.db"
-    )
+    return os.environ.get("TRAINPACE_JOURNAL") or str(user_folder("data") / "journal.db")
 
 
 def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:

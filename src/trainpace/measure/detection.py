@@ -7,13 +7,13 @@ identifies a machine, a person or a place is kept: no host name, serial number, 
 
 import contextlib
 import functools
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.host import cgroup_folders, core_numbers, quota_cores, read_fact
 from trainpace.core.records import Record
 from trainpace.core.units import gib_from_bytes
 from trainpace.measure.gpus import Gpu, detect_gpus
@@ -106,16 +106,17 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
     name = cpu_name(root)
     stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
     base_mhz = _mhz(frequency / "base_frequency")
+    numbers = core_numbers()
     return Cpu(
         name=name,
         sockets=_sockets(root),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
-        affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        quota_cores=_quota_cores(root),
+        affinity_cores=None if numbers is None else len(numbers),
+        quota_cores=quota_cores(root),
         base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
         max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
-        governor=_text(frequency / "scaling_governor").strip() or None,
+        governor=read_fact(frequency / "scaling_governor").strip() or None,
         **_caches(root),
     )
 
@@ -126,7 +127,7 @@ def cpu_name(root: Path = Path("/")) -> str:
 
     Linux names x86 processors at once. py-cpuinfo knows others (ARM by lscpu, macOS), and starts programs to ask them.
     """
-    match = re.search(r"^model name\s*:\s*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.*\S)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
     if match:
         return match.group(1)
     import cpuinfo
@@ -141,10 +142,10 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 def _sockets(root: Path) -> int | None:
     topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
-    packages = {_text(file) for file in topology} - {""}
+    packages = {read_fact(file) for file in topology} - {""}
     if not packages:
         packages = set(
-            re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+            re.findall(r"^physical id\s*:\s*(\d+)", read_fact(root / "proc/cpuinfo"), re.MULTILINE)
         )
     return len(packages) or None
 
@@ -152,7 +153,7 @@ def _sockets(root: Path) -> int | None:
 def _caches(root: Path) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {"l1d_bytes": None, "l2_bytes": None, "l3_bytes": None}
     for folder in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        level, kind, size = (_text(folder / name).strip() for name in ("level", "type", "size"))
+        level, kind, size = (read_fact(folder / name).strip() for name in ("level", "type", "size"))
         name = f"l{level}d_bytes" if level == "1" else f"l{level}_bytes"
         match = re.fullmatch(r"(\d+)([KM]?)", size)
         if kind != "Instruction" and name in sizes and match:
@@ -161,54 +162,22 @@ def _caches(root: Path) -> dict[str, int | None]:
 
 
 def _mhz(file: Path) -> float | None:
-    khz = _number(_text(file))
+    khz = _number(read_fact(file))
     return None if khz is None else khz / 1e3
-
-
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """This process's cgroup in v2 and in v1's `controller`, and those above it: the tightest limit holds.
-
-    In a container the path may be the host's, which is not mounted; the folder mounted at the top is then its own.
-    """
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        names = controllers.split(",")
-        if controllers and controller not in names:
-            continue
-        for top in (
-            (base / controller, base / controllers) if controllers else (base, base / "unified")
-        ):
-            folder = Path(*(part for part in Path(path).parts if part not in ("/", "..")))
-            for level in (folder, *folder.parents):
-                yield top / level
-
-
-def _quota_cores(root: Path) -> float | None:
-    quotas = []
-    for folder in _cgroup_folders(root, "cpu"):
-        both = _text(folder / "cpu.max").split() or [
-            _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-        ]
-        quota, period = (_number(text) for text in [*both, "", ""][:2])
-        if quota is not None and period and quota > 0:
-            quotas.append(quota / period)
-    return min(quotas, default=None)
 
 
 def _memory_limit_gib(root: Path) -> float | None:
     limits = []
-    for folder in _cgroup_folders(root, "memory"):
+    for folder in cgroup_folders("memory", root):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _number(_text(folder / name))
+            limit = _number(read_fact(folder / name))
             if limit is not None and limit < _NO_LIMIT_BYTES:
                 limits.append(gib_from_bytes(limit))
     return min(limits, default=None)
 
 
 def _operating_system(root: Path) -> str | None:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text(root / "etc/os-release"), re.MULTILINE)
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_fact(root / "etc/os-release"), re.MULTILINE)
     return match.group(1) if match else platform.system() or None
 
 
@@ -216,7 +185,7 @@ def _in_container(root: Path) -> bool | None:
     """Whether this process runs in a container; None where there is no /proc to ask."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
-    groups = _text(root / "proc/1/cgroup")
+    groups = read_fact(root / "proc/1/cgroup")
     if re.search(r"docker|kubepods|containerd|libpod|lxc|garden", groups):
         return True
     return False if groups else None
@@ -226,11 +195,13 @@ def _on_battery(root: Path) -> bool | None:
     battery, mains = None, []
     with contextlib.suppress(OSError):
         for supply in (root / "sys/class/power_supply").iterdir():
-            kind = _text(supply / "type").strip()
+            kind = read_fact(supply / "type").strip()
             if kind in ("Mains", "USB"):
-                mains.append(_text(supply / "online").strip() == "1")
-            elif kind == "Battery" and _text(supply / "scope").strip() != "Device":  # not a mouse's
-                battery = bool(battery) or _text(supply / "status").strip() == "Discharging"
+                mains.append(read_fact(supply / "online").strip() == "1")
+            elif (
+                kind == "Battery" and read_fact(supply / "scope").strip() != "Device"
+            ):  # not a mouse's
+                battery = bool(battery) or read_fact(supply / "status").strip() == "Discharging"
     return False if any(mains) else battery
 
 
@@ -239,14 +210,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _text(file: Path) -> str:
-    """A file's text; empty where it is missing or not readable, as some of /sys is."""
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def warnings_of(machine: Machine) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, default_collate
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
+from trainpace.core.host import thread_times
 from trainpace.core.worker import explain
 from trainpace.measure.loader_measurement import LoaderCost, SampleCost
 from trainpace.shards import is_task, length_of, made_by, opened_files
@@ -226,11 +227,8 @@ def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
 
 def _delayed_ms() -> float:
     """Time that this process' main thread has waited for a core so far; 0 where the system does not report it."""
-    try:
-        with open("/proc/self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e6
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    times = thread_times(os.getpid())  # the main thread has the number of its process
+    return 0.0 if times is None else times[1] / 1e6
 
 
 def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) -> str:

@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from trainpace.core.child import Child, ending_of, usable_cores
+from trainpace.core.child import Child, ending_of
 from trainpace.core.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.core.host import usable_cores
 from trainpace.core.records import Record
 from trainpace.core.units import format_duration
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import user_folder
 from trainpace.core.records import load, save
-from trainpace.verbs.places import data_place, detected
+from trainpace.verbs.places import detected
 from trainpace.verbs.request import COUNT, DURATION, NEW_FILE, Field, Progress, Request
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class CalibrateRequest(Request):
 
     @property
     def profile_file(self) -> Path:
-        return Path(self.output) if self.output else data_place("machine.json")
+        return Path(self.output) if self.output else user_folder("data") / "machine.json"
 
 
 def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from trainpace.core.catalogue_reader import catalogue, find_device, normalised
 from trainpace.core.cluster import Device
 from trainpace.core.errors import TrainpaceError, UnknownName
+from trainpace.core.host import user_folder
 from trainpace.core.intake import read_text
 from trainpace.core.records import Record, Table, to_jsonable, write_whole
 from trainpace.offers import (
@@ -17,7 +18,7 @@ from trainpace.offers import (
     read_offers,
     snapshot,
 )
-from trainpace.verbs.places import HardwareFile, data_place, own_devices
+from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Field, Progress, Request
 
 Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
@@ -53,7 +54,7 @@ def run(request: OffersRequest, progress: Progress) -> Offers:
         from trainpace.offers import refreshed, write_offers
 
         fresh, unknown = refreshed(datetime.date.today())
-        target = data_place("offers.csv")
+        target = user_folder("data") / "offers.csv"
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, write_offers(fresh))
         left_out = (
@@ -80,7 +81,7 @@ def known_offers(
             progress.note(f"trainpace: {note}")
     if only_machines:
         return own
-    refreshed = data_place("offers.csv")
+    refreshed = user_folder("data") / "offers.csv"
     public = (
         read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
     )

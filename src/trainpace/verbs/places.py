@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trainpace.core.catalogue_reader import catalogue_name, parse_catalogue
 from trainpace.core.cluster import Device, HostCPU
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import user_folder
 from trainpace.core.hosts import find_host
 from trainpace.core.intake import read_text
 from trainpace.core.records import load
@@ -41,15 +40,6 @@ HostName = Annotated[
 HardwareFile = Annotated[
     str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")
 ]
-
-
-def data_place(name: str) -> Path:
-    """A file or folder in the user's data folder, such as the machine.json that `trainpace calibrate` leaves."""
-    return (
-        Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-        / "trainpace"
-        / name
-    )
 
 
 @contextlib.contextmanager
@@ -97,11 +87,7 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
     """Devices of the file at `path`, or of the one in the user's configuration folder where there is one."""
     if path is not None:
         return parse_catalogue(read_text(path), path)
-    default = (
-        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        / "trainpace"
-        / "hardware.toml"
-    )
+    default = user_folder("config") / "hardware.toml"
     return parse_catalogue(read_text(default), str(default)) if default.is_file() else ()
 
 
@@ -148,7 +134,7 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
 
 def profile_here(progress: Progress) -> MachineProfile | None:
     """The profile that `trainpace calibrate` left, if it is of this processor and this torch; else None, with a note on why."""
-    file = data_place("machine.json")
+    file = user_folder("data") / "machine.json"
     if not file.exists():
         return None
     from importlib.metadata import version

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.core.child import usable_cores
+from trainpace.core.host import usable_cores
 from trainpace.core.records import Record
 from trainpace.verbs.request import (
     COUNT,

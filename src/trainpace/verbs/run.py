@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
-from trainpace.core.child import usable_cores
 from trainpace.core.cluster import HostLinks
 from trainpace.core.errors import Contradiction, TrainpaceError
+from trainpace.core.host import usable_cores
 from trainpace.core.records import cannot_write_into, load, make_folder, save
 from trainpace.job import total_steps
 from trainpace.journal import Journal, anonymous_entry, signed

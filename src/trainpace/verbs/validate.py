@@ -1,10 +1,10 @@
 """`validate`: forecasts against measured runs."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import usable_cores, user_folder
 from trainpace.core.records import Record
 from trainpace.forecast import Row, Summary, by, evaluate, family_of, read_runs, summarise
 from trainpace.verbs.request import (
@@ -72,9 +72,8 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     if not runs:
         raise TrainpaceError(f"{path} has no rows.")
     models = (Path(r.models) if r.models else path.parent).resolve()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    traces = Path(r.traces) if r.traces else cache / "trainpace" / "traces"
-    workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
+    traces = Path(r.traces) if r.traces else user_folder("cache") / "traces"
+    workers = r.workers or max(1, min(4, usable_cores() // 2 + 1))
     with progress.work("tracing", unit="models") as work:
         rows = evaluate(
             runs, models, traces, work.say, workers, progress=work.to, run_code=r.run_code

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trainpace.core.child import usable_cores
 from trainpace.core.errors import TrainpaceError, UnknownName, ending_with
+from trainpace.core.host import core_numbers, usable_cores, user_folder
 from trainpace.core.records import Record
 from trainpace.diagnose import is_trace
-from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.watch import (
     Recording,
@@ -134,8 +133,7 @@ def _told_by_the_first(command: Sequence[str], folder: Path, exit_code: int) -> 
 def busy_words() -> str:
     """That other programs keep this machine busy at this moment, as a sentence; empty where they do not. A load average would
     count what has just ended."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return busy_in_words(busy_cores(usable), usable_cores())
+    return busy_in_words(busy_cores(core_numbers()), usable_cores())
 
 
 def busy_cores(usable: Sequence[int] | None) -> float:
@@ -191,7 +189,7 @@ def _shared_folder(output: str | None, command: Sequence[str], task: Task) -> Pa
     folder = (
         Path(output)
         if output is not None
-        else data_place("recordings") / f"{_stem(command)}-slurm-{task.step}"
+        else user_folder("data") / "recordings" / f"{_stem(command)}-slurm-{task.step}"
     )
     if not take(folder, task):
         raise Misuse(f"{folder} is there already; name a new folder.")
@@ -211,6 +209,10 @@ def new_folder(output: str | None, command: Sequence[str]) -> Path:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise Misuse(f"{folder} is there already; name a new folder.")
         return folder
-    base = data_place("recordings") / f"{_stem(command)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    base = (
+        user_folder("data")
+        / "recordings"
+        / f"{_stem(command)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    )
     names = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100)))
     return next(folder for folder in names if not folder.exists())

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import getpass
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from trainpace.core.child import no_command
 from trainpace.core.errors import TrainpaceError, ending_with, os_reason
+from trainpace.core.host import temporary_environment
 from trainpace.core.records import make_folder, write_whole
 from trainpace.watch import meeting, restoring
 from trainpace.watch.inside.trail import STOP_AFTER, TASK
@@ -180,11 +180,7 @@ def temporary_folder() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(
         prefix="trainpace-trial-", ignore_cleanup_errors=True
     ) as folder:
-        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-        yield {
-            "TMPDIR": folder,
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled),
-        }
+        yield temporary_environment(folder)
 
 
 def _end_with_parent(parent: int) -> Callable[[], None] | None:

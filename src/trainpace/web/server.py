@@ -7,9 +7,10 @@ import socket
 import uvicorn
 
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import user_folder
 from trainpace.journal import Journal
 from trainpace.verbs.offers import known_offers
-from trainpace.verbs.places import data_place, own_devices
+from trainpace.verbs.places import own_devices
 from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
 from trainpace.web.app import application
@@ -71,7 +72,7 @@ def serve(request: ServeRequest) -> None:
     policy = policy_of(host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
     with opened, Journal.open(r.journal, create=r.journal is None, read_only=True) as journal:
         app = application(
-            journal, Models(data_place("workloads")), own, known_offers(None, Silent())
+            journal, Models(user_folder("data") / "workloads"), own, known_offers(None, Silent())
         )
         config = uvicorn.Config(
             Guarded(app, policy),

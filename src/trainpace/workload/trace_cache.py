@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError
+from trainpace.core.host import user_folder
 from trainpace.core.records import Record
 
 R = TypeVar("R", bound=Record)
@@ -58,11 +59,9 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
         ]
     except (OSError, PackageNotFoundError, ValueError):
         return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainpace" / "traces"
     key = json.dumps([request, content, made_by], sort_keys=True, default=str)
-    return (
-        Path(chosen) if chosen else home
-    ) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json.gz"
+    folder = Path(chosen) if chosen else user_folder("cache") / "traces"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json.gz"
 
 
 @functools.cache

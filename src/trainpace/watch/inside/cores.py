@@ -1,17 +1,13 @@
 """The cores that this process may use, and how long the training thread was ready to run and had none, by Linux's scheduler
 (proc(5), schedstat)."""
 
-import os
 import threading
 from typing import NamedTuple
 
+from trainpace.core.host import thread_times
+
 SETTLED_STEP = 3
 """What it waited before, while others were still importing and compiling, says nothing of the steps."""
-
-
-def usable() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Scheduled(NamedTuple):
@@ -27,12 +23,8 @@ def scheduled(thread: int | None = None) -> Scheduled | None:
     while they wait for work they give their core away again and again, and would seem to have none.
     """
     thread = thread or threading.get_native_id()
-    try:
-        with open(f"/proc/self/task/{thread}/schedstat") as file:
-            ran, waited, _ = file.read().split()
-    except (OSError, ValueError):
-        return None
-    return Scheduled(thread, int(ran), int(waited)) if int(ran) else None
+    times = thread_times(thread)
+    return None if times is None else Scheduled(thread, *times)
 
 
 def delayed_share(since: Scheduled) -> float | None:

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-from trainpace.watch.inside.cores import delayed_share, usable
+from trainpace.core.host import usable_cores
+from trainpace.watch.inside.cores import delayed_share
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import Step, read_header, records_from
 
@@ -25,7 +26,7 @@ def own_threads() -> int:
 
 def fewer_threads(recorder: Recorder) -> int:
     """How many threads to try instead of the script's own; 0 where it has a core for each."""
-    threads, cpus = own_threads(), usable()
+    threads, cpus = own_threads(), usable_cores()
     fair = max(1, cpus // (1 + len(beside(recorder.trail.path))))
     if fair < threads:
         return fair

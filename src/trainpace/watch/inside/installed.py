@@ -5,7 +5,7 @@ import os
 import sys
 import sysconfig
 
-from trainpace.core.installed import holds_packages, top_of
+from trainpace.core.host import holds_packages, top_of
 
 _INSTALLED = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<")
 

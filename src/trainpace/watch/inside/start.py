@@ -17,6 +17,7 @@ from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any
 
+from trainpace.core.host import usable_cores
 from trainpace.watch.inside import (
     among,
     cores,
@@ -47,7 +48,7 @@ def _header() -> dict[str, Any]:
         "rank": _number("RANK", "SLURM_PROCID"),
         "world_size": _number("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
         "task": _number(TASK),
-        "cpus": cores.usable(),
+        "cpus": usable_cores(),
     }
 
 
