@@ -128,7 +128,6 @@ def test_public_models_keep_their_names_and_own_ones_do_not():
     assert public_name("resnet50") == "resnet50"
     assert public_name("torchvision:vit_b_16") == "torchvision:vit_b_16"
     assert public_name("timm:convnext_base") == "timm:convnext_base"
-    assert public_name("random:cnn:3") == "random:cnn:3"
     for own in (
         "train.py:make",
         "timm:acme_secret",

@@ -15,13 +15,7 @@ from trainpace.forecast.collectives import gloo_seconds
 from trainpace.measure.calibration import AllReduce
 from trainpace.measure.loader_worker import costs
 from trainpace.run import ladder_forecasts as forecasts
-from trainpace.run.ladder_forecasts import (
-    LadderForecasts,
-    MeasuredCompute,
-    has_data,
-    links_of,
-    rank_threads,
-)
+from trainpace.run.ladder_forecasts import LadderForecasts, MeasuredCompute, links_of, rank_threads
 from trainpace.run.rungs import Setup
 from trainpace.run.trial import LoaderSettings
 
@@ -77,11 +71,6 @@ def test_threads_of_a_rank(monkeypatch):
     assert rank_threads(Setup(task="t", execution=Execution(), threads=3)) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert rank_threads(four) == 1
-
-
-def test_only_a_task_of_ones_own_has_data():
-    assert has_data("train.py:task")
-    assert not has_data("timm:resnet18")
 
 
 def setup(**rest) -> Setup:

@@ -21,6 +21,7 @@ from trainpace.cli.command import (
 from trainpace.core.records import save, to_jsonable
 from trainpace.report import tell
 from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
+from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
@@ -319,7 +320,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             _print_files(files, backups, view.yes)
         report.print_code(verbs.settings.changes_in_code(plan, files))
         if plan.changes and (typed := typed_words()):
-            model = request.model_name if ".py:" in request.model_name else None
+            model = request.model_name if ModelSpec.of(request.model_name).runs_code else None
             report.print_plan_next(
                 _without_write(typed) if backups else typed, view.output, model, request
             )

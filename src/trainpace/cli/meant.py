@@ -20,7 +20,6 @@ LAUNCHERS = (
     "poetry",
     "pixi",
 )
-KINDS_OF_MODELS = ("timm:", "torchvision:", "transformers:", "diffusers:", "random:")
 SETTINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 
 TRACES = (".json", ".gz", ".sqlite", ".nsys-rep", ".qdrep")
@@ -30,9 +29,12 @@ def meant(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     """The words with the verb that they lack. Raises TrainpaceError, with the nearest names, where none fits."""
     first, *rest = words
     program = os.path.basename(first)
-    if first.endswith(".py") or program in LAUNCHERS or program.startswith("python3."):
+    from trainpace.workload import ModelSpec  # late: most commands name their verb
+
+    spec = ModelSpec.of(first)
+    if spec.kind == "script" or program in LAUNCHERS or program.startswith("python3."):
         return ["look", *words]
-    if first.startswith(KINDS_OF_MODELS) or ".py:" in first or first in _built_in():
+    if spec.is_library or spec.runs_code or first in _built_in():
         return ["forecast", *words]
     if (first.endswith(TRACES) or os.path.isdir(first)) and _is_trace(first):
         return ["diagnose", *rest, first]

@@ -25,7 +25,7 @@ from trainpace.core.hosts import find_host
 from trainpace.core.software import TODAY, Software, parse_version
 from trainpace.forecast.attention import Implementation, implementation_on
 from trainpace.forecast.measured_runs import MeasuredRun
-from trainpace.workload import Form, Mode, Variant, form_of
+from trainpace.workload import Form, Mode, ModelSpec, Variant, form_of
 
 TYPICAL_NETWORK_GB_PER_S = 25.0
 """A GPU's share of a node's network where the run does not state it: eight cards of 200 Gbit/s for eight GPUs, as large
@@ -79,7 +79,7 @@ def case_of(run: MeasuredRun, folder: Path) -> Case:
     execution = execution_of(run)
     device = find_device(run.gpu_canonical or run.gpu)
     version = _torch_version(run)
-    is_transformer = spec.startswith("transformers:")
+    is_transformer = ModelSpec.of(spec).kind == "transformers"
     variant = Variant(
         optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
         sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
@@ -260,7 +260,7 @@ def _batches(run: MeasuredRun, pp: int, ranks: int) -> tuple[int, int]:
 
 def _spec(run: MeasuredRun, folder: Path) -> str:
     spec = run.model_spec or run.model
-    if not run.model_spec and not (":" in spec or spec.endswith(".json")):
+    if not run.model_spec and ModelSpec.of(spec).kind in ("built_in", "script"):
         raise TrainpaceError(
             f"no model definition is known for {run.model or 'a run without a name'!r}."
         )
@@ -268,19 +268,14 @@ def _spec(run: MeasuredRun, folder: Path) -> str:
         return (  # which has no pooling before its classifier
             f"{spec.removeprefix('torchvision:')}_keras"
         )
-    if spec.startswith("transformers:"):
-        name = spec.partition(":")[2]
-        for file in (folder / name, folder / "models" / name, Path(name)):
+    named = ModelSpec.of(spec)
+    if named.kind == "transformers":
+        for file in (folder / named.path, folder / "models" / named.path, Path(named.path)):
             if file.is_file():
-                return f"transformers:{file}"
+                return named.with_path(file)
         raise TrainpaceError(f"{spec}: there is no such file in {folder}.")
-    if spec.endswith(".json") or ".py:" in spec:
-        return (
-            str(folder / spec)
-            if (folder / spec.rpartition(":")[0]).is_file() or (folder / spec).is_file()
-            else spec
-        )
-    return spec
+    file = folder / named.path
+    return named.with_path(file) if file.is_file() else spec
 
 
 def _precision(run: MeasuredRun) -> Precision:

@@ -24,7 +24,7 @@ from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.measured_runs import MeasuredRun
 from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
 from trainpace.forecast.target import FITTED, FittedKernels, Target
-from trainpace.workload import Workload, is_saved, names_code, trace_many
+from trainpace.workload import ModelSpec, Workload, trace_many
 
 PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
@@ -91,7 +91,7 @@ def evaluate(
 
 def _case(run: MeasuredRun, folder: Path, run_code: bool) -> Case:
     case = case_of(run, folder)
-    if names_code(case.spec) and not run_code:
+    if ModelSpec.of(case.spec).runs_code and not run_code:
         raise TrainpaceError(
             f"its model is code, {run.model_spec or run.model}, which --run-code would run."
         )
@@ -125,10 +125,9 @@ def forecast_case(case: Case, workload: Workload, kernels: FittedKernels = FITTE
 def trace_file(traces: Path, case: Case) -> Path:
     """The file of a case's workload, named by all that it depends on, files and libraries included."""
     spec, form, variant = case.trace_key
-    kind, _, name = spec.rpartition(":")
-    source = Path(name if kind == "transformers" else kind)
-    if (kind == "transformers" or kind.endswith(".py")) and source.is_file():
-        spec = spec.replace(str(source), hashlib.sha256(source.read_bytes()).hexdigest())
+    named = ModelSpec.of(spec)
+    if named.path and (source := Path(named.path)).is_file():
+        spec = named.with_path(hashlib.sha256(source.read_bytes()).hexdigest())
     key = repr((TRACE_VERSION, _versions(), spec, form, tuple(variant)))
     return traces / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
@@ -154,7 +153,9 @@ def _workloads(
 ) -> dict[tuple[object, ...], Workload | str]:
     """Every case's workload by its key, or the reason why there is none."""
     files = {
-        case.trace_key: Path(case.spec) if is_saved(case.spec) else trace_file(traces, case)
+        case.trace_key: Path(case.spec)
+        if ModelSpec.of(case.spec).is_saved
+        else trace_file(traces, case)
         for case in cases
     }
     missing = {str(file): key for key, file in files.items() if not file.is_file()}

@@ -26,14 +26,12 @@ from trainpace.forecast import (
     run_beside,
 )
 from trainpace.journal.identity import anonymous
-from trainpace.workload import Workload, form_of
+from trainpace.workload import ModelSpec, Workload, form_of
 
 if TYPE_CHECKING:  # a forecast without a journal loads no database
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
-TORCHVISION = "torchvision:"
-"""The built-in models are torchvision's, layer by layer, so that runs of either name are of the same workload."""
 MOST = 2000
 """The number of runs examined, the newest first."""
 MOST_MODELS, MOST_SIZES = 24, 4
@@ -247,8 +245,7 @@ def of_workload(
     image_size: int | None = None,
 ) -> list[Entry]:
     """Trainings of a workload, the newest first: of that model, or with one of the `keys` (see `workload_key`)."""
-    plain = model.removeprefix(TORCHVISION)
-    names = (plain, f"{TORCHVISION}{plain}")
+    names = ModelSpec.of(model).aliases
     candidates = {entry.id: entry for name in names for entry in _newest_first(journal, model=name)}
     for key in keys:
         candidates |= {entry.id: entry for entry in _newest_first(journal, workload_key=key)}

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trainpace.core.host import user_folder
+from trainpace.workload import ModelSpec
 
 
 def default_place() -> str:
@@ -28,12 +29,7 @@ def may_know(place: str | None, devices: Collection[str], models: Collection[str
     import sqlite3
 
     address = file.absolute().as_uri() + "?mode=ro"
-    # the built-in models are torchvision's
-    models = {
-        name
-        for model in models
-        for name in (model, f"torchvision:{model}", model.removeprefix("torchvision:"))
-    }
+    models = {name for model in models for name in ModelSpec.of(model).aliases}
     of_devices, of_models = (",".join("?" * len(names)) for names in (devices, models))
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:

@@ -19,6 +19,7 @@ from trainpace.journal.entry import Entry
 from trainpace.journal.exchange import UNKNOWN
 from trainpace.journal.query import Query, names_of
 from trainpace.journal.store import Journal
+from trainpace.workload import ModelSpec
 
 PUBLIC = "public:"
 """Before the id of a public run."""
@@ -182,8 +183,12 @@ def _side(journal: Journal, id_: str) -> list[Entry]:
 def _mine(journal: Journal, other: Entry) -> Entry:
     """The newest own run of the same model, best with samples of the same size, on the same card, at the same batch, in the same
     precision."""
-    plain = _plain_name(other.model)
-    names = [name for name in names_of(journal, "model") or () if _plain_name(name) == plain]
+    plain = _folded(ModelSpec.of(other.model).plain_name)
+    names = [
+        name
+        for name in names_of(journal, "model") or ()
+        if _folded(ModelSpec.of(name).plain_name) == plain
+    ]
     asked = (Query(model=name, exact=True, outcome="ok", mode=other.mode) for name in names)
     runs = [run for query in asked for run in journal.find(query, limit=None) if run.id != other.id]
     runs.sort(key=lambda run: (run.created_at, run.id), reverse=True)
@@ -209,11 +214,6 @@ def _other_size(a: Entry, b: Entry) -> int:
     """0 for samples of the same size, 1 where a run does not state it, as at a model's usual size, 2 for others."""
     sizes = (a.image_size, b.image_size), (a.sequence_length, b.sequence_length)
     return max(0 if one == other else 1 if None in (one, other) else 2 for one, other in sizes)
-
-
-def _plain_name(model: str) -> str:
-    kind, _, name = model.rpartition(":")
-    return _folded(name if kind in ("", "timm", "torchvision") else model)
 
 
 def entry_of_public(run: PublicRun) -> Entry:

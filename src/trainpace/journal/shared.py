@@ -26,12 +26,12 @@ from trainpace.core.outcome import StepTime
 from trainpace.core.records import SCHEMA_VERSION, Record
 from trainpace.journal.entry import Entry, content_id
 from trainpace.journal.identity import anonymous
+from trainpace.workload import ModelSpec
 
 KIND = "SharedRuns"
 OWN_MODEL = "own model"
 MODEL = (
-    rf"^({OWN_MODEL} [1-9][0-9]{{0,4}}|((timm|torchvision):)?[A-Za-z0-9][A-Za-z0-9_.\-]{{0,79}}"
-    r"|random:[a-z]{1,16}:[0-9]{1,9})$"
+    rf"^({OWN_MODEL} [1-9][0-9]{{0,4}}|((timm|torchvision):)?[A-Za-z0-9][A-Za-z0-9_.\-]{{0,79}})$"
 )
 VERSION = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,3}$"
 OTHER_OPTIMIZER, NO_OPTIMIZER = "other", "none"
@@ -205,11 +205,9 @@ def shared_of(entry: Entry, numbers: dict[str, int]) -> SharedRun | str:
 
 def public_name(model: str) -> str | None:
     """The name of a model that everybody knows, None for one's own. A name of a person or a machine in it makes it one's own."""
-    kind, _, name = model.rpartition(":")
-    if kind in ("", "timm", "torchvision"):
-        known = name in TORCHVISION or name in _names_of_others()
-    else:
-        known = re.fullmatch(r"random:(cnn|mlp|rnn|transformer)", kind) is not None
+    spec = ModelSpec.of(model)
+    is_name = spec.kind in ("built_in", "timm", "torchvision")
+    known = is_name and (spec.name in TORCHVISION or spec.name in _names_of_others())
     return model if known and re.fullmatch(MODEL, model) and anonymous(model) == model else None
 
 

@@ -23,6 +23,7 @@ from trainpace.core.host import thread_times
 from trainpace.core.worker import explain
 from trainpace.measure.loader_measurement import LoaderCost, SampleCost
 from trainpace.shards import is_task, length_of, made_by, opened_files
+from trainpace.workload import ModelSpec
 
 DEFAULT_BATCH = 32
 MOST_SAMPLES = 512
@@ -71,8 +72,8 @@ class LoaderTarget(NamedTuple):
 
 def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
     """What FILE.py:NAME is or returns, ready to be loaded. Raises `TrainpaceError` for anything that has no samples."""
-    file, _, function = spec.rpartition(":")
-    name = f"{Path(file).name}:{function}"
+    named = ModelSpec.of(spec)
+    name = f"{Path(named.path).name}:{named.name}"
     try:
         loader = made_by(spec)
     except TrainpaceError:

@@ -16,6 +16,7 @@ from trainpace.core.outcome import FailedProbe, MeasuredNoiseScale, Measurement,
 from trainpace.core.records import Record
 from trainpace.core.worker import run_isolated
 from trainpace.measure.adaptive import next_batch
+from trainpace.workload import ModelSpec
 
 R = TypeVar("R", bound=Record)
 Outcome = Measurement | FailedProbe
@@ -63,7 +64,9 @@ class Conditions(Record):
 
     def execution(self, batch_size: int, own_optimizer: str = "") -> Execution:
         """How a probe at this batch size is executed. `own_optimizer`: what the task is trained with, "" before it was built."""
-        is_language = self.sequence_length is not None or self.model.startswith("transformers:")
+        is_language = (
+            self.sequence_length is not None or ModelSpec.of(self.model).kind == "transformers"
+        )
         return Execution(
             micro_batch=batch_size,
             accumulation=self.accumulation,

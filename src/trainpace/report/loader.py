@@ -18,6 +18,7 @@ from trainpace.report.terminal import (
     words,
 )
 from trainpace.shards import Damage, Estimate, Precomputed
+from trainpace.workload import ModelSpec
 
 _WORTH_PRECOMPUTING = 0.2
 _WORTH_PRECOMPUTING_MS = 0.05
@@ -53,7 +54,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_notes(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
     whole = not any(s.kind == "dataset" for s in m.stages)
-    if "trainpace precompute" in advice and ".py:" in m.target and whole:
+    if "trainpace precompute" in advice and ModelSpec.of(m.target).runs_code and whole:
         print_lines(f"To change: {advice.removeprefix('Next: ')}")
         estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
         print_next(estimate, "what that costs and saves, estimated from some samples")

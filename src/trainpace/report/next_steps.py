@@ -15,7 +15,7 @@ from trainpace.verbs.match import MatchRequest
 from trainpace.verbs.measure import MeasureRequest
 from trainpace.verbs.plan import PlanRequest
 from trainpace.verbs.request import fields_of
-from trainpace.workload import Workload
+from trainpace.workload import ModelSpec, Workload
 
 BESIDE_THE_STEP = frozenset(
     {
@@ -83,7 +83,7 @@ def print_next_after_forecast(
         if row.largest_micro_batch:
             reason = "the largest batch that fits; --accumulate keeps the global batch"
             print_next(again("--batch", str(row.largest_micro_batch)), reason)
-        elif e.activation_checkpointing == "none" and _has_switch(spec):
+        elif e.activation_checkpointing == "none" and ModelSpec.of(spec).can_checkpoint:
             reason = "recomputes activations, which needs less memory"
             print_next(
                 again("--checkpointing", "full", *_batch_words(asked), but=["checkpointing"]),
@@ -106,7 +106,7 @@ def print_next_after_forecast(
                 *length_of_job,
             ]
             print_next(["trainpace", "plan", spec, *steps], saved)
-    elif _is_saved(spec) or _lost_by_measuring(asked, fixed):
+    elif ModelSpec.of(spec).is_saved or _lost_by_measuring(asked, fixed):
         if workload.only_batch is None and all(
             one.execution.micro_batch == e.micro_batch for one in done
         ):
@@ -170,7 +170,9 @@ def print_next_after_match(first: Match, workload: Workload, asked: MatchRequest
     spec = workload.model if asked is None else asked.model_name
     fixed = ["batch", "precision", "accumulate", "gpu", "global_batch", "timeout"]
     steps = ["--batch", str(e.micro_batch), "--precision", e.precision]
-    if not _is_saved(spec) and not lost(asked, MeasureRequest, [*fixed, *BESIDE_THE_STEP]):
+    if not ModelSpec.of(spec).is_saved and not lost(
+        asked, MeasureRequest, [*fixed, *BESIDE_THE_STEP]
+    ):
         same = carried(asked, MeasureRequest, fixed)
         why = "on option 1, rented for a few minutes: real steps narrow the interval"
         print_next(["trainpace", "measure", spec, *steps, *same, "--device", "cuda"], why)
@@ -193,13 +195,3 @@ def print_next_after_match(first: Match, workload: Workload, asked: MatchRequest
         ["trainpace", "forecast", spec, *fleet, *steps, *same],
         "option 1: where the time of its step goes",
     )
-
-
-def _has_switch(spec: str) -> bool:
-    """Whether activation checkpointing can be asked for: built-in models have no switch, files of one's own need not."""
-    return _is_saved(spec) or spec.startswith(("transformers:", "timm:", "diffusers:"))
-
-
-def _is_saved(spec: str) -> bool:
-    """A saved workload, which cannot be trained."""
-    return spec.endswith(".json") and ":" not in spec

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         LadderForecasts,
         MeasuredCompute,
         StepForecast,
-        has_data,
     )
     from trainpace.run.ladder_inputs import read_ladder
     from trainpace.run.ladder_results import (

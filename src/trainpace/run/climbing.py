@@ -25,6 +25,7 @@ from trainpace.run.ladder_results import (
 from trainpace.run.rungs import Ladder, Rung, Setup, changed
 from trainpace.run.script_files import changed_files, fingerprint, fingerprint_of_script
 from trainpace.run.trial import FailedTrial, TrialResult
+from trainpace.workload import ModelSpec
 
 ROUNDS = 2
 """How often two setups are measured in turn: the kept and a new one that are too close to tell, and the first and the last."""
@@ -389,7 +390,7 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
     another part must go on."""
     from trainpace.shards import Settings, precompute
 
-    name = re.sub(r"[^\w.-]+", "-", target.rpartition(":")[2])
+    name = re.sub(r"[^\w.-]+", "-", ModelSpec.of(target).name)
     shards = folder / f"shards-{name}"
     tell(f"precomputing {target} into {shards}")
     done = precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)

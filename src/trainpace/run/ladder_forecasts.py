@@ -35,7 +35,7 @@ from trainpace.measure import (
 )
 from trainpace.run.rungs import Setup
 from trainpace.run.trial import engine_for
-from trainpace.workload import Variant, Workload, form_of, load_workload
+from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workload
 
 SAMPLE_SD = 0.1
 """Standard deviation of the logarithm of a sample's cost: measured for a second or two in a process of its own, on cores that
@@ -422,7 +422,7 @@ class LadderForecasts:
         batch_sizes: dict[tuple[str, str | None, bool], list[int]] = {}
         for s in setups:
             there = s.loader.shards is None or Path(s.loader.shards).is_dir()
-            if there and has_data(s.task) and _cost_key(s) not in self._costs:
+            if there and ModelSpec.of(s.task).runs_code and _cost_key(s) not in self._costs:
                 sizes = batch_sizes.setdefault((s.task, s.loader.shards, s.loader.workers > 0), [])
                 sizes += [s.execution.micro_batch] if s.execution.micro_batch not in sizes else []
         for (task, shards, workers), sizes in batch_sizes.items():
@@ -431,11 +431,6 @@ class LadderForecasts:
             self._costs |= {
                 (shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)
             }
-
-
-def has_data(spec: str) -> bool:
-    """Whether a model has a dataset: a task of the user's own has; for other models samples are made beforehand."""
-    return spec.rpartition(":")[0].endswith(".py")
 
 
 def links_of(a: AllReduce) -> HostLinks:

@@ -17,6 +17,7 @@ from trainpace.run.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setu
 from trainpace.run.script_files import SCRIPT_STEPS, present
 from trainpace.run.slurm_script import SlurmOptions
 from trainpace.run.trial import LoaderSettings
+from trainpace.workload import ModelSpec
 
 OTHER_FIELDS = ("rungs", "script", "conditions")
 TOP_KEYS = (
@@ -258,5 +259,5 @@ def _check_names(table: Mapping[str, Any], keys: Iterable[str], what: str) -> No
 
 def _beside(path: Path, spec: str) -> str:
     """FILE.py:NAME is meant from the ladder's own folder, wherever the command is called."""
-    file, colon, name = spec.rpartition(":")
-    return f"{path.parent / file}{colon}{name}" if file.endswith(".py") else spec
+    named = ModelSpec.of(spec)
+    return named.with_path(path.parent / named.path) if named.runs_code else spec

@@ -21,6 +21,7 @@ from trainpace.job import accumulation_for_global_batch
 from trainpace.run.rungs import SHARDS, Ladder, Script, Setup
 from trainpace.run.script_trial import ScriptTrial
 from trainpace.run.trial import LoaderSettings
+from trainpace.workload import ModelSpec
 
 COMMAND = "command.sh"
 """The name under which the command stands beside the files."""
@@ -156,14 +157,14 @@ def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
 def fingerprint(spec: str) -> str:
     """A hash of the Python files in the folder of a task's file, since measurements of other code do not count; "" for other
     models. Raises UnreadableInput without the file."""
-    file, _, name = spec.rpartition(":")
-    if not file.endswith(".py"):
+    named = ModelSpec.of(spec)
+    if not named.runs_code:
         return ""
-    path = Path(file).absolute()
+    path = Path(named.path).absolute()
     sources = _sources_of(path, path.parent)
     if path.name not in sources:
-        raise UnreadableInput(f"cannot read {file}: no such file.")
-    return _hash_of([name, sources])
+        raise UnreadableInput(f"cannot read {named.path}: no such file.")
+    return _hash_of([named.name, sources])
 
 
 def fingerprint_of_script(script: Script) -> str:

@@ -14,6 +14,7 @@ from trainpace.core.outcome import Interval
 from trainpace.core.records import Record, load, make_folder, save
 from trainpace.core.stats import mean_and_half_width, median, median_interval
 from trainpace.run.job import Ended, Job, Launcher
+from trainpace.workload import ModelSpec
 
 WORKER = "trainpace.run.trial_worker"
 
@@ -297,9 +298,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
 
 def _with_absolute_paths(trial: Trial) -> Trial:
     """The trial with absolute paths: on another host it may be started from another folder."""
-    file, colon, name = trial.task.rpartition(":")
-    task = f"{Path(file).absolute()}{colon}{name}" if file.endswith(".py") else trial.task
-    if file == "transformers":
-        task = f"{file}{colon}{Path(name).absolute()}"
+    spec = ModelSpec.of(trial.task)
+    task = spec.with_path(Path(spec.path).absolute())
     shards = trial.loader.shards and str(Path(trial.loader.shards).absolute())
     return replace(trial, task=task, loader=replace(trial.loader, shards=shards))

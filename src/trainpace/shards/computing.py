@@ -25,6 +25,7 @@ from trainpace.core.units import format_number
 from trainpace.core.worker import DiskFull, Pool
 from trainpace.shards import files
 from trainpace.shards.precompute_worker import Estimate, Inspection, SampleCosts, decide
+from trainpace.workload import ModelSpec
 
 _LOCK = ".lock"
 _WORKER = "trainpace.shards.precompute_worker"
@@ -246,9 +247,9 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
                 f" shards of {samples:,}.",
                 "Is its __len__ right? Otherwise raise `shard_samples`.",
             )
-        file, _, name = settings.target.rpartition(":")
+        spec = ModelSpec.of(settings.target)
         plan = files.ShardPlan(
-            target=f"{os.path.abspath(file)}:{name}",
+            target=spec.with_path(os.path.abspath(spec.path)),
             samples=seen.samples,
             shard_samples=samples,
             group_rows=rows,
@@ -264,8 +265,8 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPla
         now = msgspec.convert(answer["fingerprint"], files.Fingerprint)
     plan = read_plan(folder)
     changes = plan.fingerprint.differences(now)
-    before = plan.target.rpartition(":")[2]
-    if before != settings.target.rpartition(":")[2]:
+    before = ModelSpec.of(plan.target).name
+    if before != ModelSpec.of(settings.target).name:
         changes.insert(0, f"it was {before}")
     if settings.shard_samples not in (None, plan.shard_samples):
         changes.append(f"--shard-samples was {plan.shard_samples}")

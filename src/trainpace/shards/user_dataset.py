@@ -17,6 +17,7 @@ from trainpace.core.user_file import is_users, load_name
 from trainpace.shards import opened_files
 from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread
+from trainpace.workload import ModelSpec
 
 WANTED = (
     "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a"
@@ -29,10 +30,10 @@ SETTINGS = "dataset settings"
 
 def made_by(target: str) -> Any:
     """The object NAME, or what it returns where it is a class or a function. Exceptions of the user's code pass through."""
-    file, _, name = target.rpartition(":")
-    if not file.endswith(".py"):
+    spec = ModelSpec.of(target)
+    if not spec.runs_code:
         raise TrainpaceError(f"{target!r} is not FILE.py:NAME.", WANTED)
-    named = load_name(Path(file), name)
+    named = load_name(Path(spec.path), spec.name)
     if not isinstance(named, type) and (hasattr(named, "__getitem__") or not callable(named)):
         return named
     needed: list[str] = []
@@ -41,7 +42,7 @@ def made_by(target: str) -> Any:
         optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if needed:
-        hint = f"Write a function without arguments that returns {name}(...), and name that."
+        hint = f"Write a function without arguments that returns {spec.name}(...), and name that."
         raise TrainpaceError(f"{target} needs arguments ({', '.join(needed)}).", hint)
     return named()
 
@@ -100,7 +101,7 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
             with contextlib.suppress(Exception):  # a bad sample is told of when it is computed
                 dataset[index]
     source = {"number of samples": str(total), SETTINGS: settings}
-    root = Path(target.rpartition(":")[0]).resolve().parent
+    root = Path(ModelSpec.of(target).path).resolve().parent
     for path in sorted({Path(os.path.abspath(name)) for name in opened}):
         if is_users(str(path)):
             status = path.stat()

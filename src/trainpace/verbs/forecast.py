@@ -70,16 +70,7 @@ from trainpace.verbs.training import (
     execution_of,
     fleet_of,
 )
-from trainpace.workload import (
-    Documents,
-    Form,
-    Mode,
-    Variant,
-    Workload,
-    form_of,
-    is_saved,
-    names_code,
-)
+from trainpace.workload import Documents, Form, Mode, ModelSpec, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
@@ -238,10 +229,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     targets = _targets(r, progress)
     measured = () if r.transfer_from is None else _measurements(r.transfer_from)
     documents = documents_of(r)
-    own_length = is_saved(r.model) or names_code(
-        r.model
-    )  # such a model cannot be traced at another
-    lengths = (*r.sequence_length, *(() if own_length else _padded_lengths(r, documents)))
+    fixed = ModelSpec.of(r.model).has_fixed_length
+    lengths = (*r.sequence_length, *(() if fixed else _padded_lengths(r, documents)))
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, lengths, progress)
     r = r.settled(next(iter(workloads.values())))
     assert r.batch is not None

@@ -45,7 +45,7 @@ from trainpace.verbs.traced import (
     SequenceLength,
 )
 from trainpace.verbs.training import default_precision
-from trainpace.workload import Variant, form_of, stored_precision
+from trainpace.workload import ModelSpec, Variant, form_of, stored_precision
 
 if TYPE_CHECKING:
     from trainpace.forecast import Forecaster
@@ -173,7 +173,7 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
     """Raises UserCodeError where nothing could be measured."""
     if request.model is None:
         raise Misuse("Name a `model`.")
-    if request.noise_scale and ".py:" not in request.model:
+    if request.noise_scale and not ModelSpec.of(request.model).runs_code:
         raise Misuse(
             "`noise_scale` is one of real samples, and those of this model are random: name"
             " FILE.py:FUNCTION."

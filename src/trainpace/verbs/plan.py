@@ -71,7 +71,7 @@ from trainpace.verbs.training import (
     execution_values,
     fleet_of,
 )
-from trainpace.workload import Form, Variant, Workload, form_of
+from trainpace.workload import Form, ModelSpec, Variant, Workload, form_of
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
@@ -332,9 +332,8 @@ def is_in_code(
         return False
     if "accumulation" in workload.settings:  # what a task's own Trainer states
         return False
-    return present.files.value("micro_batch") is None and not str(request.model).startswith(
-        "transformers:"
-    )
+    is_configuration = ModelSpec.of(request.model_name).kind == "transformers"
+    return present.files.value("micro_batch") is None and not is_configuration
 
 
 class Present(NamedTuple):

@@ -19,6 +19,7 @@ from trainpace.verbs.request import (
     Request,
     within,
 )
+from trainpace.workload import ModelSpec
 
 if TYPE_CHECKING:
     from trainpace.shards import Damage, Estimate, Precomputed
@@ -75,7 +76,7 @@ def run(request: PrecomputeRequest, progress: Progress) -> Precomputed | Estimat
         for shard in damaged:
             progress.note(f"{shard.file}: {shard.problem}; computed again")
         target, part = target or plan.target, "1/1"
-        if not Path(target.rpartition(":")[0]).is_file():
+        if not Path(ModelSpec.of(target).path).is_file():
             raise Misuse(
                 f"the shards were computed by {target}, which is gone: name it as it is now."
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.units import format_number
-from trainpace.workload import Workload
+from trainpace.workload import ModelSpec, Workload
 
 if TYPE_CHECKING:
     from trainpace.watch import Recording
@@ -37,11 +37,12 @@ class RecordedLoader(NamedTuple):
 
 def recording_of(model: str | Workload) -> Recording | None:
     """The recording in whose folder a saved workload lies; None where there is none that can be read."""
-    if not isinstance(model, str) or not model.endswith(".json") or ":" in Path(model).name:
+    spec = ModelSpec.of(model)
+    if not (spec.is_saved and spec.path):
         return None
     from trainpace.watch import COMMAND_FILE, read_recording
 
-    folder = Path(model).parent
+    folder = Path(spec.path).parent
     if not (folder / COMMAND_FILE).is_file():
         return None
     try:

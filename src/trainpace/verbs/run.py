@@ -35,7 +35,6 @@ from trainpace.run import (
     TrialResult,
     climb,
     entry_of_trial,
-    has_data,
     job_of,
     keep_files,
     make_shards,
@@ -70,6 +69,7 @@ from trainpace.verbs.request import (
     Work,
 )
 from trainpace.verbs.settings import SettingsSource
+from trainpace.workload import ModelSpec
 
 STATE = "ladder.json"
 
@@ -267,7 +267,7 @@ def _actions(
             trial = _trial(ladder, setup, seed)
             gather = (
                 not noise
-                and has_data(setup.task)
+                and ModelSpec.of(setup.task).runs_code
                 and not why_no_noise_scale(trial.engine, setup.execution)
             )
             outcome = run_trial(

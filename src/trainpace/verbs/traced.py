@@ -13,14 +13,14 @@ from trainpace.workload import (
     Adaptation,
     Form,
     Mode,
+    ModelSpec,
     Variant,
     Workload,
-    is_saved,
     load_workload,
     workload_on_its_way,
 )
 
-ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
+ModelArgument = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
 Optimizer = Annotated[
     str | None,
     Field(
@@ -169,8 +169,9 @@ def workload_started(
     """
     model, variant = request.model, variant or request.variant
     forms = EVERY_FORM if request.save_workload else request.forms if forms is None else forms
-    name = model if isinstance(model, str) else f"this workload of {model.model}"
-    if is_saved(model) and request.save_workload:
+    spec = ModelSpec.of(model)
+    name = spec.in_words
+    if spec.is_saved and request.save_workload:
         raise Misuse(
             f"`save_workload` needs a model to trace, and {name} is a saved workload already."
         )
@@ -179,14 +180,14 @@ def workload_started(
         def workload() -> Workload:
             with progress.work(f"tracing {request.model_name}"):
                 result = traced()
-            if is_saved(model):
+            if spec.is_saved:
                 check_agrees(name, result, request)
             # a forecast applies recomputation to repeated blocks; a model without them is traced with it
             able = result.checkpointed or all(
                 form.blocks is not None for form in result.forms.values()
             )
             if request.settled(result).recomputes and not able:
-                if is_saved(model):
+                if spec.is_saved:
                     raise Contradiction(
                         f"{name} was traced without activation checkpointing and has no repeated"
                         " blocks to recompute.",

@@ -46,7 +46,7 @@ from trainpace.verbs.software import (
     software_of,
 )
 from trainpace.verbs.traced import PRECISION_HELP, ChannelsLast, TracedRequest
-from trainpace.workload import Form, Workload, form_of, stored_precision
+from trainpace.workload import Form, ModelSpec, Workload, form_of, stored_precision
 
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
@@ -360,7 +360,7 @@ def default_forms(model: str | Workload, precisions: Sequence[Precision]) -> tup
     """In which forms a model is traced for these precisions, or for its default; none where a task's own trainer may say."""
     stored = stored_precision(model)
     named = tuple(precisions) or ((stored,) if stored else ())
-    if not named and isinstance(model, str) and ".py:" in model:
+    if not named and ModelSpec.of(model).runs_code:
         return ()
     return tuple(dict.fromkeys(form_of(precision) for precision in named or ("fp32",)))
 

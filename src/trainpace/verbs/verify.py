@@ -13,7 +13,7 @@ from trainpace.verbs.request import (
     Request,
     within,
 )
-from trainpace.verbs.traced import ImageSize, ModelSpec, SequenceLength
+from trainpace.verbs.traced import ImageSize, ModelArgument, SequenceLength
 
 Way = Literal["accumulate", "data_parallel", "ddp", "fsdp2", "deepspeed"]
 EVERYWHERE: tuple[Way, ...] = ("accumulate", "data_parallel", "ddp", "fsdp2")
@@ -22,7 +22,7 @@ DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
 class VerifyRequest(Request):
-    model: ModelSpec
+    model: ModelArgument
     batch: Annotated[int, Field("Samples per update.", AT_LEAST_1)] = 8
     accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4
     ranks: Annotated[int, Field("Processes, or replicas of DataParallel.", COUNT)] = 2

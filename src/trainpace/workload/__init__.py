@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainpace.workload.explaining import in_short
     from trainpace.workload.generator import RANDOM_FAMILIES, is_random, parse_random
     from trainpace.workload.kinds import FUNCTIONS, GATHERS, KINDS, ROW_WORK, TRAFFIC_SHARES, WORK
+    from trainpace.workload.model_spec import ModelSpec
     from trainpace.workload.operators import Row, rows_of
     from trainpace.workload.optional_packages import import_package
     from trainpace.workload.quantised import packed_away
@@ -73,10 +74,8 @@ if TYPE_CHECKING:
         multiplies_activations,
     )
     from trainpace.workload.workloads import (
-        is_saved,
         load_workload,
         load_workloads,
-        names_code,
         packaged_names,
         packaged_workload,
         trace_many,

@@ -12,6 +12,7 @@ from trainpace.workload.batches import forward, loss_by
 from trainpace.workload.diffusers_config import diffusers_task
 from trainpace.workload.generated import build_generated
 from trainpace.workload.generator import is_random
+from trainpace.workload.model_spec import LIBRARIES, ModelSpec
 from trainpace.workload.optional_packages import import_package
 from trainpace.workload.task import Task, image_task, name_of_loss
 from trainpace.workload.transformers_config import transformers_task
@@ -31,11 +32,11 @@ def build_task(
     plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
     A FILE.py's function decides for itself.
     """
-    kind, _, name = spec.rpartition(":")
-    if spec.endswith((".py", ".py:")):
-        raise TrainpaceError(f"name the function: {spec.rstrip(':')}:FUNCTION.", f"{TASK}.")
-    if kind.endswith(".py"):
-        return task_from_file(Path(kind), name)
+    _, kind, name, path = named = ModelSpec.of(spec)
+    if kind == "script" or (named.runs_code and not name):
+        raise TrainpaceError(f"name the function: {path}:FUNCTION.", f"{TASK}.")
+    if named.runs_code:
+        return task_from_file(Path(path), name)
     if is_random(spec):
         model, criterion, batches, sample, length = build_generated(
             spec, sequence_length, image_size
@@ -62,7 +63,7 @@ def build_task(
             model = models.get_model(name, weights=None)
         side = image_size or (299 if name == "inception_v3" else 224)
         return image_task(spec, model, (3, side, side), 1000)
-    if kind in ("", "torchvision"):
+    if kind in ("built_in", "torchvision"):
         if name not in zoo.MODELS:
             raise UnknownName(
                 "model",
@@ -76,8 +77,8 @@ def build_task(
         return image_task(spec, model, (3, side, side), 1000)
     raise UnknownName(
         "kind of model",
-        f"{kind}:",
-        ["timm:", "torchvision:", "transformers:", "diffusers:", "random:", "FILE.py:"],
+        spec.rpartition(":")[0] + ":",
+        [*(f"{library}:" for library in LIBRARIES), "random:", "FILE.py:"],
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Precision
 from trainpace.core.intake import read_json
+from trainpace.workload.model_spec import ModelSpec
 from trainpace.workload.workload import Workload
 
 STORAGE_KEYS = ("dtype", "torch_dtype")
@@ -16,11 +17,11 @@ def stored_precision(spec: str | Workload) -> Precision | None:
 
     None for other models, and for a file that cannot be read, which the trace will refuse.
     """
-    kind, _, path = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if kind != "transformers":
+    named = ModelSpec.of(spec)
+    if named.kind != "transformers":
         return None
     try:
-        values: Any = read_json(path)
+        values: Any = read_json(named.path)
     except TrainpaceError:
         return None
     parts = [values, values.get("text_config")] if isinstance(values, dict) else []

@@ -26,6 +26,7 @@ from trainpace.workload.cuda_mapping import (
     unpacked_sequences,
 )
 from trainpace.workload.explaining import explained
+from trainpace.workload.model_spec import ModelSpec
 from trainpace.workload.quantised import packed_away
 from trainpace.workload.recorded_operators import BATCHES, Recording
 from trainpace.workload.recorder import Recorded, Recorder
@@ -66,7 +67,7 @@ def record(
     spec: str, forms: Sequence[Form], variant: Variant
 ) -> tuple[Workload, dict[Form, Recording]]:
     """As `trace`, with the recordings that the workload's forms were made of."""
-    if spec.rpartition(":")[0].endswith(".py"):
+    if ModelSpec.of(spec).runs_code:
         task = build_task(spec)
         if variant.sequence_length not in (None, task.sequence_length):
             raise TrainpaceError(

@@ -18,20 +18,14 @@ from trainpace.core import records
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.host import user_folder
 from trainpace.core.records import Record
+from trainpace.workload.model_spec import ModelSpec
 
 R = TypeVar("R", bound=Record)
 
 FOLDER, OFF = "TRAINPACE_TRACES", "off"
 MOST_KEPT = 200
 """Traces in the folder; the oldest go first. One takes 5 to 100 KB."""
-_LIBRARIES = {
-    "transformers": "transformers",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "diffusers": "diffusers",
-}
-_DEFINED_HERE = ("random", "")
-_SOURCES = ("tasks/*.py", "trace/*.py", "workload.py", "kinds.py", "optimizers.py", "execution.py")
+_SOURCES = ("workload/*.py", "core/optimizers.py", "core/execution.py")
 """What a trace follows from in this package."""
 
 
@@ -40,23 +34,15 @@ def file_of(request: Mapping[str, Any]) -> Path | None:
     import hashlib  # late, with the versions: a built-in model is forecast without either
     from importlib.metadata import PackageNotFoundError, version
 
-    kind, _, name = str(request["spec"]).partition(":")
-    if ":" not in str(request["spec"]):
-        kind, name = "", kind
+    spec = ModelSpec.of(request["spec"])
     chosen = os.environ.get(FOLDER, "")
-    if (
-        chosen == OFF
-        or (kind not in _LIBRARIES and kind not in _DEFINED_HERE)
-        or name.endswith(".py")
-    ):
+    is_random = spec.text.startswith("random:")
+    if chosen == OFF or not (spec.kind == "built_in" or spec.is_library or is_random):
         return None
     try:
-        content = Path(name).read_bytes().hex() if kind in ("transformers", "diffusers") else ""
-        made_by = [
-            version("torch"),
-            *([version(_LIBRARIES[kind])] if kind in _LIBRARIES else []),
-            _tracer(),
-        ]
+        content = Path(spec.path).read_bytes().hex() if spec.path else ""
+        libraries = ["torch", spec.kind] if spec.is_library else ["torch"]
+        made_by = [*map(version, libraries), _tracer()]
     except (OSError, PackageNotFoundError, ValueError):
         return None
     key = json.dumps([request, content, made_by], sort_keys=True, default=str)

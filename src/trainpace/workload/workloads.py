@@ -21,6 +21,7 @@ from trainpace.core.optimizers import FOR_OTHERS, optimizer_called
 from trainpace.core.worker import run_isolated, started_isolated
 from trainpace.workload import trace_cache as cache
 from trainpace.workload.family import GRID, Family, Lengths
+from trainpace.workload.model_spec import ModelSpec
 from trainpace.workload.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -56,7 +57,7 @@ def workload_on_its_way(
 
     Gives what waits for the workload, so that something can be done meanwhile.
     """
-    if is_saved(spec):
+    if ModelSpec.of(spec).is_saved:
         saved = spec if isinstance(spec, Workload) else records.load(spec, Workload)
         yield lambda: _with_optimizer(saved, variant.optimizer, timeout_s)
         return
@@ -99,10 +100,10 @@ def load_workloads(
                 spec, forms, variant._replace(sequence_length=lengths[0]), timeout_s
             )
         }
-    if is_saved(spec) or names_code(spec):
-        name = spec if isinstance(spec, str) else f"this workload of {spec.model}"
+    named = ModelSpec.of(spec)
+    if named.has_fixed_length:
         raise TrainpaceError(
-            f"{name} has a sequence length of its own, and cannot be forecast at several.",
+            f"{named.in_words} has a sequence length of its own, and cannot be forecast at several.",
             "Name a configuration: transformers:CONFIG.json.",
         )
     plain = variant._replace(sequence_length=None)
@@ -170,18 +171,6 @@ def _with_optimizer(workload: Workload, optimizer: str | None, timeout_s: float)
     return records.from_json(answer, Workload, f"the trace of {optimizer}'s update")
 
 
-def is_saved(spec: str | Workload) -> bool:
-    """Has it been traced: is it a workload, or does it name a file that holds one?"""
-    return isinstance(spec, Workload) or (
-        spec.endswith(".json") and not spec.startswith(("transformers:", "diffusers:"))
-    )
-
-
-def names_code(spec: str | Workload) -> bool:
-    """Does it name a function in a Python file, which building the model runs?"""
-    return isinstance(spec, str) and spec.rpartition(":")[0].endswith(".py")
-
-
 def trace_many(
     models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S
 ) -> dict[str, str]:
@@ -211,12 +200,13 @@ def trace_many(
 
 def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
     """The packaged trace of a built-in model, None for everything else."""
-    name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)
+    named = ModelSpec.of(spec)
+    is_name = named.kind in ("built_in", "torchvision") and re.fullmatch(r"\w+", named.name)
     optimizer = optimizer_called(variant.optimizer or FOR_OTHERS)
     usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
-    if not name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
+    if not is_name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
         return None
-    file = packaged_file(name[1], optimizer if variant.mode == "train" else variant.mode)
+    file = packaged_file(named.name, optimizer if variant.mode == "train" else variant.mode)
     if not file.is_file():
         return None
     workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))

@@ -1,0 +1,103 @@
+"""Model specs are parsed in one place."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trainpace.workload import ModelSpec, packaged_workload
+from trainpace.workload.workload import PLAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name", "path"),
+    [
+        ("resnet50", "built_in", "resnet50", ""),
+        ("torchvision:resnet50", "torchvision", "resnet50", ""),
+        ("timm:vit_base_patch16_224.augreg", "timm", "vit_base_patch16_224.augreg", ""),
+        ("timm:", "timm", "", ""),
+        ("timm:x.json", "timm", "x.json", ""),
+        ("transformers:gpt2.json", "transformers", "gpt2.json", "gpt2.json"),
+        ("transformers:a:b/c.json", "transformers", "a:b/c.json", "a:b/c.json"),
+        ("diffusers:unet/config.json", "diffusers", "unet/config.json", "unet/config.json"),
+        ("train.py:task", "code", "task", "train.py"),
+        ("a.py:b", "code", "b", "a.py"),
+        ("dir/x.py:make", "code", "make", "dir/x.py"),
+        ("odd:name.py:make", "code", "make", "odd:name.py"),
+        ("/x/my.json.py:f", "code", "f", "/x/my.json.py"),
+        ("a.py:b.json", "code", "b.json", "a.py"),
+        ("a.py:", "code", "", "a.py"),
+        ("dir/x.py", "script", "", "dir/x.py"),
+        ("x.json", "workload", "x.json", "x.json"),
+        ("recording/workload.json", "workload") + ("recording/workload.json",) * 2,
+        ("odd:name.json", "workload", "odd:name.json", "odd:name.json"),
+        ("a.py:b:c", "unknown", "c", ""),
+        ("keras:vgg16", "unknown", "vgg16", ""),
+        ("x.json:", "unknown", "", ""),
+        (":", "unknown", "", ""),
+        ("", "built_in", "", ""),
+        ("../weights", "built_in", "../weights", ""),
+        ("timm", "built_in", "timm", ""),
+        ("x.pyc", "built_in", "x.pyc", ""),
+    ],
+)
+def test_parts_of_a_spec(text, kind, name, path):
+    assert ModelSpec.of(text) == (text, kind, name, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "saved", "code", "checkpointing"),
+    [
+        ("resnet50", False, False, False),
+        ("torchvision:resnet50", False, False, False),
+        ("timm:resnet50", False, False, True),
+        ("transformers:gpt2.json", False, False, True),
+        ("diffusers:unet.json", False, False, True),
+        ("x.json", True, False, True),
+        ("a.py:b", False, True, False),
+        ("a.py", False, False, False),
+    ],
+)
+def test_what_follows_from_the_kind(text, saved, code, checkpointing):
+    spec = ModelSpec.of(text)
+    assert (spec.is_saved, spec.runs_code, spec.can_checkpoint) == (saved, code, checkpointing)
+    assert spec.has_fixed_length == (saved or code)
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("a.py:b", "/there:b"),
+        ("transformers:gpt2.json", "transformers:/there"),
+        ("diffusers:unet.json", "diffusers:/there"),
+        ("x.json", "/there"),
+        ("resnet50", "resnet50"),
+        ("timm:resnet50", "timm:resnet50"),
+    ],
+)
+def test_the_same_model_with_its_file_elsewhere(text, moved):
+    assert ModelSpec.of(text).with_path("/there") == moved
+
+
+def test_built_in_models_are_torchvisions():
+    both = ("resnet50", "torchvision:resnet50")
+    assert ModelSpec.of("resnet50").aliases == ModelSpec.of("torchvision:resnet50").aliases == both
+    assert ModelSpec.of("timm:resnet50").aliases == ("timm:resnet50",)
+    assert ModelSpec.of("timm:resnet50").plain_name == "resnet50"
+    assert ModelSpec.of("task.py:resnet50").plain_name == "task.py:resnet50"
+
+
+def test_a_workload_in_memory_is_saved_and_has_no_file():
+    workload = packaged_workload("resnet18", ("fp32",), PLAIN)
+    spec = ModelSpec.of(workload)
+    assert (spec.is_saved, spec.path, spec.text) == (True, "", "resnet18")
+    assert spec.in_words != ModelSpec.of("resnet18").in_words
+
+
+def test_parsing_imports_neither_numpy_nor_torch():
+    code = (
+        "import sys; from trainpace.workload import ModelSpec; ModelSpec.of('a.py:b');"
+        " print([name for name in ('numpy', 'torch', 'msgspec') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
