@@ -28,7 +28,8 @@ from on_hosts import together  # noqa: E402
 
 from trainpace.core.cluster import Cluster, Device, HostLinks  # noqa: E402
 from trainpace.forecast.collectives import collective_ms  # noqa: E402
-from trainpace.measure.host_links import COLLECTIVES, TimedCollective, fit_host_links  # noqa: E402
+from trainpace.measure.calibration import TimedCollective, fit_host_links  # noqa: E402
+from trainpace.measure.collectives import COLLECTIVES  # noqa: E402
 
 CALIBRATED_MBIT, CALIBRATED_HOSTS = 300.0, 2
 CALIBRATED_BYTES = (
@@ -48,7 +49,7 @@ CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [
     (4, mbit) for mbit in (100.0, 300.0, 1000.0)
 ]
 SECONDS_OF_A_TIMING = 15.0
-RANK = ("-m", "trainpace.measure.host_links")
+RANK = (str(HERE / "planted" / "collective_rank.py"),)
 
 
 class Row(NamedTuple):

@@ -38,7 +38,8 @@ from trainpace.core.outcome import Forecast  # noqa: E402
 from trainpace.forecast import CalibratedKernels, Forecaster, Target  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
 from trainpace.measure import MachineProfile, calibrate  # noqa: E402
-from trainpace.measure.host_links import COLLECTIVES, fit_host_links  # noqa: E402
+from trainpace.measure.calibration import fit_host_links  # noqa: E402
+from trainpace.measure.collectives import COLLECTIVES  # noqa: E402
 from trainpace.workload import Variant, Workload, load_workload  # noqa: E402
 
 MODELS = ("convolutional", "transformer")

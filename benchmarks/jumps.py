@@ -1,6 +1,6 @@
 """Are jumps found where they were planted, nowhere else, and with a fraction of the probes?
 
-Synthetic sweeps in variants, seeds apart from those that the prices of `measure/change_search.py` were set with; an
+Synthetic sweeps in variants, seeds apart from those that the prices of `measure/changes.py` were set with; an
 oracle that knows the noise, all other jumps and which kind each is, as the ceiling; the probes and successes of
 adaptive sweeps; the time an analysis takes; and the one public sweep (`--data`), if it is there.
 """
@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.measure.adaptive import fitted_curve, next_batch
-from trainpace.measure.analysis import best_batches
-from trainpace.measure.change_search import Kind, Search, Term
-from trainpace.measure.changes import find_changes
+from trainpace.measure.changes import Kind, Search, Term, find_changes
+from trainpace.measure.sweep import best_batches, fitted_curve, next_batch
 
 Floats = NDArray[np.float64]
 

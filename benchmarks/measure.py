@@ -27,10 +27,8 @@ from trainpace.core.outcome import FailedProbe
 from trainpace.core.stats import noise_of, repeat_interval
 from trainpace.journal import Entry, Journal
 from trainpace.measure import Conditions, measure, probe
-from trainpace.measure.adaptive import next_batch
-from trainpace.measure.analysis import analyse
 from trainpace.measure.detection import detect, warnings_of
-from trainpace.measure.sweep import Outcome, SweepPlan, medians_of, next_probe
+from trainpace.measure.sweep import Outcome, SweepPlan, analyse, medians_of, next_batch, next_probe
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "measure.md"

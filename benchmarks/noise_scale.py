@@ -17,7 +17,7 @@ from torch import nn
 
 from trainpace.core.outcome import NoiseScale
 from trainpace.job import noise_scale
-from trainpace.measure.noise_scale import NoiseNorms
+from trainpace.measure.engine import NoiseNorms
 from trainpace.measure.sweep import Conditions, measure_noise_scale
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from trainpace.core.outcome import Interval, StepTime
 from trainpace.diagnose import diagnose, read_profiled
 from trainpace.forecast import Forecaster, Target, nearest
 from trainpace.job import Schedule
-from trainpace.measure.analysis import analyse
+from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job
 from trainpace.offers.match import rank as rank_servers

@@ -18,7 +18,7 @@ from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.forecast import Row, Score, ScoreLine, by, summarise
 from trainpace.job import ONLY_STEPS, Question, Schedule, answer
 from trainpace.journal import Lesson, Lessons, Odd, compare, scores
-from trainpace.measure.analysis import analyse
+from trainpace.measure.sweep import analyse
 from trainpace.offers import Offer, picks
 from trainpace.offers.match import Job, nearest, rank
 from trainpace.plan import Setting, plan_changes

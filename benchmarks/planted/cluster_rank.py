@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainpace.core.records import write_whole
-from trainpace.measure.host_links import join
+from trainpace.measure.collectives import join
 from trainpace.workload import build_task, make_optimizer
 
 WARM_UP = 3

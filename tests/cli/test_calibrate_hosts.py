@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from trainpace.cli.command import command_of
 from trainpace.cli.measuring import calibrate
 from trainpace.core.errors import TrainpaceError
-from trainpace.measure.host_links import measure_host_links
+from trainpace.measure.collectives import measure_host_links
 
 
 def test_without_a_profile_it_says_what_comes_first(tmp_path):

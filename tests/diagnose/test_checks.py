@@ -7,7 +7,7 @@ from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
 from trainpace.diagnose import Elsewhere, Expected
-from trainpace.diagnose import health_checks as checks
+from trainpace.diagnose import health as checks
 from trainpace.measure import Machine, detect
 from trainpace.measure.gpus import Gpu
 

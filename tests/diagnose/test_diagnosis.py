@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.core.errors import TrainpaceError
 from trainpace.diagnose import diagnose, split
-from trainpace.diagnose.dropout_advice import CODE
 from trainpace.watch import PARTS, Line, StatedLength
 
 
@@ -847,21 +846,6 @@ def test_padding_is_computing_that_nobody_needs():
     assert not diagnose(recording(rank(forward=100))).advice
 
 
-def test_random_numbers_of_dropout_are_an_eighth_where_each_element_takes_a_byte():
-    slow = (
-        ("aten.bernoulli_", "/a/train.py:42 forward", 0.3),
-        ("aten.bernoulli_", "/a/train.py:50 forward", 0.1),
-    )
-    r = rank(forward=100, slow_operators=slow)
-    assert saving(diagnose(recording(r)), "dropout masks from random bytes") == pytest.approx(
-        40 * 7 / 8
-    )
-    few = replace(r, slow_operators=(("aten.bernoulli_", "/a/train.py:42 forward", 0.05),))
-    on_a_device = replace(r, accelerator="cuda")
-    for other in (few, on_a_device):
-        assert not any("dropout" in a.title for a in diagnose(recording(other)).advice)
-
-
 def test_page_faults_are_told_where_they_take_a_share_of_the_step():
     r = rank(forward=100, page_faults=10_000.0, page_fault_ns=1500.0)
     d = diagnose(recording(r))
@@ -873,16 +857,6 @@ def test_page_faults_are_told_where_they_take_a_share_of_the_step():
         rank(forward=100),
     ):
         assert not any("memory" in a.title for a in diagnose(recording(other)).advice)
-
-
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.2, 0.5, 0.95])
-def test_the_code_that_is_advised_for_dropout_drops_as_often_and_keeps_the_mean(p):
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(0)
-    known = {"torch": torch, "p": p, "x": torch.ones(400, 501).t()}
-    exec(CODE, known)
-    assert (known["x"] == 0).float().mean().item() == pytest.approx(p, abs=0.01)
-    assert known["x"].mean().item() == pytest.approx(1, abs=0.05)
 
 
 def test_of_short_epochs_the_start_of_a_worker_takes_what_it_saves():

@@ -11,7 +11,7 @@ from trainpace.core.catalogue_reader import find_device
 from trainpace.core.errors import UserCodeError
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Interval, Measurement, StepTime
-from trainpace.diagnose import Check, examination, examine
+from trainpace.diagnose import Check, examine, health
 from trainpace.diagnose import health_probes as parts
 from trainpace.measure import detect
 from trainpace.measure.gpus import detect_gpus
@@ -82,11 +82,11 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, capsys, tmp_path):
         "serve(work)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(examination, "PARTS_MODULE", "faulty_parts")
-    monkeypatch.setattr(examination, "PART_TIMEOUT_S", 4.0)
-    monkeypatch.setattr(examination, "_step", refuse)
+    monkeypatch.setattr(health, "PARTS_MODULE", "faulty_parts")
+    monkeypatch.setattr(health, "PART_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(health, "_step", refuse)
     monkeypatch.setattr(
-        examination, "_watched", lambda kind: Check(part="watch", status="ok", finding="Fine.")
+        health, "_watched", lambda kind: Check(part="watch", status="ok", finding="Fine.")
     )
     found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
     status = {check.part: check.status for check in found.checks}
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_failed_part(monkeypatch):
         ("storage", refused),
         ("torch", lambda: [Check(part="torch", status="ok", finding="Fine.")]),
     ]
-    monkeypatch.setattr(examination, "_parts", lambda *_: parts)
+    monkeypatch.setattr(health, "_parts", lambda *_: parts)
     found = examine("cpu", detect(), None, lambda _: None, lambda *_: None)
     status = {check.part: check.status for check in found.checks}
     assert (status["storage"], status["torch"]) == ("failed", "ok")

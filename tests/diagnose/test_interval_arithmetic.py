@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.diagnose.interval_arithmetic import closed, own_us, sweep, union
-from trainpace.diagnose.spans import Spans
+from trainpace.diagnose.traces import Spans, closed, own_us, sweep, union
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 

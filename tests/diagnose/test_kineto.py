@@ -12,8 +12,8 @@ import pytest
 import made_traces as made
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import pieces
+from trainpace.diagnose import kineto as events
 from trainpace.diagnose import read_profiled
-from trainpace.diagnose import trace_events as events
 from trainpace.diagnose.kineto import read_kineto
 from trainpace.measure import kind_of, kind_of_copy, short
 

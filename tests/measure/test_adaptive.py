@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainpace.measure.adaptive import NOISE, coarse_grid, fitted_curve, next_batch, noise_between
+from trainpace.measure.sweep import NOISE, coarse_grid, fitted_curve, next_batch, noise_between
 
 ASKED = list(range(1, 71))
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.outcome import Jump
 from trainpace.core.records import from_json, to_json
-from trainpace.measure.analysis import best_batches
 from trainpace.measure.changes import (
     StepCurve,
     _constant_noise,
@@ -19,6 +18,7 @@ from trainpace.measure.changes import (
     _relative_noise,
     find_changes,
 )
+from trainpace.measure.sweep import best_batches
 
 BATCHES = np.arange(1, 71)
 

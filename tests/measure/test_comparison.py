@@ -7,7 +7,7 @@ from test_loader_advice import COST, measurement
 
 from trainpace.core.outcome import Interval
 from trainpace.measure import compare_loaders
-from trainpace.measure.loader_measurement import Stage
+from trainpace.measure.loader import Stage
 from trainpace.report import comparison_verdict, print_loader_comparison
 
 TRAINING = replace(

@@ -16,9 +16,8 @@ import pytest
 from trainpace.core import records
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.host import filesystem_of
-from trainpace.measure.detection import Machine, detect, detect_cpu, warnings_of
+from trainpace.measure.detection import Machine, detect, detect_cpu, measure_storage, warnings_of
 from trainpace.measure.gpus import Gpu, detect_gpus
-from trainpace.measure.storage import measure_storage
 
 
 def tree(root, files):

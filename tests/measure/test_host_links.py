@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from trainpace.core.cluster import Cluster, Device, HostLinks
 from trainpace.core.errors import TrainpaceError
 from trainpace.forecast.collectives import collective_ms
-from trainpace.measure.calibration import non_negative
-from trainpace.measure.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
+from trainpace.measure.calibration import TimedCollective, fit_host_links, non_negative
+from trainpace.measure.collectives import COLLECTIVES, SIZES_BYTES
 
+RANK = Path(__file__).parents[2] / "benchmarks" / "planted" / "collective_rank.py"
 LINKS = HostLinks(
     start_us=200,
     message_us=100,
@@ -146,7 +148,7 @@ def test_two_real_ranks_time_every_collective(tmp_path):
         "MASTER_PORT": port,
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    command = [sys.executable, "-m", "trainpace.measure.host_links", str(answer), request]
+    command = [sys.executable, str(RANK), str(answer), request]
     ranks = [subprocess.Popen(command, env={**env, "RANK": str(i)}) for i in range(2)]
     try:
         assert [rank.wait(60) for rank in ranks] == [0, 0]

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from trainpace.core.records import from_json, to_json
-from trainpace.measure.loader_measurement import (
+from trainpace.measure.loader import (
     LoaderCost,
     LoaderMeasurement,
     LoaderPoint,

@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError
-from trainpace.measure.loader_measurement import (
-    LoaderCost,
-    batch_ms,
-    fewest_workers,
-    limit_of,
-    step_ms,
-)
+from trainpace.measure.loader import LoaderCost, batch_ms, fewest_workers, limit_of, step_ms
 
 MS = st.floats(0, 1e4)
 CORES = st.floats(0.5, 128)

@@ -9,24 +9,22 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
-from trainpace.measure.loader_stages import (
+from trainpace.measure.loader_worker import (
     OTHER,
     REST,
-    dataset_stages,
-    function_stages,
-    is_random,
-    transform_stages,
-)
-from trainpace.measure.loader_timing import (
     LoaderTarget,
     Setting,
     choose,
+    dataset_stages,
     first_pass,
+    function_stages,
+    is_random,
     load_target,
     loader_cost,
     loader_failure,
     run_loader,
     sample_cost,
+    transform_stages,
 )
 from trainpace.shards.determinism import same, states
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.job import noise_scale
-from trainpace.measure.noise_scale import NoiseNorms, squared_norm
+from trainpace.measure.engine import NoiseNorms, squared_norm
 from trainpace.measure.sweep import Conditions, measure_noise_scale
 
 
@@ -78,7 +78,7 @@ def test_an_overflow_is_left_out():
 RANK = """
 import sys, os, json, torch, torch.distributed as dist
 from torch import nn
-from trainpace.measure.noise_scale import DdpNoiseNorms, squared_norm
+from trainpace.measure.engine import DdpNoiseNorms, squared_norm
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.manual_seed(0)

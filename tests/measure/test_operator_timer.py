@@ -7,8 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from trainpace.measure.kit import LARGEST_BYTES, LARGEST_FLOPS, block, tiny_step
-from trainpace.measure.micro_benchmarks import OperatorTimer
+from trainpace.measure.micro_benchmarks import (
+    LARGEST_BYTES,
+    LARGEST_FLOPS,
+    OperatorTimer,
+    block,
+    tiny_step,
+)
 from trainpace.workload import Variant
 from trainpace.workload.task import Task
 from trainpace.workload.trace import trace_task

@@ -11,8 +11,7 @@ from nouns import measurement
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import FailedProbe
-from trainpace.measure.analysis import analyse
-from trainpace.measure.sweep import SweepPlan, next_for_largest, next_probe, run_sweep
+from trainpace.measure.sweep import SweepPlan, analyse, next_for_largest, next_probe, run_sweep
 from trainpace.report.measurement import print_sweep, sweep_verdict
 
 

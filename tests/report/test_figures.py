@@ -7,7 +7,7 @@ import pytest
 from answers import asked, jumps, measured
 from nouns import workload
 from trainpace.core.errors import TrainpaceError
-from trainpace.measure.analysis import analyse
+from trainpace.measure.sweep import analyse
 from trainpace.report.figures import chart_figure, check_suffix, save_figures
 from trainpace.report.forecast import forecast_pictures
 from trainpace.report.measurement import sweep_pictures

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from trainpace.diagnose import diagnose
-from trainpace.diagnose.memory_advice import VARIABLES
+from trainpace.diagnose.advice import VARIABLES
 from trainpace.watch import read_recording
 from trainpace.watch.inside import page_faults
 

@@ -6,24 +6,30 @@ from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.diagnose.advice import WORTH
-    from trainpace.diagnose.among_ranks import clocks_in_words, faults_in_words
-    from trainpace.diagnose.bounds import Bound
     from trainpace.diagnose.diagnosis import (
         Advice,
         Diagnosis,
         Proof,
         Share,
+        clocks_in_words,
         diagnose,
+        faults_in_words,
         unseen_in_words,
         workers_beside,
     )
-    from trainpace.diagnose.examination import Examination, examine, unusable
-    from trainpace.diagnose.health_checks import Check, Elsewhere, Expected, Status
+    from trainpace.diagnose.health import (
+        Check,
+        Elsewhere,
+        Examination,
+        Expected,
+        Status,
+        examine,
+        unusable,
+    )
     from trainpace.diagnose.loader_advice import HANDOVER_MS, SEND_MS, loader_cost, with_workers_ms
-    from trainpace.diagnose.profiled import ProfiledTraining
+    from trainpace.diagnose.profiled import Bound, ProfiledTraining, read_profiled
     from trainpace.diagnose.profiled_ranks import Kernel, RankShares
     from trainpace.diagnose.shares import IN_WORDS, split
-    from trainpace.diagnose.trace_reading import read_profiled
-    from trainpace.diagnose.trace_recognising import is_trace
+    from trainpace.diagnose.traces import is_trace
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -7,8 +7,7 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from trainpace.core.units import format_number
-from trainpace.diagnose.changes import Advice
-from trainpace.diagnose.shares import Split
+from trainpace.diagnose.shares import Advice, Split
 from trainpace.measure import LoaderCost, step_ms
 from trainpace.watch import Rank, batches_per_step
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.intake import opened_database
-from trainpace.diagnose.spans import Column, Names, Trace, identity_of, launched
+from trainpace.diagnose.traces import Column, Names, Trace, identity_of, launched
 
 MADE_BY = "Nsight Systems"
 KERNELS, COPIES, FILLS = (

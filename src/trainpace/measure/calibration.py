@@ -2,6 +2,7 @@
 all-reduce timed over payloads. No torch in this process."""
 
 import json
+import operator
 import tempfile
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -16,7 +17,7 @@ from trainpace.core.errors import TimedOut, TrainpaceError, UnknownName
 from trainpace.core.records import Record
 from trainpace.core.stats import median
 from trainpace.core.worker import run_isolated, run_ranks
-from trainpace.forecast import MachineModel, wire_bytes
+from trainpace.forecast import TCP_SHARE, MachineModel, meets_itself, steps, wire_bytes
 from trainpace.measure.detection import Machine, detect
 
 Backend = Literal["gloo", "nccl"]
@@ -24,6 +25,10 @@ SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
 """1 KiB to 16 MiB: from what is all latency to what is all bandwidth."""
 ELEMENT_BYTES = 4
 _TINY = 1e-10
+BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
+ROUNDS = 20
+CLOSE = 0.01
+"""Errors below this share of a time are not told apart."""
 
 
 class AllReduce(Record):
@@ -122,7 +127,7 @@ def measure_allreduce(
             for rank in range(ranks)
         ]
         what = f"an all-reduce among {ranks} ranks over {backend}"
-        answer = run_ranks("trainpace.measure.allreduce_rank", requests, timeout_s, what)
+        answer = run_ranks("trainpace.measure.collectives", requests, timeout_s, what)
     seconds = json.loads(answer)
     times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
     wire = wire_bytes("all_reduce", np.array(sizes), np.array(ranks))
@@ -169,3 +174,72 @@ def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             free &= x > _TINY
             x[~free] = 0.0
     return x / scale
+
+
+class TimedCollective(Record):
+    """The lower quartile over repeats of the mean over ranks (as nccl-tests counts; the receiver alone for send)."""
+
+    collective: str
+    payload_bytes: int
+    ranks: int
+    time_ms: float
+
+
+def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) -> HostLinks:
+    """Fit latencies, host costs and the burst, all >= 0, by the least sum of relative errors.
+
+    `gb_per_s` is the bandwidth that the link is known to have; without it the largest payload sent from one host to
+    another tells it, the hosts' work included. The ranks must be one a host.
+    """
+    if not timed:
+        raise TrainpaceError("no collective was timed, so the links cannot be fitted.")
+    if gb_per_s is None:
+        sent = [t for t in timed if t.collective == "send"] or timed
+        largest = max(sent, key=lambda t: t.payload_bytes)
+        wire = _wire(largest.collective, largest.payload_bytes, largest.ranks)
+        gb_per_s = wire / largest.time_ms / 1e6 / TCP_SHARE
+    seconds = np.array([t.time_ms / 1e3 for t in timed])
+    wire_b = np.array([_wire(t.collective, t.payload_bytes, t.ranks) for t in timed])
+    hops = np.array([float(steps(t.collective, np.asarray(float(t.ranks)))) for t in timed])
+    both_ways = np.array(
+        [bool(meets_itself(t.collective, np.asarray(float(t.ranks)))) for t in timed]
+    )
+    # what meets itself has an excess to be found, so its hosts' work is taken to be an all-reduce's
+    works = [
+        "all_reduce" if both else t.collective for t, both in zip(timed, both_ways, strict=True)
+    ]
+    names = sorted(set(works))
+    columns = [np.full(len(timed), 1e-6), 1e-6 * hops]
+    columns += [
+        1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names
+    ]
+    fits: list[tuple[float, float, np.ndarray]] = []
+    for burst in BURSTS_BYTES:
+        held_back = np.maximum(0.0, wire_b - burst) / (1e9 * gb_per_s * TCP_SHARE)
+        left = 1 - held_back / seconds
+        relative = np.stack([*columns, held_back * both_ways], axis=1) / seconds[:, None]
+        x = _least_absolute(relative, left)
+        fits.append((float(np.abs(relative @ x - left).sum()), burst, x))
+    _, burst, x = min(fits, key=operator.itemgetter(0))
+    return HostLinks(
+        start_us=float(x[0]),
+        message_us=float(x[1]),
+        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)),
+        gb_per_s=gb_per_s,
+        link_share=TCP_SHARE,
+        burst_bytes=burst,
+        duplex_excess=float(x[-1]),
+    )
+
+
+def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
+    return float(wire_bytes(collective, np.asarray(float(payload_bytes)), np.asarray(float(ranks))))
+
+
+def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The x >= 0 with the least sum of |a x - b|, by least squares whose weights follow the errors."""
+    weight = np.ones(len(b))
+    for _ in range(ROUNDS):
+        x = non_negative(a * weight[:, None], b * weight)
+        weight = 1 / np.sqrt(np.maximum(np.abs(a @ x - b), CLOSE))
+    return x

@@ -6,18 +6,33 @@ identifies a machine, a person or a place is kept: no host name, serial number, 
 """
 
 import contextlib
+import errno
 import functools
+import os
 import platform
 import re
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from trainpace.core.catalogue_reader import catalogue_name
-from trainpace.core.host import cgroup_folders, core_numbers, quota_cores, read_fact
-from trainpace.core.records import Record
+from trainpace.core.errors import TrainpaceError, os_reason
+from trainpace.core.host import (
+    cgroup_folders,
+    core_numbers,
+    drop_from_cache,
+    filesystem_of,
+    quota_cores,
+    read_fact,
+    share_in_cache,
+)
+from trainpace.core.records import Record, from_json, to_json
 from trainpace.core.units import gib_from_bytes
+from trainpace.core.worker import run_isolated, serve
 from trainpace.measure.gpus import Gpu, detect_gpus
-from trainpace.measure.storage import Storage
 
 _NO_LIMIT_BYTES = 2**60
 """cgroup v1 writes "no limit" as the largest number of pages."""
@@ -53,6 +68,20 @@ class Cpu(Record):
             if cores is not None
         ]
         return float(min(limits)) if limits else None
+
+
+class Storage(Record):
+    """Sequential throughput of one file. GB is 1e9 bytes.
+
+    write: with fsync at the end. `read_from_cache`: the read probably came from memory, not from the storage. What the
+    caches of a network server, of a virtual machine's host or of the drive itself hold cannot be seen from here.
+    """
+
+    filesystem: str | None
+    size_bytes: int
+    write_gb_per_s: float
+    read_gb_per_s: float
+    read_from_cache: bool
 
 
 class Machine(Record):
@@ -287,7 +316,7 @@ def environment(device: str) -> dict[str, str]:
     """The hardware and the versions of the software. Imports torch."""
     import torch
 
-    from trainpace.measure.devices import versions
+    from trainpace.measure.device import versions
 
     properties = {
         "cpu": cpu_name(),
@@ -305,3 +334,112 @@ def device_in(environment: Mapping[str, str]) -> str:
     return (
         catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
     )
+
+
+SIZE_BYTES = 256 * 2**20
+_BLOCK_BYTES = 8 * 2**20
+_MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
+_CACHED_SHARE = 0.1
+"""Share of sampled pages already in memory from which on a read says nothing about the storage."""
+_CACHED_SPEED_RATIO = 0.5
+"""First read over second, likewise, where the system does not tell what is in memory."""
+
+
+def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
+    """Write, flush and read a file of random bytes in `folder`. The file has no name, so nothing can leave it behind.
+
+    Raises `TrainpaceError` for a folder that is missing, not writable or full.
+    """
+    if size_bytes < 2**20:
+        raise TrainpaceError(
+            f"a storage probe of {size_bytes} bytes is too small.", "Use at least 1 MiB."
+        )
+    block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, for some filesystems compress
+    filesystem = filesystem_of(folder)
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            handle = file.fileno()
+            write_s = _write_s(handle, block, size_bytes)
+            evictable = drop_from_cache(handle)
+            cached = share_in_cache(handle, size_bytes)
+            first_s = _read_s(handle, len(block))
+            second_s = _read_s(handle, len(block))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise TrainpaceError(
+                f"{folder} has no room for the {size_bytes / 2**20:.0f} MiB of the storage probe.",
+                "Free some space, probe another folder, or use a smaller size.",
+            ) from None
+        reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
+        raise TrainpaceError(reason, "Name a folder that can be written to.") from None
+    from_cache = (
+        cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
+    )
+    return Storage(
+        filesystem=filesystem,
+        size_bytes=size_bytes,
+        write_gb_per_s=size_bytes / write_s / 1e9,
+        read_gb_per_s=size_bytes / first_s / 1e9,
+        read_from_cache=from_cache or not evictable or filesystem in _MEMORY_FILESYSTEMS,
+    )
+
+
+def _write_s(handle: int, block: bytes, size_bytes: int) -> float:
+    start = time.perf_counter()
+    written = 0
+    while written < size_bytes:
+        written += os.write(handle, block[: size_bytes - written])
+    os.fsync(handle)
+    return time.perf_counter() - start
+
+
+def _read_s(handle: int, block_bytes: int) -> float:
+    os.lseek(handle, 0, os.SEEK_SET)
+    buffer = bytearray(block_bytes)
+    start = time.perf_counter()
+    while os.readv(handle, [buffer]):
+        pass
+    return time.perf_counter() - start
+
+
+TIMEOUT_S = 120.0
+
+
+class DeviceHere(Record):
+    """An accelerator of this machine, by what torch says of it. `name` is "" where its kind has none."""
+
+    kind: str
+    count: int
+    name: str = ""
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def device_here(kind: str | None = None) -> DeviceHere:
+    """The device of that kind; None: the accelerator that this torch sees, or the CPU. Raises TrainpaceError where there
+    is none of that kind, with what to do about it."""
+    answer = run_isolated(
+        "trainpace.measure.detection", {"kind": kind}, TIMEOUT_S, "looking for a device"
+    )
+    return from_json(answer, DeviceHere, "the description of the device")
+
+
+def _work(request: dict[str, str | None]) -> str:
+    from trainpace.measure.device import (
+        accelerator_here,
+        check_device,
+        count_devices,
+        device_name,
+        versions,
+    )
+
+    kind = request["kind"] or accelerator_here() or "cpu"
+    check_device(kind)
+    return to_json(
+        DeviceHere(
+            kind=kind, count=count_devices(kind), name=device_name(kind), versions=versions(kind)
+        )
+    )
+
+
+if __name__ == "__main__":
+    serve(_work)

@@ -1,13 +1,18 @@
 """Optimizer steps of one process on one device."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from trainpace.core.execution import NUMBER_FORMATS, Execution, Precision
-from trainpace.measure.devices import KINDS
+from trainpace.job import GradientNorms
+from trainpace.measure.device import KINDS
 from trainpace.workload import map_tensors
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -108,3 +113,89 @@ class PlainEngine:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The squared length of all gradients that are there, in fp32, on their device: nothing waits for it.
+
+    Where gradients are sharded (DTensor) it is the whole gradient's, and every rank has to ask for it.
+    """
+    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    whole = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
+    return torch.stack(whole).square().sum()
+
+
+class NoiseNorms:
+    """Call `after_first` when the first micro-batch's backward pass has ended, and `after_last` before the optimizer.
+
+    A step has `parts` micro-batches, whose losses are divided by `parts`; the first one's gradients are of `samples` samples,
+    the last one's of `whole` (by default samples x parts). `loss_scale` tells what a GradScaler multiplies losses by.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int,
+        parts: int,
+        whole: int | None = None,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._samples, self._parts, self._whole, self._loss_scale = (
+            samples,
+            parts,
+            whole or samples * parts,
+            loss_scale,
+        )
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._first = torch.zeros(())
+
+    def after_first(self) -> None:
+        self._first = squared_norm(self._parameters) * (self._parts / self._loss_scale()) ** 2
+
+    def after_last(self) -> None:
+        self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
+
+    def norms(self) -> GradientNorms:
+        """The norms of all steps, without those whose gradients overflowed; under DDP the same on every rank."""
+        pairs = [(float(part), float(whole)) for part, whole in self._pairs]
+        finite = [pair for pair in pairs if math.isfinite(sum(pair))]
+        return GradientNorms(
+            small_batch=self._samples,
+            big_batch=self._whole,
+            small_squared=tuple(part for part, _ in finite),
+            big_squared=tuple(whole for _, whole in finite),
+        )
+
+
+class DdpNoiseNorms(NoiseNorms):
+    """The norms under DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
+
+    Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
+    communication hook. Call `after_last` before the optimizer, on every rank.
+    """
+
+    def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
+        super().__init__(model, samples, dist.get_world_size())
+        self._own: list[torch.Tensor] = []
+
+        def reduce(_: Any, bucket: Any) -> Any:
+            self._own.append(
+                torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square()
+            )
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+        reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
+        model.register_comm_hook(None, reduce)
+
+    def after_first(self) -> None:
+        """The hook has seen them."""
+
+    def after_last(self) -> None:
+        own = torch.stack(self._own).sum()
+        self._own.clear()
+        dist.all_reduce(own)
+        self._pairs.append((own / self._parts, squared_norm(self._parameters)))

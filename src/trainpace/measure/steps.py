@@ -1,8 +1,10 @@
 """``python -m trainpace.measure.steps``: real optimizer steps, timed one by one in a process of their own."""
 
+import contextlib
 import gc
 import itertools
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,24 +16,31 @@ from msgspec.structs import replace
 
 from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.execution import NUMBER_FORMATS
-from trainpace.core.outcome import DeviceRun, Interval, Measurement, StepTime
+from trainpace.core.outcome import DeviceRun, Interval, MeasuredNoiseScale, Measurement, StepTime
 from trainpace.core.records import to_json
 from trainpace.core.stats import has_settled, median, median_interval, warmup_steps
 from trainpace.core.worker import serve
+from trainpace.job import FEWEST_STEPS as FEWEST_NORMS
+from trainpace.job import noise_scale
 from trainpace.measure.detection import cpu_name, environment
-from trainpace.measure.device_clock import StepClock
-from trainpace.measure.device_memory import MemoryMeter
-from trainpace.measure.devices import device_name, driver_id, set_up_device
-from trainpace.measure.engine import PlainEngine
-from trainpace.measure.gpu_monitor import GpuMonitor
-from trainpace.measure.noise_scale import measure_noise_scale
-from trainpace.measure.queued_launches import launch_ms, queued_ms
+from trainpace.measure.device import (
+    MemoryMeter,
+    StepClock,
+    device_name,
+    driver_id,
+    launch_ms,
+    queued_ms,
+    set_up_device,
+)
+from trainpace.measure.engine import NoiseNorms, PlainEngine, move
+from trainpace.measure.gpus import GpuMonitor
 from trainpace.measure.sweep import Conditions
-from trainpace.measure.whole_step import StepPhases, check_whole_step
 from trainpace.workload import (
+    WholeStep,
     build_task,
     longest_first,
     make_optimizer,
+    map_tensors,
     optimizer_name,
     usual_optimizer,
 )
@@ -45,6 +54,8 @@ WARMUP_WINDOW, SETTLED_WITHIN, MOST_WARMUP_STEPS = 5, 0.02, 100
 out, allocators grow, and clocks rise."""
 QUEUED_STEPS, LONGEST_QUEUED_MS = 3, 1000.0
 """Steps beyond the timed ones that tell of gaps between kernels. Longer ones are not repeated: launches hardly count in them."""
+MOST_NOISE_STEPS = 500
+FIRST_STEPS = 30
 DISTINCT_BATCHES = 4
 """Batches are made before the clock starts and used in turn, so that the loss is a real one and data never waits."""
 
@@ -197,6 +208,161 @@ def _gaps(kind: str, step: Callable[[], None], step_ms: float) -> dict[str, floa
         return {}
     busy = [ms for ms in queued if ms is not None]
     return {"launch_ms": host_ms, "busy_share": min(1.0, median(busy) / step_ms) if busy else None}
+
+
+def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
+    """The noise scale of a task over some steps on fresh samples of its own data set, in the process that this runs in.
+
+    It trains from the first weights, each step in `accumulation` micro-batches of `batch_size` samples, or in two halves of it
+    where there is no accumulation, for `conditions.seconds` and FIRST_STEPS steps at least.
+
+    Raises TrainpaceError for a model without a data set of its own: the gradients of random samples point nowhere.
+    """
+    c = conditions
+    torch.manual_seed(c.seed)
+    task = build_task(c.model, c.sequence_length, c.image_size)
+    if task.dataset is None or task.collate is None:
+        raise TrainpaceError(
+            f"{c.model} has no data: the noise scale is one of real samples.",
+            "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
+        )
+    parts = c.accumulation if c.accumulation > 1 else 2
+    samples = batch_size if c.accumulation > 1 else batch_size // 2
+    if samples < 1:
+        raise TrainpaceError("a batch of 1 sample has no halves.", "Give a larger --batch.")
+    model = move(task.model, c.device).train()
+    own = task.optimizer if c.optimizer is None else None
+    optimizer = own or make_optimizer(c.optimizer or usual_optimizer(task), model)
+    gradients = NoiseNorms(model, samples, parts)
+    order = _shuffled(len(task.dataset), c.seed)
+    device_clock = StepClock(c.device)
+    to_device = operator.methodcaller("to", c.device)
+    clock, steps, norms_s = time.perf_counter, 0, 0.0
+    begin = clock()
+    while steps < MOST_NOISE_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
+        optimizer.zero_grad(set_to_none=True)
+        for part in range(parts):
+            batch = map_tensors(
+                to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)])
+            )
+            (task.loss(model, batch) / parts).backward()
+            if part in (0, parts - 1):
+                device_clock.wait()
+                start = clock()
+                (gradients.after_last if part else gradients.after_first)()
+                device_clock.wait()
+                norms_s += clock() - start
+        optimizer.step()
+        steps += 1
+    seconds = clock() - begin
+    norms = gradients.norms()
+    if len(norms.small_squared) < FEWEST_NORMS:
+        raise UserCodeError("most gradients were no numbers (NaN).", "Lower the learning rate.")
+    return MeasuredNoiseScale(
+        batch=samples * parts,
+        parts=parts,
+        scale=noise_scale(norms),
+        norms_ms=1e3 * norms_s / steps,
+        step_ms=1e3 * (seconds - norms_s) / steps,
+    )
+
+
+def _shuffled(size: int, seed: int) -> Iterator[int]:
+    """Positions of samples, shuffled anew for each pass."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(size, generator=generator).tolist()
+
+
+def check_whole_step(conditions: Conditions, name: str) -> None:
+    """Raise TrainpaceError for conditions that such a step cannot be measured under."""
+    c = conditions
+    asked = {
+        "accumulation": c.accumulation > 1,
+        "an optimizer": c.optimizer is not None,
+        "compile": c.compile,
+        "amp_fp16, which scales losses,": c.precision == "amp_fp16",
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise TrainpaceError(
+                f"{name} has a step of its own: {what} cannot be put around it.",
+                "Put it into the step.",
+            )
+
+
+class StepPhases:
+    """Runs whole steps under a clock, and tells backward passes and updates from the rest by torch's own entries to them."""
+
+    def __init__(self, clock: StepClock, engine: PlainEngine) -> None:
+        self._clock, self._engine = clock, engine
+        self._phase = "forward"
+        self._phases: list[list[str]] = []
+
+    def run(self, step: WholeStep, batch: Any) -> torch.Tensor:
+        """One step. Gives the loss, where the step returns one, and 0 where it does not."""
+        self._clock.start_step()
+        self._phases.append([])
+        hooks = [
+            h
+            for optimizer in step.optimizers
+            for h in (
+                optimizer.register_step_pre_hook(lambda *_: self._enter("optimizer")),
+                optimizer.register_step_post_hook(lambda *_: self._enter("forward")),
+            )
+        ]
+        try:
+            with self._engine.autocast(), self._backward_told():
+                value = step.run(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._enter("forward")
+        if isinstance(value, dict):
+            value = value.get("loss")
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            return value.detach()
+        return torch.tensor(float(value) if isinstance(value, int | float) else 0.0)
+
+    def parts(self) -> list[tuple[float, float, float]]:
+        """(forward, backward, optimizer) in ms of each settled step."""
+        return [
+            (_of("forward", *step), _of("backward", *step), _of("optimizer", *step))
+            for step in zip(self._phases, self._clock.spans_ms, strict=False)
+        ]
+
+    def _enter(self, phase: str) -> None:
+        """End the span of the phase until now."""
+        self._clock.mark()
+        self._phases[-1].append(self._phase)
+        self._phase = phase
+
+    @contextlib.contextmanager
+    def _backward_told(self) -> Iterator[None]:
+        owner: Any = torch.autograd
+        saved = {name: getattr(owner, name) for name in ("backward", "grad")}
+
+        def told(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._enter("backward")
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._enter("forward")
+
+            return run
+
+        try:
+            for name, function in saved.items():
+                setattr(owner, name, told(function))
+            yield
+        finally:
+            for name, function in saved.items():
+                setattr(owner, name, function)
+
+
+def _of(phase: str, phases: list[str], spans_ms: list[float]) -> float:
+    return sum(ms for name, ms in zip(phases, spans_ms, strict=True) if name == phase)
 
 
 def _work(request: dict[str, Any]) -> str:
