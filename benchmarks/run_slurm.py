@@ -41,10 +41,9 @@ from trainpace.core.execution import Execution, ZeroStage  # noqa: E402
 from trainpace.measure import MachineProfile  # noqa: E402
 from trainpace.run.climbing import make_shards  # noqa: E402
 from trainpace.run.job import Ended  # noqa: E402
-from trainpace.run.ladder_forecasts import LadderForecasts, StepForecast  # noqa: E402
-from trainpace.run.rungs import Setup  # noqa: E402
-from trainpace.run.slurm import Slurm  # noqa: E402
-from trainpace.run.slurm_script import SlurmOptions  # noqa: E402
+from trainpace.run.ladder import Setup  # noqa: E402
+from trainpace.run.slurm import Slurm, SlurmOptions
+from trainpace.run.step_forecasts import LadderForecasts, StepForecast  # noqa: E402
 from trainpace.run.trial import EngineName, LoaderSettings, TrialResult, job_of, outcome, run_trial  # noqa: E402
 
 NODES = (2, 4)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import Forecast, Interval
 from trainpace.run.climbing import ClimbActions
-from trainpace.run.ladder_forecasts import StepForecast
-from trainpace.run.ladder_results import LadderResult
-from trainpace.run.rungs import Ladder, Rung, Setup
+from trainpace.run.ladder import Ladder, Rung, Setup
+from trainpace.run.results import LadderResult
+from trainpace.run.step_forecasts import StepForecast
 from trainpace.run.trial import FailedTrial, TrialResult
 
 LOSSES = tuple(0.7 * math.exp(-i / 30) for i in range(40))

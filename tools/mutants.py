@@ -63,7 +63,7 @@ MODULES = {
             for tool in ("lightning", "command", "sbatch")
             for name in _READS
         ),
-        "trainpace.configs.python_code.*",
+        "trainpace.configs.files.*",
     ],
 }
 """Patterns of mutmut's names of the faults that count. What writes settings files is left out."""

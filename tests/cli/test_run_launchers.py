@@ -14,10 +14,10 @@ from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.journal import Journal
 from trainpace.run.job import Job
-from trainpace.run.ladder_forecasts import StepForecast
-from trainpace.run.ladder_results import Attempt, measured_of
-from trainpace.run.rungs import Ladder, LauncherChoice, Rung, Setup
-from trainpace.run.slurm_script import SlurmOptions
+from trainpace.run.ladder import Ladder, LauncherChoice, Rung, Setup
+from trainpace.run.results import Attempt, measured_of
+from trainpace.run.slurm import SlurmOptions
+from trainpace.run.step_forecasts import StepForecast
 from trainpace.verbs.run import RunRequest, _keeper
 
 TASK = """

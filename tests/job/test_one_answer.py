@@ -16,9 +16,9 @@ from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Judge, Setting
 from trainpace.plan.evaluate import evaluate, job_seconds
-from trainpace.run.ladder_forecasts import StepForecast
-from trainpace.run.ladder_results import Attempt, job_time
-from trainpace.run.rungs import Ladder, Setup
+from trainpace.run.ladder import Ladder, Setup
+from trainpace.run.results import Attempt, job_time
+from trainpace.run.step_forecasts import StepForecast
 
 MODEL = workload()
 IN_STEPS = st.fixed_dictionaries(

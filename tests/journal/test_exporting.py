@@ -13,14 +13,8 @@ from entries import entry, whole_entry
 from nouns import measurement
 from trainpace.core.execution import Execution
 from trainpace.journal import Given, Journal
-from trainpace.journal.trackers import (
-    numbers_of,
-    read_mlflow,
-    series_of,
-    settings_of,
-    start_ms,
-    words_of,
-)
+from trainpace.journal.exporting import numbers_of, series_of, settings_of, start_ms, words_of
+from trainpace.journal.importing import read_mlflow
 
 ROOT = Path(__file__).parents[2]
 TRACKERS = os.environ.get("TRAINPACE_TRACKERS", str(ROOT / ".trackers"))

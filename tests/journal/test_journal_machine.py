@@ -26,7 +26,7 @@ from entries import entry, sweep
 from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.core.records import from_json, to_json
 from trainpace.journal import Journal, Query, export, import_file, share, store
-from trainpace.journal.shared import SharedRuns
+from trainpace.journal.sharing import SharedRuns
 
 CHUNK = 3
 """In place of a thousand, so that a few runs are written in several statements of one transaction."""

@@ -21,7 +21,7 @@ from trainpace.journal import (
 
 @pytest.fixture
 def made(monkeypatch):
-    monkeypatch.setattr("trainpace.journal.public.public_runs", lambda: RUNS)
+    monkeypatch.setattr("trainpace.journal.comparison.public_runs", lambda: RUNS)
     return RUNS
 
 

@@ -21,7 +21,7 @@ from trainpace.journal import (
     share,
     text_of,
 )
-from trainpace.journal.receiving import MOST_REASONS
+from trainpace.journal.sharing import MOST_REASONS
 from trainpace.workload import Variant, load_workload
 
 FORECAST_MS = 79.65
@@ -302,7 +302,7 @@ def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_e
     asked = []
 
     def workload_of(model, precision, variant):
-        from trainpace.journal.receiving import _workload
+        from trainpace.journal.sharing import _workload
 
         asked.append(model)
         return _workload(model, precision, variant)
@@ -310,7 +310,7 @@ def test_a_workload_is_traced_once_and_a_file_of_many_models_does_not_take_for_e
     path = shared(run_of(), run_of(81.0), run_of(150.0, 16), run_of(50.0, model="vgg11"))
     receive(other, path, workload_of=workload_of)
     assert asked == ["resnet50", "vgg11"]
-    monkeypatch.setattr("trainpace.journal.receiving.MOST_TRACING_S", 0.0)
+    monkeypatch.setattr("trainpace.journal.sharing.MOST_TRACING_S", 0.0)
     assert receive(other, path, workload_of=workload_of).lessons.unchecked == 4
 
 

@@ -13,7 +13,8 @@ from entries import entry, whole_entry
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.core.outcome import Interval, StepTime
 from trainpace.journal import Entry, export, share, text_of
-from trainpace.journal.shared import MODEL, OPTIMIZER_NAMES, VERSION, public_name, schema
+from trainpace.journal.database import VERSION
+from trainpace.journal.sharing import MODEL, OPTIMIZER_NAMES, public_name, schema
 
 ROOT = Path(__file__).parents[2]
 SECRETS = (
@@ -141,7 +142,7 @@ def test_public_models_keep_their_names_and_own_ones_do_not():
 
 
 def test_a_public_name_with_a_persons_name_in_it_is_ones_own(monkeypatch):
-    monkeypatch.setattr("trainpace.journal.identity.this_machines_names", lambda: ("resnet50",))
+    monkeypatch.setattr("trainpace.journal.entry.this_machines_names", lambda: ("resnet50",))
     assert public_name("resnet50") is None
 
 

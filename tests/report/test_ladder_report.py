@@ -23,8 +23,7 @@ from trainpace.report.ladder import (
 )
 from trainpace.run import NO_FORECAST, StepForecast
 from trainpace.run.climbing import climb, preview
-from trainpace.run.judging import Gain
-from trainpace.run.ladder_results import EndToEnd
+from trainpace.run.results import EndToEnd, Gain
 from trainpace.run.trial import FailedTrial
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from trainpace.core.errors import TrainpaceError, UserCodeError
 from trainpace.core.records import from_json, to_json
 from trainpace.job import Schedule
 from trainpace.run.climbing import END_TO_END, climb, preview
-from trainpace.run.ladder_results import LadderResult, rows_of
+from trainpace.run.results import LadderResult, rows_of
 from trainpace.run.trial import FailedTrial
 
 

@@ -14,9 +14,9 @@ from trainpace.forecast import Forecaster
 from trainpace.forecast.collectives import gloo_seconds
 from trainpace.measure.calibration import AllReduce
 from trainpace.measure.loader_worker import costs
-from trainpace.run import ladder_forecasts as forecasts
-from trainpace.run.ladder_forecasts import LadderForecasts, MeasuredCompute, links_of, rank_threads
-from trainpace.run.rungs import Setup
+from trainpace.run import step_forecasts as forecasts
+from trainpace.run.ladder import Setup
+from trainpace.run.step_forecasts import LadderForecasts, MeasuredCompute, links_of, rank_threads
 from trainpace.run.trial import LoaderSettings
 
 TASK = """

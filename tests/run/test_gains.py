@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.run.judging import gain_of
+from trainpace.run.results import gain_of
 
 TIMES = st.lists(st.floats(1, 1000), min_size=1, max_size=4)
 

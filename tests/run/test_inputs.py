@@ -6,8 +6,8 @@ from trainpace.core.errors import TrainpaceError, UnreadableInput
 from trainpace.core.execution import Execution
 from trainpace.core.records import save
 from trainpace.plan import Change, Choice, DataPath, Outlook, Plan
-from trainpace.run.ladder_inputs import ladder_of_plan, read_ladder
-from trainpace.run.script_files import fingerprint
+from trainpace.run.climbing import ladder_of_plan, read_ladder
+from trainpace.run.script import fingerprint
 
 TEXT = """
 task = "train.py:task"

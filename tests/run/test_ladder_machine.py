@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ladder_world import World, ladder, rung
 from trainpace.core.records import load, save
 from trainpace.run.climbing import END_TO_END, climb
-from trainpace.run.ladder_results import LadderResult
+from trainpace.run.results import LadderResult
 from trainpace.run.trial import FailedTrial
 
 RUNGS = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.run.judging import compare, own_spread
+from trainpace.run.results import compare, own_spread
 
 CURVE = [0.7 * math.exp(-i / 20) for i in range(40)]
 LOSSES = st.lists(st.floats(0.01, 100), min_size=8, max_size=60)

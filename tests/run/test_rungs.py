@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainpace.core.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.core.execution import Execution
-from trainpace.run.rungs import Ladder, Rung, Setup, changed, words_of
+from trainpace.run.ladder import Ladder, Rung, Setup, changed, words_of
 from trainpace.run.trial import LoaderSettings
 
 SMALL = st.integers(1, 12)

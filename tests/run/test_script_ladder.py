@@ -18,16 +18,10 @@ from trainpace.core.records import load
 from trainpace.plan import Change, Plan
 from trainpace.run import Slurm, script_job
 from trainpace.run.climbing import climb as climb_over
-from trainpace.run.ladder_inputs import ladder_of_plan, read_ladder
-from trainpace.run.ladder_results import LadderResult
-from trainpace.run.rungs import Script, changed, words_of
-from trainpace.run.script_files import (
-    changed_files,
-    fingerprint_of_script,
-    keep_files,
-    prepare,
-    present,
-)
+from trainpace.run.climbing import ladder_of_plan, read_ladder
+from trainpace.run.ladder import Script, changed, words_of
+from trainpace.run.results import LadderResult
+from trainpace.run.script import changed_files, fingerprint_of_script, keep_files, prepare, present
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))

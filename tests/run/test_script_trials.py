@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from interrupting import interrupt_when, may_leave_a_file_open
-from trainpace.run.script_trial import ScriptTrial, run_script
+from trainpace.run.script import ScriptTrial, run_script
 from trainpace.run.trial import FailedTrial, TrialResult
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,7 @@ from interrupting import interrupt_when, may_leave_a_file_open
 from trainpace.core.errors import TrainpaceError
 from trainpace.run import slurm
 from trainpace.run.job import Job
-from trainpace.run.slurm import Slurm
-from trainpace.run.slurm_script import SlurmOptions
+from trainpace.run.slurm import Slurm, SlurmOptions
 
 LAUNCHER = Slurm(poll_s=0.01)
 

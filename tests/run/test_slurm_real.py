@@ -19,8 +19,7 @@ import slurm_cluster
 
 from trainpace.core.errors import TrainpaceError
 from trainpace.run.job import Job
-from trainpace.run.slurm import Slurm
-from trainpace.run.slurm_script import SlurmOptions
+from trainpace.run.slurm import Slurm, SlurmOptions
 
 pytestmark = [
     pytest.mark.slow,

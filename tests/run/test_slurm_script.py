@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs.sbatch import read_sbatch
+from trainpace.configs.shell import read_sbatch
 from trainpace.core.errors import TrainpaceError
 from trainpace.core.units import parse_duration_s
 from trainpace.run.job import Job
-from trainpace.run.slurm_script import SlurmOptions, array_script, batch_script, time_limit
+from trainpace.run.slurm import SlurmOptions, array_script, batch_script, time_limit
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,14 +11,14 @@ from ladder_world import forecast_of_ms
 from trainpace.core.execution import Execution
 from trainpace.core.outcome import StepTime
 from trainpace.measure import LoaderCost
-from trainpace.run.ladder_forecasts import (
+from trainpace.run.ladder import Setup
+from trainpace.run.step_forecasts import (
     MeasuredCompute,
     RankShare,
     compute_of,
     forecast_step,
     nearest,
 )
-from trainpace.run.rungs import Setup
 from trainpace.run.trial import LoaderSettings
 
 COST = LoaderCost(sample_wall_ms=10, sample_cpu_ms=10, collate_ms=0, batch_size=4)

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate as collate
 from trainpace.core.errors import Contradiction, TrainpaceError
 from trainpace.core.execution import Execution
 from trainpace.run.trial import LoaderSettings, Trial
-from trainpace.run.trial_samples import RankBatches, batches_of, of_rank, positions, steps_per_epoch
+from trainpace.run.trial_worker import RankBatches, batches_of, of_rank, positions, steps_per_epoch
 from trainpace.workload.task import Task
 
 COUNTS = st.integers(1, 4)

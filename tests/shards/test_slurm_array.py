@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_folders import NOTHING
-from trainpace.configs.sbatch import read_sbatch
+from trainpace.configs.shell import read_sbatch
 from trainpace.core.errors import TrainpaceError
 from trainpace.shards.files import ShardPlan, array_script, part_of, shard_sizes
 from trainpace.shards.samples import encode

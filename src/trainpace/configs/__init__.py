@@ -6,7 +6,6 @@ from trainpace.core.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.configs.changes import Changes, execution_of, normal, settings_of
-    from trainpace.configs.command import parse_command
     from trainpace.configs.copies import (
         copied_command,
         copied_text,
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
         split_command,
         with_own_keys,
     )
-    from trainpace.configs.crosscheck import agreed, combine
     from trainpace.configs.files import (
         NO_KEY,
         Rewritten,
         Written,
+        is_python,
         lacking,
         new_file,
         new_files,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     )
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.python_code import is_python
-    from trainpace.configs.settings import Note, Reading
+    from trainpace.configs.settings import Note, Reading, agreed, combine
+    from trainpace.configs.shell import parse_command
     from trainpace.configs.syntax import parse_yaml
 
 __getattr__, __all__ = exports(__name__, __file__)

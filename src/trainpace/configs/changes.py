@@ -6,9 +6,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs.launch import Launch, find_launch, flag_text, is_open, with_setting
 from trainpace.configs.settings import Value
-from trainpace.configs.syntax import Syntax, parse, set_key
+from trainpace.configs.syntax import (
+    Launch,
+    Syntax,
+    find_launch,
+    flag_text,
+    is_open,
+    parse,
+    set_key,
+    with_setting,
+)
 from trainpace.core.errors import UnreadableInput
 from trainpace.core.execution import EXECUTION_FIELDS, Execution
 from trainpace.core.records import Record

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.configs.command import parse_command
 from trainpace.configs.files import Written, parse_config, syntax_of
 from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments
-from trainpace.configs.launch import ENDS, TORCHRUN, find_launch
 from trainpace.configs.settings import Value
-from trainpace.configs.syntax import Path, parse, set_key
+from trainpace.configs.shell import parse_command
+from trainpace.configs.syntax import ENDS, TORCHRUN, Path, find_launch, parse, set_key
 from trainpace.core.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"

@@ -7,18 +7,31 @@ from trainpace.core.lazy import exports
 if TYPE_CHECKING:
     from trainpace.journal.comparison import (
         LATELY,
+        MINE,
+        PUBLIC,
         TOLERANCE,
+        Accuracy,
+        AccuracyLine,
         Comparison,
         Difference,
         Guarded,
         Pace,
+        PublicQuery,
         Ratio,
         Scores,
+        accuracy,
+        accuracy_by,
         compare,
+        compared,
+        entry_of_public,
         error_pct,
         guard,
+        is_public,
+        matching,
         pace_of_entry,
         pace_of_recording,
+        public_query,
+        public_run,
         scores,
     )
     from trainpace.journal.database import VERSION, JournalUnusable
@@ -27,52 +40,42 @@ if TYPE_CHECKING:
         Kind,
         Outcome,
         Sweep,
+        anonymous,
+        anonymous_entry,
         entry_of,
         new_id,
         now_utc,
         printable,
         probe_of,
+        signed,
+        this_machines_names,
     )
-    from trainpace.journal.exchange import Given, export
-    from trainpace.journal.identity import anonymous, anonymous_entry, signed, this_machines_names
-    from trainpace.journal.importing import Imported, format_of, import_file
-    from trainpace.journal.knowledge import Knowledge, workload_key
-    from trainpace.journal.place import may_know
-    from trainpace.journal.public import (
-        MINE,
-        PUBLIC,
-        Accuracy,
-        AccuracyLine,
-        PublicQuery,
-        accuracy,
-        accuracy_by,
-        compared,
-        entry_of_public,
-        is_public,
-        matching,
-        public_query,
-        public_run,
-    )
-    from trainpace.journal.query import MOST_COUNTED, ORDERS, Page, Query, names_of, page
-    from trainpace.journal.receiving import ODD, Lesson, Lessons, Odd, Received, receive
+    from trainpace.journal.exporting import export, export_mlflow, export_wandb
+    from trainpace.journal.importing import Given, Imported, format_of, import_file
+    from trainpace.journal.knowledge import Knowledge, may_know, workload_key
     from trainpace.journal.recorder import (
         Circumstances,
         RecordedSweep,
         program_command,
         record_sweep,
     )
-    from trainpace.journal.shared import (
+    from trainpace.journal.sharing import (
+        ODD,
         OWN_MODEL,
         SHARED_LIBRARIES,
+        Lesson,
+        Lessons,
+        Odd,
+        Received,
         SharedRun,
         SharedRuns,
         Sharing,
         public_name,
+        receive,
         schema,
         share,
         text_of,
     )
-    from trainpace.journal.store import Journal
-    from trainpace.journal.trackers import export_mlflow, export_wandb
+    from trainpace.journal.store import MOST_COUNTED, ORDERS, Journal, Page, Query, names_of, page
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -1,38 +1,368 @@
-"""Runs imported from files: Trainpace's own, tables of measured runs, timm's benchmark, and Hugging Face's results.
+"""Runs imported from files."""
 
-A format is a function that yields the runs of a file, and a line in FORMATS. MLflow's stores are read in `trackers`.
-"""
-
+import contextlib
+import datetime
+import itertools
 import json
+import os
 import re
+import sqlite3
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
+from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.core.execution import Execution, Precision
-from trainpace.core.intake import first_bytes, read_json
+from trainpace.configs import parse_yaml
+from trainpace.core.catalogue_reader import catalogue_name
+from trainpace.core.errors import TrainpaceError, UnknownName, UnreadableInput, os_reason
+from trainpace.core.execution import PRECISIONS, Execution, Precision
+from trainpace.core.intake import first_bytes, opened_text, read_bytes, read_json
 from trainpace.core.outcome import FailedProbe, Measurement
 from trainpace.core.records import Record, from_json, to_jsonable
-from trainpace.forecast import MeasuredRun, execution_of, measured_ms, mode_of, number, run_of
-from trainpace.journal.entry import Entry, Sweep, entry_of, now_utc, printable
-from trainpace.journal.exchange import (
-    PRECISION_NAMES,
-    UNKNOWN,
-    Given,
-    Item,
-    Skipped,
-    columns_and_rows,
-    content_ids,
-    imported,
-    run_or_reason,
+from trainpace.forecast import (
+    MeasuredRun,
+    as_precision,
+    execution_of,
+    measured_ms,
+    mode_of,
+    number,
+    read_table,
+    run_of,
 )
-from trainpace.journal.receiving import Lessons, receive
+from trainpace.journal.entry import (
+    UNKNOWN,
+    Entry,
+    Sweep,
+    anonymous_entry,
+    content_id,
+    entry_of,
+    now_utc,
+    printable,
+    utc_text,
+)
+from trainpace.journal.sharing import Lessons, Skipped, receive
 from trainpace.journal.store import Journal
-from trainpace.journal.trackers import is_mlflow_db, is_mlruns, read_mlflow
+
+PRECISION_NAMES: dict[str, Precision] = {
+    **{name: name for name in PRECISIONS},
+    "32": "fp32",
+    "32-true": "fp32",
+    "float32": "fp32",
+    "no": "fp32",
+    "16": "amp_fp16",
+    "16-mixed": "amp_fp16",
+    "amp": "amp_fp16",
+    "bf16-mixed": "amp_bf16",
+    "16-true": "fp16",
+    "float16": "fp16",
+    "bf16-true": "bf16",
+    "bfloat16": "bf16",
+}
+"""Precisions by the names that timm, Lightning and torch give them."""
+
+
+def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON list, or one object; a list with one object per line is read line by line.
+
+    Raises UnreadableInput for anything else.
+    """
+    try:
+        with opened_text(path) as file:
+            first, second = file.readline().strip(), file.readline().rstrip(",\n")
+            file.seek(0)
+            if first == "[" and second.startswith('{"record":') and second.endswith("}"):
+                items: Iterable[Any] = _lines(path, file)
+            else:
+                whole = json.loads(file.read())
+                items = whole if isinstance(whole, list) else [whole]
+            for item in items:
+                if not isinstance(item, dict):
+                    raise UnreadableInput(f"{path} does not hold JSON objects.")
+                yield item
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
+    except UnreadableInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[Any]:
+    """The objects of a list as `_write_json` writes it."""
+    closed = False
+    for line in itertools.islice(file, 1, None):
+        if closed and line.strip():
+            raise UnreadableInput(f"{path} goes on after its list.")
+        closed = closed or line.strip() == "]"
+        if line.strip() and not closed:
+            yield json.loads(line.strip().removesuffix(","))
+    if not closed:
+        raise UnreadableInput(f"{path} ends in the middle of its list.")
+
+
+class Given(NamedTuple):
+    """Facts that the user adds where a file does not state them, whether names and paths are stored as they are, and whether
+    shared runs are taken that are far off their forecast."""
+
+    device: str = ""
+    precision: Precision | None = None
+    keep_identity: bool = False
+    accept_odd: bool = False
+
+
+Item = Entry | Sweep | Skipped
+
+
+def content_ids() -> Callable[[Any], str]:
+    """A function that makes ids from JSON-serialisable content: reading a file again gives the same ids, and two equal rows
+    of one file are two runs."""
+    counts: Counter[str] = Counter()
+
+    def id_of(content: Any) -> str:
+        text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=True)
+        counts[text] += 1
+        return content_id(text if counts[text] == 1 else f"{text}#{counts[text]}")
+
+    return id_of
+
+
+def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
+    """The entry of an imported run, as it is stored. `device`: its name in the source, "" where there is none."""
+    device = catalogue_name(printable(device)) if device else ""
+    defaults = {"created_at": now_utc(), "outcome": "ok"}
+    entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
+    return entry if given.keep_identity else anonymous_entry(entry)
+
+
+def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
+    """The run that `run_of` makes of its arguments, or the reason why it is skipped."""
+    try:
+        return run_of(*arguments)
+    except TrainpaceError as error:
+        return Skipped(error.message)
+
+
+def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """A table's columns, and an iterator over its rows. Raises UnreadableInput for a file that is not a table."""
+    if first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
+        return read_table(path)
+    rows = read_json_records(path)
+    first = next(rows, None)
+    return ([], iter(())) if first is None else (list(first), itertools.chain([first], rows))
+
+
+_DAMAGED = (sqlite3.Error, UnicodeDecodeError)
+"""sqlite3 cannot always say what is wrong with a damaged file."""
+LARGEST_VALUE = 1 << 20
+"""Characters of a param that are read."""
+_NAMES = {
+    "model": "model_name_or_path model_name _name_or_path model architecture arch backbone",
+    "batch": "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size",
+    "accumulation": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
+    "devices": "world_size num_devices num_gpus n_gpu",
+    "optimizer": "optimizer optimizer_name optim opt",
+    "device": "gpu_name device_name gpu",
+    "sequence": "max_seq_length sequence_length seq_len block_size",
+    "image": "image_size img_size",
+    "seed": "seed",
+}
+"""The names of params that state a condition, the surest first."""
+_STEP_MS = "step_time_ms train_step_time_ms".split()
+_STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
+_SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
+_MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+
+
+class Logged(NamedTuple):
+    """One run of MLflow."""
+
+    run_id: str
+    start_ms: float
+    params: dict[str, str]
+    metrics: dict[str, list[float]]
+
+
+def is_mlruns(path: Path) -> bool:
+    """Whether the folder holds experiments, is one experiment, or is one run."""
+    return (path / "meta.yaml").is_file() or any(
+        child.is_file() for child in path.glob("*/meta.yaml")
+    )
+
+
+def is_mlflow_db(path: Path) -> bool:
+    try:
+        with contextlib.closing(_connected(path)) as connection:
+            tables = {
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            }
+    except _DAMAGED:
+        return False
+    return {"runs", "params", "metrics", "experiments"} <= tables
+
+
+def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
+    """Every run of a store that is not deleted."""
+    for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
+        yield run_or_reason(_entry, logged, given)
+
+
+def _entry(logged: Logged, given: Given) -> Entry:
+    params = {_last(key): value for key, value in sorted(logged.params.items())}
+    metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
+    model, batch = _stated(params, "model"), _whole(params, "batch")
+    if not model:
+        raise TrainpaceError("the run states no model (params such as model_name).")
+    if not batch:
+        raise TrainpaceError("the run states no batch size (params such as batch_size).")
+    execution = Execution(
+        micro_batch=batch,
+        accumulation=_whole(params, "accumulation") or 1,
+        nproc_per_node=_whole(params, "devices") or 1,
+        precision=given.precision or _precision(params),
+        optimizer=_stated(params, "optimizer").removesuffix("_torch") or UNKNOWN,
+    )
+    try:
+        moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        raise TrainpaceError("the run's start is not a valid time.") from None
+    return imported(
+        given,
+        content_id(f"mlflow {logged.run_id}"),
+        given.device or _stated(params, "device"),
+        created_at=utc_text(moment),
+        model=printable(model),
+        num_devices=execution.world_size,
+        execution=execution,
+        sequence_length=_whole(params, "sequence"),
+        image_size=_whole(params, "image"),
+        step_time_ms=_step_ms(metrics, execution),
+        seed=_whole(params, "seed"),
+        source=f"mlflow {logged.run_id}",
+    )
+
+
+def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
+    for names, convert in (
+        (_STEP_MS, lambda value: value),
+        (_STEPS_PER_S, lambda value: 1e3 / value),
+        (_SAMPLES_PER_S, lambda value: 1e3 * execution.global_batch / value),
+    ):
+        for name in names:
+            values = [value for value in metrics.get(name, []) if 0 < value < float("inf")]
+            if values:
+                return convert(statistics.median(values))
+    raise TrainpaceError(
+        "the run logged no step time or throughput (metrics such as step_time_ms,"
+        " train_steps_per_second)."
+    )
+
+
+def _precision(params: dict[str, str]) -> Precision:
+    if word := params.get("mixed_precision", "").lower():
+        if word in _MIXED:
+            return _MIXED[word]
+    elif (
+        word := (params.get("precision") or params.get("dtype") or "")
+        .lower()
+        .removeprefix("torch.")
+    ):
+        return PRECISION_NAMES.get(word) or as_precision(word)
+    elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
+        on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
+        return _MIXED[on[0]] if on else "fp32"
+    raise TrainpaceError("the run states no precision that is known: give --precision.")
+
+
+def _stated(params: dict[str, str], condition: str) -> str:
+    values = (params.get(name, "").strip() for name in _NAMES[condition].split())
+    return next((value for value in values if value not in ("", "None")), "")
+
+
+def _whole(params: dict[str, str], condition: str) -> int | None:
+    text = _stated(params, condition)
+    return int(number(text) or 0) if text else None
+
+
+def _last(key: str) -> str:
+    return re.split(r"[/.]", key)[-1].lower()
+
+
+def _folder_runs(path: Path) -> Iterator[Logged]:
+    if not is_mlruns(path):
+        raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
+    for meta in sorted(path.rglob("meta.yaml")):
+        run = meta.parent
+        if ".trash" in meta.parts or (
+            not (run / "params").is_dir() and not (run / "metrics").is_dir()
+        ):
+            continue  # an experiment's, a model's, or a deleted run
+        data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
+        if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
+            continue
+        start = data.get("start_time")
+        params = {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(run / "params")}
+        metrics = {key: _values(_text(file)) for key, file in _files(run / "metrics")}
+        yield Logged(
+            run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics
+        )
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Keys and their files; a key with slashes is a file in folders. Links out of the store are not followed."""
+    for root, _, names in os.walk(folder, followlinks=False):
+        for name in sorted(names):
+            file = Path(root, name)
+            if not file.is_symlink():
+                yield file.relative_to(folder).as_posix(), file
+
+
+def _text(file: Path) -> str:
+    return read_bytes(file).decode("utf-8", "replace")
+
+
+def _values(text: str) -> list[float]:
+    """The values in lines of ``timestamp value step``."""
+    values = []
+    for line in text.splitlines():
+        with contextlib.suppress(IndexError, ValueError):
+            values.append(float(line.split()[1]))
+    return values
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+
+
+def _database_runs(path: Path) -> Iterator[Logged]:
+    if not is_mlflow_db(path):
+        raise UnreadableInput(f"{path} is not a database of MLflow.")
+    chosen = (
+        "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY"
+        " start_time, run_uuid"
+    )
+    values = "SELECT key, value FROM {} WHERE run_uuid = ?"
+    try:
+        with contextlib.closing(_connected(path)) as connection:
+            for run_id, start in connection.execute(chosen).fetchall():
+                params = dict(connection.execute(values.format("params"), (run_id,)).fetchall())
+                metrics: dict[str, list[float]] = {}
+                for key, value in connection.execute(
+                    values.format("metrics"), (run_id,)
+                ).fetchall():
+                    if isinstance(value, int | float):
+                        metrics.setdefault(key, []).append(float(value))
+                texts = {key: str(value) for key, value in params.items()}
+                yield Logged(str(run_id), float(start or 0), texts, metrics)
+    except _DAMAGED as error:
+        raise UnreadableInput(f"{path} cannot be read: {error}.") from None
+
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
     kind.__name__: kind for kind in (Entry, Sweep, Measurement, FailedProbe)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -25,7 +27,7 @@ from trainpace.forecast import (
     observe,
     run_beside,
 )
-from trainpace.journal.identity import anonymous
+from trainpace.journal.entry import anonymous, default_place
 from trainpace.workload import ModelSpec, Workload, form_of
 
 if TYPE_CHECKING:  # a forecast without a journal loads no database
@@ -39,6 +41,34 @@ MOST_MODELS, MOST_SIZES = 24, 4
 
 Where = tuple[str, str, int]
 """Device, execution but for the batch, and batch size of a run."""
+
+
+def may_know(place: str | None, devices: Collection[str], models: Collection[str] = ()) -> bool:
+    """Whether the journal at a place, by default the user's own, may hold runs on one of the devices or of one of the models.
+
+    An SQLite file is asked without SQLAlchemy, whose import takes longer than a forecast; what cannot be read like this (a
+    server, a damaged file) is left to `Journal`.
+    """
+    where = place or default_place()
+    if "://" in where:
+        return True
+    file = Path(where).expanduser()
+    if place is None and not file.exists():
+        return False
+    import sqlite3
+
+    address = file.absolute().as_uri() + "?mode=ro"
+    models = {name for model in models for name in ModelSpec.of(model).aliases}
+    of_devices, of_models = (",".join("?" * len(names)) for names in (devices, models))
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            query = (
+                "SELECT 1 FROM runs WHERE outcome = 'ok'"
+                f" AND (device IN ({of_devices}) OR model IN ({of_models})) LIMIT 1"
+            )
+            return connection.execute(query, (*devices, *models)).fetchone() is not None
+    except (sqlite3.Error, ValueError):
+        return True
 
 
 class _Known(NamedTuple):
@@ -293,7 +323,7 @@ def _spread_out(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _newest_first(journal: Journal, **filters: Any) -> list[Entry]:
-    from trainpace.journal.query import Query
+    from trainpace.journal.store import Query
 
     return journal.find(Query(exact=True, outcome="ok", **filters), limit=MOST)
 

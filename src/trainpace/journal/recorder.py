@@ -10,8 +10,16 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.forecast import Forecaster
-from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
-from trainpace.journal.identity import anonymous, signed
+from trainpace.journal.entry import (
+    Entry,
+    Sweep,
+    anonymous,
+    entry_of,
+    new_id,
+    now_utc,
+    probe_of,
+    signed,
+)
 from trainpace.journal.knowledge import workload_key
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep

@@ -1,6 +1,6 @@
 """An answer as a page that says nothing about whose it is: `--share FILE.html`.
 
-As in runs that are shared (`trainpace.journal.shared`), it is an allow-list: numbers and yes or no leave, and a text leaves only
+As in runs that are shared (`trainpace.journal.sharing`), it is an allow-list: numbers and yes or no leave, and a text leaves only
 where it is exactly a name that Trainpace knows already: a card or a CPU of the catalogue, a public model, an optimizer, an offer
 of the packaged price list, a word of a closed choice, or the version of a library. Sentences stay, as any of them may quote a
 path or a name; so do charts, whose labels are such texts.

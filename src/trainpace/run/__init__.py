@@ -11,20 +11,13 @@ if TYPE_CHECKING:
         climb,
         make_shards,
         preview,
+        read_ladder,
         rung_file_name,
     )
     from trainpace.run.equivalence import Change, Equivalence, Question, WayResult, verify
     from trainpace.run.job import Ended, Job, Launcher, Starts, ThisMachine, Torchrun, file_name
-    from trainpace.run.ladder_forecasts import (
-        NO_FORECAST,
-        NO_MODEL,
-        NOT_ASKED,
-        LadderForecasts,
-        MeasuredCompute,
-        StepForecast,
-    )
-    from trainpace.run.ladder_inputs import read_ladder
-    from trainpace.run.ladder_results import (
+    from trainpace.run.ladder import Ladder, LauncherChoice, Rung, Script, Setup, words_of
+    from trainpace.run.results import (
         Attempt,
         LadderResult,
         LadderRow,
@@ -34,11 +27,24 @@ if TYPE_CHECKING:
         noise_scale_of,
         rows_of,
     )
-    from trainpace.run.rungs import Ladder, LauncherChoice, Rung, Script, Setup, words_of
-    from trainpace.run.script_files import fingerprint, keep_files, prepare, started_by
-    from trainpace.run.script_trial import ScriptTrial, run_script, script_job
-    from trainpace.run.slurm import Slurm
-    from trainpace.run.slurm_script import SlurmOptions
+    from trainpace.run.script import (
+        ScriptTrial,
+        fingerprint,
+        keep_files,
+        prepare,
+        run_script,
+        script_job,
+        started_by,
+    )
+    from trainpace.run.slurm import Slurm, SlurmOptions
+    from trainpace.run.step_forecasts import (
+        NO_FORECAST,
+        NO_MODEL,
+        NOT_ASKED,
+        LadderForecasts,
+        MeasuredCompute,
+        StepForecast,
+    )
     from trainpace.run.trial import (
         EngineName,
         FailedTrial,

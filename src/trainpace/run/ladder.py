@@ -11,8 +11,7 @@ from trainpace.core.execution import Execution
 from trainpace.core.records import Record
 from trainpace.job import ASSUMED, JobConditions, Schedule
 from trainpace.run.job import Launcher, ThisMachine, Torchrun
-from trainpace.run.slurm import Slurm
-from trainpace.run.slurm_script import SlurmOptions
+from trainpace.run.slurm import Slurm, SlurmOptions
 from trainpace.run.trial import EngineName, LoaderSettings, Trial, engine_for
 
 Value = str | int | bool | float | None

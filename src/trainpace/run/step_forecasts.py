@@ -33,7 +33,7 @@ from trainpace.measure import (
     measure_allreduce,
     step_ms,
 )
-from trainpace.run.rungs import Setup
+from trainpace.run.ladder import Setup
 from trainpace.run.trial import engine_for
 from trainpace.workload import ModelSpec, Variant, Workload, form_of, load_workload
 
