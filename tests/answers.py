@@ -35,7 +35,7 @@ from trainpace.report.profiled import profiled_page
 from trainpace.report.watch import timeline_page
 from trainpace.run.climbing import climb
 from trainpace.run.trial import FailedTrial
-from trainpace.verbs.forecast import Sweep
+from trainpace.verbs.forecast import Forecasts, Sweep
 from trainpace.verbs.match import Matches
 from trainpace.watch import timeline_of
 from trainpace.workload import load_workload
@@ -66,9 +66,16 @@ def jumps(one):
     return {device: one.forecaster.jumps(one.rows[0].execution, batches)}
 
 
+def forecasts(sweeps, jumps=None, notes=(), **more):
+    rows = tuple(row for one in sweeps for row in one.rows)
+    return Forecasts(rows=rows, jumps=jumps or {}, notes=notes, sweeps=tuple(sweeps), **more)
+
+
 def a_forecast():
     one = asked(traced(), batches=range(1, 41))
-    return forecast_page([one], jumps(one), ["T4: nothing is known of it."], evidence=near_to(one))
+    return forecast_page(
+        forecasts([one], jumps(one), ("T4: nothing is known of it.",), evidence=near_to(one))
+    )
 
 
 def near_to(one):
@@ -87,11 +94,13 @@ def near_to(one):
 def forecasts_on_many():
     model = traced()
     nodes = {"devices_per_node": 4, "nodes": 2, "network_gb_per_s_per_device": 3.0}
-    return forecast_page([asked(model, gpu, (64,), **nodes) for gpu in ("T4", "A100", "H100")], {})
+    return forecast_page(
+        forecasts([asked(model, gpu, (64,), **nodes) for gpu in ("T4", "A100", "H100")])
+    )
 
 
 def nothing_fits():
-    return forecast_page([asked(workload(), "T4", (10**6,))], {})
+    return forecast_page(forecasts([asked(workload(), "T4", (10**6,))]))
 
 
 def measured(batches=range(1, 41), jump_at=17):

@@ -9,7 +9,8 @@ from trainpace.cli.program import main
 from trainpace.core.catalogue_reader import find_device
 from trainpace.core.execution import Execution
 from trainpace.forecast import nearest, public_runs
-from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence, rate, what
+from trainpace.report.evidence import evidence_rows, print_evidence, rate, what
+from trainpace.verbs.evidence import evidence_json
 from trainpace.workload import load_workload
 
 

@@ -122,7 +122,7 @@ def test_intervals_and_provenance_stand_beside_figures():
 
 
 def test_a_model_that_cannot_be_forecast_is_said():
-    from answers import asked
+    from answers import asked, forecasts
 
     one = asked(workload(), "T4")
     refused = one._replace(
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_forecast_is_said():
             )
         ]
     )
-    text = forecast_page([refused], {})
+    text = forecast_page(forecasts([refused]))
     assert "No forecast is possible. No such rate." in text
 
 

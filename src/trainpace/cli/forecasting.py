@@ -59,20 +59,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     )
     rows, jumps, sweeps = answer.rows, answer.jumps, answer.sweeps
     if view.json:
-        shown_jumps = {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()}
-        echo_json(
-            {
-                "record": "Forecasts",
-                "schema_version": 1,
-                "rows": answer.to_dicts(),
-                "journal": list(answer.notes),
-                "jumps": shown_jumps,
-                "trends": {name: to_jsonable(trend) for name, trend in answer.trends.items()},
-                "padded": report.padded_json(answer.padded),
-                "evidence": report.evidence_json(answer.evidence),
-                "recorded": list(answer.recorded),
-            }
-        )
+        echo_json(answer.as_json())
     else:
         workload = sweeps[0].forecaster.workload
         report.print_forecasts(
@@ -89,15 +76,7 @@ def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     save_shared(view, answer)
     save_pictures(
         view,
-        lambda: report.forecast_page(
-            sweeps,
-            jumps,
-            answer.notes,
-            answer.trends,
-            answer.padded,
-            answer.evidence,
-            answer.recorded,
-        ),
+        lambda: report.forecast_page(answer),
         lambda: report.forecast_pictures(sweeps, jumps, answer.evidence),
     )
     if all(row.step is None for row in rows):
@@ -306,7 +285,7 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
             "noise_scale": setting.noise_scale,
             "saved_s": plan.saved_s,
             "in_the_script": changes,
-            "evidence": report.evidence_json(answer.evidence),
+            "evidence": verbs.evidence.evidence_json(answer.evidence),
         }
         echo_json(
             {**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainpace.report.charts import Axis, BarChart, Chart, Mark, Picture, Series, series
     from trainpace.report.diagnosis import diagnosis_page, diagnosis_pictures, print_diagnosis
     from trainpace.report.doctor import examination_json, examination_page, print_examination
-    from trainpace.report.evidence import evidence_json, print_evidence
+    from trainpace.report.evidence import print_evidence
     from trainpace.report.figures import check_suffix, save_figures
     from trainpace.report.forecast import forecast_page, forecast_pictures, print_forecasts
     from trainpace.report.journal import (
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     )
     from trainpace.report.notebook import html_of
     from trainpace.report.offers import print_offers
-    from trainpace.report.packing import padded_json
     from trainpace.report.pages import SCRIPTS, STYLES, asset, environment, figure
     from trainpace.report.phrases import stated
     from trainpace.report.plan import (

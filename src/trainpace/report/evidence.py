@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from trainpace.report.phrases import devices, number
 from trainpace.report.terminal import console, print_lines, wrapped
 
@@ -104,36 +102,6 @@ _IN_WHAT = re.compile(
     r" optimizer$"
 )
 """Words for what stands in `what` too."""
-
-
-def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
-    """The key `evidence` of JSON answers: runs with their sources, distances and what makes them near or far."""
-    return [
-        {
-            "model": nearness.model,
-            "gpu": nearness.device,
-            "batch": nearness.batch,
-            "nearest": [_near_json(near) for near in nearness.runs],
-            "none_near": not nearness.runs,
-            "closest": (
-                None if nearness.closest is None or nearness.runs else _near_json(nearness.closest)
-            ),
-        }
-        for nearness in evidence
-    ]
-
-
-def _near_json(near: Near) -> dict[str, Any]:
-    run = msgspec.to_builtins(near.run)
-    error = near.run.error_pct
-    return {
-        **run,
-        "error_pct": None if error is None else round(error, 2),
-        "samples_per_second": near.run.samples_per_second,
-        "distance": near.distance,
-        "alike": list(near.alike),
-        "unlike": list(near.unlike),
-    }
 
 
 def evidence_rows(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainpace.core.outcome import Forecast, Jump, forecast_row
-from trainpace.core.records import to_jsonable
+from trainpace.core.outcome import Forecast, Jump
 from trainpace.core.trend import Trend
 from trainpace.core.units import format_count
 from trainpace.forecast import memory_over_step, needed_gib
@@ -15,7 +14,7 @@ from trainpace.report import step_charts, sweep_charts
 from trainpace.report.assumptions import assumed_hosts, software_lines, taken_for_granted
 from trainpace.report.breakdown import print_breakdown
 from trainpace.report.charts import Picture
-from trainpace.report.evidence import evidence_json, evidence_rows, nearest_in_brief, print_evidence
+from trainpace.report.evidence import evidence_rows, nearest_in_brief, print_evidence
 from trainpace.report.lengths import (
     lengths_chart,
     lengths_of,
@@ -25,7 +24,7 @@ from trainpace.report.lengths import (
     sizes,
 )
 from trainpace.report.next_steps import print_next_after_forecast
-from trainpace.report.packing import packing_in_words, padded_json, print_padded
+from trainpace.report.packing import packing_in_words, print_padded
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
     bracketed,
@@ -61,7 +60,7 @@ from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.forecast import Nearness
-    from trainpace.verbs.forecast import ForecastRequest, Sweep
+    from trainpace.verbs.forecast import ForecastRequest, Forecasts, Sweep
     from trainpace.verbs.packing import PaddedBatch
 
 MOST_ROWS = 24
@@ -370,29 +369,14 @@ def _cells(f: Forecast, priced: bool, several: bool) -> list[str]:
     return [*cells, duration(training), usd(f.cost_usd)] if priced else cells
 
 
-def forecast_page(
-    groups: Sequence[Sweep],
-    jumps: Mapping[str, Sequence[Jump]],
-    journal_notes: Sequence[str] = (),
-    trends: Mapping[str, Trend] | None = None,
-    padded: Sequence[PaddedBatch] = (),
-    evidence: Sequence[Nearness] = (),
-    recorded: Sequence[str] = (),
-) -> str:
-    """The page as text. `journal_notes`: what the journal knows beside the forecast. `trends`: of the sweeps, by device."""
-    rows = [row for group in groups for row in group.rows]
+def forecast_page(answer: Forecasts) -> str:
+    """Return the page as text."""
+    groups, jumps, trends = answer.sweeps, answer.jumps, answer.trends
+    journal_notes, padded = answer.notes, answer.padded
+    evidence, recorded = answer.evidence, answer.recorded
+    rows = list(answer.rows)
     workload, first, best = groups[0].forecaster.workload, rows[0], best_of(rows)
     e = first.execution
-    data = {
-        "record": "Forecasts",
-        "schema_version": 1,
-        "rows": [forecast_row(row) for row in rows],
-        "journal": list(journal_notes),
-        "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
-        "trends": {name: to_jsonable(trend) for name, trend in (trends or {}).items()},
-        "padded": padded_json(padded),
-        "evidence": evidence_json(evidence),
-    }
     optimizer = workload.optimizer_in_words
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     priced = any(row.training_time is not None for row in rows)
@@ -403,12 +387,12 @@ def forecast_page(
             verdict(rows, trends)[0],
             *recorded,
             *_trust(best),
-            *_swept(best, jumps, trends or {}),
+            *_swept(best, jumps, trends),
             *packing_in_words(padded),
             *journal_notes,
         ],
         forecast_pictures(groups, jumps, evidence),
-        data,
+        answer.as_json(),
         best is not None,
         f"{format_count(workload.parameters)} parameters, {samples_of(rows, workload.sample)},"
         f" {e.precision}, {optimizer}{accumulated}.",

@@ -26,7 +26,7 @@ from trainpace.offers import (
 from trainpace.report.assumptions import software_lines, taken_for_granted
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.demands import demands, price_date, steps_in_words, tokens_in_words
-from trainpace.report.evidence import evidence_json, evidence_rows, print_evidence
+from trainpace.report.evidence import evidence_rows, print_evidence
 from trainpace.report.next_steps import print_next_after_match
 from trainpace.report.pages import page
 from trainpace.report.phrases import (
@@ -52,6 +52,7 @@ from trainpace.report.terminal import (
     print_verdict,
     words,
 )
+from trainpace.verbs.evidence import evidence_json
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.report.phrases import devices, interval, number, percent, sentence
 from trainpace.report.terminal import Column, print_lines, print_table, words
 
@@ -44,8 +43,8 @@ def packing_in_words(padded: Sequence[PaddedBatch]) -> list[str]:
     fitting = [
         one for one in timed if one.packed.fits is not False and one.padded.fits is not False
     ]
-    one = max(fitting or timed, key=lambda one: _packed_rate(one) or 0.0)
-    saved, rate, before = one.saved or 0.0, _packed_rate(one), _padded_rate(one)
+    one = max(fitting or timed, key=lambda one: one.packed_rate or 0.0)
+    saved, rate, before = one.saved or 0.0, one.packed_rate, one.padded_rate
     where = (
         f"{devices(one.packed.num_devices, one.packed.device)} at batch"
         f" {one.packed.execution.micro_batch}"
@@ -58,40 +57,6 @@ def packing_in_words(padded: Sequence[PaddedBatch]) -> list[str]:
         " the same lengths, drawn at random, and their attention is forecast without the cost of a"
         " mask."
     ]
-
-
-def padded_json(padded: Sequence[PaddedBatch]) -> list[dict[str, Any]]:
-    return [
-        {
-            "documents": one.documents,
-            "length": one.length,
-            "padding": one.padding,
-            "packed_padding": one.packed_padding,
-            "packed_document_tokens": one.packed_tokens,
-            "padded_document_tokens": one.padded_tokens,
-            "saved": one.saved,
-            "packed_document_tokens_per_second": _packed_rate(one),
-            "padded_document_tokens_per_second": _padded_rate(one),
-            "padded": forecast_row(one.padded),
-        }
-        for one in padded
-    ]
-
-
-def _packed_rate(one: PaddedBatch) -> float | None:
-    return _rate(one.packed, one.packed_tokens)
-
-
-def _padded_rate(one: PaddedBatch) -> float | None:
-    return _rate(one.padded, one.padded_tokens)
-
-
-def _rate(forecast: Forecast, document_tokens: float) -> float | None:
-    """Tokens of documents a second, of all devices, where a micro-batch holds so many."""
-    if forecast.step is None:
-        return None
-    e = forecast.execution
-    return 1e3 * document_tokens * e.accumulation * e.data_parallel_size / forecast.step.total_ms
 
 
 def _cells(one: PaddedBatch) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
 
 from trainpace.verbs.request import Field
 
 if TYPE_CHECKING:
     from trainpace.core.cluster import Device
     from trainpace.core.execution import Execution
-    from trainpace.forecast import Nearness
+    from trainpace.forecast import Near, Nearness
     from trainpace.workload import Workload
 
 Evidence = Annotated[
@@ -45,3 +47,33 @@ def evidence_for(
 
     most = ALONE if len(of_gpus) == 1 else 1
     return tuple(nearest(*one, most=most) for one in of_gpus[:MOST_DEVICES])
+
+
+def evidence_json(evidence: Sequence[Nearness]) -> list[dict[str, Any]]:
+    """Return the key `evidence` of JSON answers: runs with sources, distances and differences."""
+    return [
+        {
+            "model": nearness.model,
+            "gpu": nearness.device,
+            "batch": nearness.batch,
+            "nearest": [_near_json(near) for near in nearness.runs],
+            "none_near": not nearness.runs,
+            "closest": (
+                None if nearness.closest is None or nearness.runs else _near_json(nearness.closest)
+            ),
+        }
+        for nearness in evidence
+    ]
+
+
+def _near_json(near: Near) -> dict[str, Any]:
+    run = msgspec.to_builtins(near.run)
+    error = near.run.error_pct
+    return {
+        **run,
+        "error_pct": None if error is None else round(error, 2),
+        "samples_per_second": near.run.samples_per_second,
+        "distance": near.distance,
+        "alike": list(near.alike),
+        "unlike": list(near.unlike),
+    }

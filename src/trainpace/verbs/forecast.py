@@ -16,7 +16,7 @@ from trainpace.core.cluster import Cluster, Device
 from trainpace.core.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.core.intake import read_json
 from trainpace.core.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.core.records import Record, from_json, load
+from trainpace.core.records import SCHEMA_VERSION, Record, from_json, load, to_jsonable
 from trainpace.core.software import TODAY
 from trainpace.core.trend import Trend, trend_of
 from trainpace.core.units import format_number
@@ -29,7 +29,7 @@ from trainpace.forecast import (
     packed,
 )
 from trainpace.job import with_job
-from trainpace.verbs.evidence import Asked, Evidence, evidence_for
+from trainpace.verbs.evidence import Asked, Evidence, evidence_for, evidence_json
 from trainpace.verbs.lengths import workloads_of
 from trainpace.verbs.packing import (
     PackingRequest,
@@ -186,6 +186,22 @@ class Forecasts(Record, Rows[Forecast]):
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a forecast: the columns of `trainpace forecast --json`."""
         return [forecast_row(row) for row in self.rows]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `trainpace forecast --json` prints."""
+        return {
+            "record": "Forecasts",
+            "schema_version": SCHEMA_VERSION,
+            "rows": self.to_dicts(),
+            "journal": list(self.notes),
+            "jumps": {
+                name: [to_jsonable(jump) for jump in some] for name, some in self.jumps.items()
+            },
+            "trends": {name: to_jsonable(trend) for name, trend in self.trends.items()},
+            "padded": [one.as_json() for one in self.padded],
+            "evidence": evidence_json(self.evidence),
+            "recorded": list(self.recorded),
+        }
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trainpace.core.errors import Contradiction, UnreadableInput
-from trainpace.core.outcome import Forecast
+from trainpace.core.outcome import Forecast, forecast_row
 from trainpace.core.records import Record
 from trainpace.verbs.request import ABOVE_0, EXISTING_FILE, Field, Misuse, within
 from trainpace.verbs.training import ExecutedRequest
@@ -80,6 +80,38 @@ class PaddedBatch(Record):
             self.padded.step.total_ms / self.padded_tokens,
         )
         return 1.0 - packed_ms / padded_ms
+
+    @property
+    def packed_rate(self) -> float | None:
+        """Tokens of documents per second of all devices in packed rows."""
+        return _document_rate(self.packed, self.packed_tokens)
+
+    @property
+    def padded_rate(self) -> float | None:
+        """Tokens of documents per second of all devices in padded batches."""
+        return _document_rate(self.padded, self.padded_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return an entry of `padded` in `trainpace forecast --json`."""
+        return {
+            "documents": self.documents,
+            "length": self.length,
+            "padding": self.padding,
+            "packed_padding": self.packed_padding,
+            "packed_document_tokens": self.packed_tokens,
+            "padded_document_tokens": self.padded_tokens,
+            "saved": self.saved,
+            "packed_document_tokens_per_second": self.packed_rate,
+            "padded_document_tokens_per_second": self.padded_rate,
+            "padded": forecast_row(self.padded),
+        }
+
+
+def _document_rate(forecast: Forecast, document_tokens: float) -> float | None:
+    if forecast.step is None:
+        return None
+    e = forecast.execution
+    return 1e3 * document_tokens * e.accumulation * e.data_parallel_size / forecast.step.total_ms
 
 
 def documents_of(request: PackingRequest) -> Documents | None:
